@@ -15,6 +15,7 @@ total is compared with the same sum done serially in this process; they must agr
     rmgr dev --detach                                    # a cluster on this machine
     python fragments.py --progress
     python fragments.py --progress --delay 0.1           # 0.1 s a task: time to kill something
+    python fragments.py --compare                        # and the same tasks with plain arguments: the share of waiting for data
     python fragments.py --serial                         # no cluster: the serial answer alone
 
 Energy (kcal/mol, Angstrom, degrees):
@@ -126,13 +127,16 @@ def on_the_cluster(fragments: Sequence[Fragment], args: argparse.Namespace) -> E
     print(f"Data store    {key}/...")
 
     started = time.monotonic()
-    for i, fragment in enumerate(fragments):
-        store.put(f"{key}/in/{i}", fragment)
+    store.put_many({f"{key}/in/{i}": fragment for i, fragment in enumerate(fragments)})
+    stored_s = time.monotonic() - started
+
+    started = time.monotonic()
     with rmgr.TaskQueue(functools.partial(internal_energy, delay=args.delay), cores=1) as queue:
         for i in range(len(fragments)):
             queue.submit(inputs=[f"{key}/in/{i}"], outputs=[f"{key}/internal/{i}"], **again)
         queue.wait_all(progress=args.progress)
-    print(f"TaskQueue 1   {queue.name}: {len(fragments)} tasks, one a fragment: {time.monotonic() - started:.2f} s")
+    first_s = time.monotonic() - started
+    print(f"TaskQueue 1   {queue.name}: {len(fragments)} tasks, one a fragment: {first_s:.2f} s")
 
     started = time.monotonic()
     pairs = pairs_within(fragments, args.cutoff)
@@ -140,10 +144,46 @@ def on_the_cluster(fragments: Sequence[Fragment], args: argparse.Namespace) -> E
         for i, j in pairs:
             queue.submit(inputs=[f"{key}/in/{i}", f"{key}/in/{j}"], outputs=[f"{key}/pair/{i}-{j}"], **again)
         queue.wait_all(progress=args.progress)
-    print(f"TaskQueue 2   {queue.name}: {len(pairs)} tasks, one a pair within {args.cutoff:g} A: {time.monotonic() - started:.2f} s")
+    second_s = time.monotonic() - started
+    print(f"TaskQueue 2   {queue.name}: {len(pairs)} tasks, one a pair within {args.cutoff:g} A: {second_s:.2f} s")
 
-    internal = [store.get(f"{key}/internal/{i}") for i in range(len(fragments))]
-    return internal, pairs, [store.get(f"{key}/pair/{i}-{j}") for i, j in pairs]
+    started = time.monotonic()
+    internal = store.get_many(f"{key}/internal/{i}" for i in range(len(fragments)))
+    energies = store.get_many(f"{key}/pair/{i}-{j}" for i, j in pairs)
+    if len(internal) != len(fragments) or len(energies) != len(pairs):
+        sys.exit("outputs are missing from the data store")
+    read_s = time.monotonic() - started
+    if args.compare:
+        compare(fragments, pairs, args, stored_s=stored_s, read_s=read_s, queues_s=first_s + second_s)
+    return list(internal.values()), pairs, list(energies.values())
+
+
+def compare(
+    fragments: Sequence[Fragment],
+    pairs: Sequence[tuple[int, int]],
+    args: argparse.Namespace,
+    *,
+    stored_s: float,
+    read_s: float,
+    queues_s: float,
+) -> None:
+    """Runs the same tasks with plain arguments, and prints which share of the time with keys was waiting for data."""
+    import rmgr
+
+    started = time.monotonic()
+    with rmgr.TaskQueue(functools.partial(internal_energy, delay=args.delay), cores=1) as queue:
+        for future in queue.map(None, fragments):
+            future.result()
+    with rmgr.TaskQueue(functools.partial(pair_energy, delay=args.delay), cores=1) as queue:
+        for future in queue.map(None, [fragments[i] for i, _ in pairs], [fragments[j] for _, j in pairs]):
+            future.result()
+    plain_s = time.monotonic() - started
+    waited_s = stored_s + read_s + max(0.0, queues_s - plain_s)
+    share = 100 * waited_s / (stored_s + queues_s + read_s)
+    print(
+        f"Data          {share:.0f} % of the time was waiting for data: inputs stored in {stored_s:.2f} s, outputs read in {read_s:.2f} s, "
+        f"queues {queues_s:.2f} s, with plain arguments {plain_s:.2f} s"
+    )
 
 
 def serially(fragments: Sequence[Fragment], cutoff: float) -> Energies:
@@ -176,6 +216,7 @@ def main() -> None:
     parser.add_argument("--prefix", default="", help="prefix of all keys in the data store (default: a new one every run)")
     parser.add_argument("--overwrite", action="store_true", help="replace outputs that exist already under --prefix")
     parser.add_argument("--progress", action="store_true", help="show progress while the tasks run")
+    parser.add_argument("--compare", action="store_true", help="run the tasks with plain arguments too: the share of waiting for data")
     parser.add_argument("--serial", action="store_true", help="compute here, without a cluster")
     args = parser.parse_args()
 
