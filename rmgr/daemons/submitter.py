@@ -48,6 +48,7 @@ from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.submitter_known import Cluster
 from rmgr.daemons.submitter_limits import ClusterUse
+from rmgr.daemons.submitter_loose import Loose
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
@@ -93,9 +94,11 @@ class Gateway:
         operators: Sequence[str] = (),
         cluster_use: ClusterUse | None = None,
         owned: Callable[[Person], OwnedStore] | None = None,
+        loose: Loose | None = None,
     ) -> None:
         self._owned = owned
         self._cluster_use = cluster_use
+        self._loose = loose
         self._cluster = cluster
         self._owner_of = cluster.owners
         self._operators = tuple(operators)
@@ -141,6 +144,8 @@ class Gateway:
                 check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
         if self._cluster_use is not None:
             self._cluster_use.check(person.name, built.multi)
+        if self._loose is not None and not person.is_free:
+            self._loose.check(person.name, built.multi)
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
             audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
@@ -304,7 +309,17 @@ def _serve(
     trust = open_trust(coordinator, credentials)
     owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
     gateway = Gateway(
-        hosts, chroot, store, metrics, log, options, cluster=cluster, operators=operators, cluster_use=cluster_use, owned=owned
+        hosts,
+        chroot,
+        store,
+        metrics,
+        log,
+        options,
+        cluster=cluster,
+        operators=operators,
+        cluster_use=cluster_use,
+        owned=owned,
+        loose=Loose(coordinator),
     )
     threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 64
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)

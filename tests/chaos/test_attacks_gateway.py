@@ -19,10 +19,11 @@ from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
-from rmgr.coord import join_ops, leader_ops, operator_ops, ops, owner_ops, paths
+from rmgr.coord import join_ops, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
 from rmgr.coord.keeping import PATIENCE_S
 from rmgr.coord.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import decode_fragment, decode_record, encode_block, encode_record
+from rmgr.daemons.submitter_loose import MOST
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
@@ -30,6 +31,7 @@ from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, NodeRecord, Order, SubmitterEntry
 from rmgr.model.placing import Allocation
 from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.request import CancelRequest
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Submission, Tail, Work
@@ -358,6 +360,30 @@ def test_the_guid_of_anothers_dead_submitter_does_not_live_on(people: dict[str, 
     told = until("it was tried twice", lambda: ann.zk.get(paths.fragment(number, 0)).result(60))
     assert decode_fragment(told.data).attempt == 2
     assert time.monotonic() - begun_s < PATIENCE_S
+
+
+@pytest.mark.parametrize("name", ["ASK", "ENTER"])
+def test_one_user_leaves_room_for_the_requests_and_entries_of_others(people: dict[str, Client], mallory: Client, name: str) -> None:
+    number = mallory.submitted().id
+    root, most = (paths.REQUESTS, MOST[paths.REQUESTS][0]) if name == "ASK" else (paths.SUBMITTERS, MOST[paths.SUBMITTERS][0])
+    full = f"mallory has {most}, or "
+
+    def one() -> Multi:
+        guid = uuid.uuid4().hex
+        if name == "ASK":
+            return request_ops.ask(guid, CancelRequest(submission=number, tasks=((0, 1),)))
+        return owner_ops.enter(SubmitterEntry(guid=guid, host="h", pid=1, since_us=1))
+
+    asked = [mallory.zk.commit(one()) for _ in range(most + 300)]
+    told = [str(error) for answer in asked if (error := answer.exception(60)) is not None]
+    assert told
+    assert all(full in words for words in told)
+    there = people["ann"].zk.children(root).result(60) or []
+    assert len(there) <= most + 100
+    guid = uuid.uuid4().hex
+    hers = request_ops.ask(guid, CancelRequest(submission=people["ann"].submitted().id, tasks=((0, 1),)))
+    assert isinstance(people["ann"].commit(hers), Committed)
+    until("hers is answered", lambda: people["ann"].get(paths.request(guid), CancelRequest)[0].answered)
 
 
 def test_nothing_else_is_filled_either(mallory: Client) -> None:

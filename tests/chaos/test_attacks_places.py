@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -21,10 +22,10 @@ from rmgr.adapters.line import Line, dial
 from rmgr.adapters.rpc import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.adapters.rpc_auth import open_channel
 from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.errors import LimitReached, Throttled
+from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.identity import Role
 from tests.harness.attacker import until
-from tests.harness.flooded import Flooded, quietly, upload
+from tests.harness.flooded import Flooded, upload
 
 pytestmark = pytest.mark.xdist_group("attacks_places")
 MANY = 1024
@@ -122,23 +123,44 @@ def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flood
 
 def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) -> None:
     world = limited(calls=2)
-    value = os.urandom(24_000_000)
-    world.store.put(upload(value), value)
     clients = [GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"]) for _ in range(3)]
+    go_on, begun = threading.Event(), [threading.Event() for _ in range(2)]
+    value = os.urandom(10_000_000)
+
+    def slowly(begins: threading.Event) -> Iterator[bytes]:
+        yield value[:9_000_000]
+        begins.set()
+        go_on.wait(60)
+        yield value[9_000_000:]
+
+    def put(at: int) -> None:
+        with contextlib.suppress(RmgrError):
+            clients[at].put(upload(value), slowly(begun[at]), timeout_s=60)
+
+    def refused() -> bool:
+        """Clients try again what is over in a moment, and say in the end what they were told last, or that nobody answered."""
+        try:
+            return clients[2].get(upload(b"none"), timeout_s=3.0) is not None
+        except RmgrError as error:
+            return "mallory has reached the limit calls = 2" in error.message
+
+    threads = [threading.Thread(target=put, args=(at,)) for at in range(2)]
     try:
-        slow = [client.stream(upload(value)) for client in clients[:2]]  # which nobody reads on
-        assert all(next(stream) for stream in slow if stream is not None)
-        with pytest.raises(LimitReached, match="mallory has reached the limit calls = 2"):
-            clients[2].get(upload(value), timeout_s=10.0)
+        for thread in threads:
+            thread.start()
+        assert all(begins.wait(30) for begins in begun)
+        until("he is refused", refused)
         world.works()
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+        until("they are given back", lambda: clients[2].get(upload(value)) is not None)
     finally:
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
         for client in clients:
             client.close()
-    again = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
-    try:
-        until("they are given back", lambda: quietly(lambda: again.head(upload(value))))
-    finally:
-        again.close()
 
 
 def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> None:

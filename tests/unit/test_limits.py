@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import structlog
 
+from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
+from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
 from rmgr.audit_book import AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
+from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi, Set
+from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
+from rmgr.daemons.submitter_loose import MOST, Loose
 from rmgr.daemons.submitter_written import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable, UsageError
 from rmgr.model.block import NO_SEQ, BlockKey
@@ -242,6 +247,41 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows() -> None:
         made.write("ann", 100)
         keeper.close()
     assert b'"ann"' in store.get("use/g:1")[0]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["ENTER", "ASK", "ORDER"])
+def test_what_a_user_leaves_beside_his_submissions_is_bounded(name: str) -> None:
+    clock, tree = Clock(), MemoryCoordinator(MemoryTree())
+    bootstrap(tree)
+    tree.ensure([paths.inbox_node("n1")])
+    loose = Loose(tree, clock=lambda: clock.now_s)
+
+    def made(size: int = 10) -> Multi:
+        guid = uuid.uuid4().hex
+        path = {"ENTER": paths.submitter(guid), "ASK": paths.request(guid), "ORDER": paths.inbox("n1", guid)}[name]
+        return Multi(name=name, ops=(Create(path, bytes(size), sequence=name == "ENTER"),), proof=Exists(path))
+
+    most, most_bytes = MOST[{"ENTER": paths.SUBMITTERS, "ASK": paths.REQUESTS, "ORDER": paths.INBOX}[name]]
+    for _ in range(most):
+        multi = made()
+        loose.check("mallory", multi)
+        tree.commit(multi).result(60)
+    clock.now_s += 10
+    for _ in range(2):
+        with pytest.raises(LimitReached, match=f"mallory has {most}, "):
+            loose.check("mallory", made())
+    loose.check("ann", made())
+    parent = multi.ops[0].path.rpartition("/")[0]
+    gone = [f"{parent}/{name}" for name in (tree.children(parent).result(60) or [])[:5]]
+    tree.commit(Multi(name="OBEY", ops=tuple(Delete(path) for path in gone), proof=Gone(gone[0]))).result(60)
+    clock.now_s += 10
+    for _ in range(5):
+        loose.check("mallory", made())
+    with pytest.raises(LimitReached):
+        loose.check("mallory", made())
+    loose.check("bob", made(most_bytes))
+    with pytest.raises(LimitReached):
+        loose.check("bob", made(1))
 
 
 def test_handshakes_have_a_rate_for_each_address_and_one_for_all() -> None:
