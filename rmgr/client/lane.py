@@ -334,7 +334,8 @@ class Lane:
             sender.buffer.clear()
             sender.want_complete = True
         if last > first:
-            reason = Reason.DEPENDENCY_FAILED if record.reason == Reason.DEPENDENCY_FAILED else Reason.USER_CANCEL
+            told = Reason(record.reason)
+            reason = told if told in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS} else Reason.USER_CANCEL
             ended = [Outcome(index=index, state=State.CANCELLED, reason=reason) for index in range(first, last)]
             self.listener.on_outcomes(Fragment(attempt=0), ended)
         self.notify()

@@ -96,7 +96,12 @@ class Bar:
     detail: str
 
 
-Duty = Bar | Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """More of its tasks have failed than its user allows: the rest is cancelled."""
+
+
+Duty = Bar | BreakOff | Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------
@@ -117,8 +122,8 @@ class FailedSeen:
 class Facts:
     """All that decides what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
 
-    final: tasks with a final state. applied: the first fragment that is not known yet. base: the first that is in
-    ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
+    final: tasks with a final state; failures: those that FAILED. applied: the first fragment that is not known yet. base: the first
+    that is in ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
     gone_s: since when its owner's entry is known to be missing (None: it is there).
     swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
     """
@@ -126,6 +131,7 @@ class Facts:
     submission: Submission
     tail: Tail
     final: int
+    failures: int = 0
     failed: tuple[FailedSeen, ...] = ()
     applied: int = 0
     base: int = 0
@@ -160,6 +166,8 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     asks: list[tuple[float, Duty]] = [*_failed(facts), *_ends(facts, settings)]
     if facts.bar is not None and is_to_be_barred(submission, facts.bar):
         asks.append((now_s, facts.bar))
+    elif is_to_be_broken_off(submission, facts.failures) and facts.ended_s is None:
+        asks.append((now_s, BreakOff()))
     elif submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         asks.append((now_s, Weigh()))
     if not facts.swept:
@@ -310,7 +318,19 @@ def barred(submission: Submission, version: int, bar: Bar) -> tuple[Submission, 
     return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
 
 
-def break_off(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
+def is_to_be_broken_off(submission: Submission, failures: int) -> bool:
+    """Something of it could still run, and more has failed than its user allows."""
+    return 0 <= submission.max_fails < failures and submission.phase in (Phase.OPEN, Phase.HELD)
+
+
+def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
+    """MAX_FAILS: from its commit on nothing of it starts; what waits ends CANCELLED, what runs is killed."""
+    told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
+
+
+def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
     """UNMET: what it waited for can never happen any more."""
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
     return ended, set_record(ended, version=version, gate=None, name="UNMET")

@@ -53,6 +53,7 @@ RECORD_UNSIGNED = {
     "priority": "only the order; an operator may change it",
     "closed_us": "written at the end",
     "ends_with_owner": "only when nothing more can be added; a release that does not know it still runs the work",
+    "max_fails": "the leader ends work by it, and it may at any time",
     "newer": "unknown to this release; see `spec_digest`",
     "token": "made at SUBMIT where the user gave none; names nothing that runs",
 }

@@ -267,6 +267,7 @@ BOOK.add(
     closed_us=SPAN,
     array=_array,
     max_running=_COUNT,
+    max_fails=whole(-1, 1 << 31),
     command=optional(BOOK.of(Command)),
     python=optional(BOOK.of(PythonEnvironment)),
     function=_SHA256,

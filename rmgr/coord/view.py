@@ -77,6 +77,11 @@ class Progress:
         return sum(self.counts.values())
 
     @property
+    def failures(self) -> int:
+        """Tasks that FAILED for good."""
+        return self.counts[State.FAILED]
+
+    @property
     def is_ended(self) -> bool:
         """The submission is complete and every task is final."""
         return self.tail.complete and self.final >= self.tail.next

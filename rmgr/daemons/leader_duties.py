@@ -14,7 +14,21 @@ from functools import partial
 from rmgr.client.repair import delete_outputs
 from rmgr.coord import keys, leader_ops, paths, validity
 from rmgr.coord.closing import history_rows, paged_with, summary
-from rmgr.coord.keeping import Bar, Close, DropFailed, EndTail, FailedSeen, Page, Resubmit, barred, cancel_reason, close
+from rmgr.coord.keeping import (
+    Bar,
+    BreakOff,
+    Close,
+    DropFailed,
+    EndTail,
+    FailedSeen,
+    Page,
+    Resubmit,
+    barred,
+    break_off,
+    cancel_reason,
+    close,
+    is_to_be_broken_off,
+)
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
 from rmgr.coord.ports import Store
 from rmgr.coord.records import (
@@ -180,6 +194,28 @@ class Duties:
             why = changed.reason_detail
             self._desk.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._desk.epoch)
             followed.put_record(changed, version_of(outcome))
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- too many failures
+
+    def break_off(self, followed: Followed, _duty: BreakOff, done: Done) -> None:
+        """More of its tasks have failed than its user allows."""
+        submission, failures = followed.submission, followed.progress.failures
+        assert submission is not None
+        if not is_to_be_broken_off(submission, failures):  # somebody has cancelled it meanwhile
+            done(True)
+            return
+        changed, multi = break_off(submission, followed.version, failures)
+        failpoint("leader.before_break_off")
+        self._desk.commit(multi, partial(self._broken_off, followed, changed, done))
+
+    def _broken_off(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info("submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+            failpoint("leader.after_break_off")
         else:
             followed.refresh()
         done(isinstance(outcome, Committed))

@@ -246,6 +246,7 @@ class Followed:
             submission=self.submission,
             tail=self.progress.tail,
             final=self.progress.final,
+            failures=self.progress.failures,
             failed=tuple(self.failed.values()),
             applied=self.progress.next_fragment,
             base=self.paged.base,

@@ -15,7 +15,7 @@ from functools import partial
 from rmgr.coord import keeping, keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
-from rmgr.coord.keeping import Bar, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
+from rmgr.coord.keeping import Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
@@ -213,7 +213,7 @@ class SubmissionKeeper:
         submission = followed.submission
         assert submission is not None
         self._was_loaded = self._was_loaded or self.is_loaded
-        is_plain = submission.phase is Phase.OPEN and not submission.max_running and not followed.version
+        is_plain = submission.phase is Phase.OPEN and not submission.max_running and submission.max_fails < 0 and not followed.version
         return self._was_loaded and is_plain and self._owners.looks_after(submission) and followed.number not in self._dependents
 
     def _grow(self, followed: Followed) -> None:
@@ -279,7 +279,7 @@ class SubmissionKeeper:
             return
         gone_s = self._owners.gone_since(submission)
         alive = self._owners.looks_after(submission)
-        urgent = bool(submission.max_running or self._dependents.get(followed.number))
+        urgent = bool(submission.max_running or submission.max_fails >= 0 or self._dependents.get(followed.number))
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
             self._wake_dependents(followed.number)
@@ -311,6 +311,8 @@ class SubmissionKeeper:
                 self._duties.drop(followed, duty, done)
             case Bar():
                 self._duties.bar(followed, duty, done)
+            case BreakOff():
+                self._duties.break_off(followed, duty, done)
             case Sweep():
                 self._sweeper.sweep(followed, done)
             case Weigh():
@@ -351,7 +353,7 @@ class SubmissionKeeper:
                 self._desk.commit(multi, partial(self._weighed, followed, changed, "dependencies_met", done))
             case Unmet(detail):
                 failpoint("leader.before_unmet")
-                changed, multi = keeping.break_off(submission, followed.version, detail)
+                changed, multi = keeping.unmet(submission, followed.version, detail)
                 self._desk.commit(multi, partial(self._weighed, followed, changed, "dependency_failed", done))
             case Open(_, missing):
                 for number in missing:

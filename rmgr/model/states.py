@@ -59,6 +59,7 @@ class Reason(StrEnum):
     # not by itself
     USER_CANCEL = "USER_CANCEL"
     DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+    MAX_FAILS = "MAX_FAILS"  #: more tasks of its submission failed than its user allows
     # waits
     BACKOFF = "BACKOFF"
     DEPENDENCY = "DEPENDENCY"

@@ -132,6 +132,7 @@ class Submission:
     closed_us: int = 0
     array: str = ""  #: array expression; empty = indices are shown as they are
     max_running: int = 0  #: `%8` of an array, `max_workers` of an Executor: slots in flight at most; 0 = no cap
+    max_fails: int = -1  #: once more tasks than this have FAILED, the rest is cancelled; -1 = never
     command: Command | None = None
     python: PythonEnvironment | None = None
     function: str = ""  #: sha256 of a TaskQueue's function, for those who attach to it; blocks carry their own

@@ -238,7 +238,7 @@ def test_records_change_with_their_gates() -> None:
     met, let_go = keeping.let_go(held, 4)
     assert let_go.ops == (Set(paths.sub(7), encode_record(met), 4), Create(paths.gate(7)))
     assert met.phase is Phase.OPEN
-    unmet, broken = keeping.break_off(held, 4, "ok:3")
+    unmet, broken = keeping.unmet(held, 4, "ok:3")
     assert broken.ops == (Set(paths.sub(7), encode_record(unmet), 4),)
     assert (unmet.phase, unmet.reason, unmet.reason_detail) == (Phase.CANCELLED, Reason.DEPENDENCY_FAILED, "ok:3")
     closed, close = keeping.close(a_submission(), 4, now_us=99, gate=True)

@@ -10,7 +10,7 @@ from rmgr.coord import paths
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Condition, Dependency, Phase
-from tests.harness.leader_bench import Bench
+from tests.harness.leader_bench import Bench, Starter
 
 RETENTION_S = 3600.0
 
@@ -62,6 +62,66 @@ def test_a_capped_task_that_failed_waits_aside_and_comes_back_within_the_cap(ben
         bench.advance(0.5)
         assert on_the_way(bench, "n1") <= 2
     assert len(bench.look.outcomes(number)) == 6
+
+
+# -- failures ------------------------------------------------------------------------------------------------------------------
+
+
+def fail_one(starter: Starter) -> None:
+    key = starter.claim("n1", take=1)
+    starter.complete("n1", key, state=State.FAILED, reason=Reason.EXIT_CODE)
+
+
+@pytest.mark.parametrize("capped", [False, True])
+def test_once_more_have_failed_than_allowed_the_rest_is_cancelled(bench: Bench, capped: bool) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(12, max_fails=1, held=capped, max_running=4 if capped else 0)
+    bench.advance(1.0)
+    fail_one(starter)
+    bench.advance(2.0)
+    assert bench.phase(number) is Phase.OPEN
+    running = starter.claim("n1", take=2)
+    fail_one(starter)
+    bench.advance(1.0)
+    record = bench.look.sub(number)
+    assert record is not None
+    assert (record.phase, record.reason) == (Phase.CANCELLED, Reason.MAX_FAILS)
+    assert record.reason_detail == "2 tasks failed, --max-fails is 1"
+    assert bench.look.names(paths.inbox_node("n1")) == [f"cancel-{number}"]  # what runs is told to end
+    starter.complete("n1", running, state=State.CANCELLED, reason=Reason.MAX_FAILS)
+    bench.advance(2.0)
+    ended = bench.look.outcomes(number)
+    assert len(ended) == 12
+    assert {outcome.reason for outcome in ended.values() if outcome.state is State.CANCELLED} == {Reason.MAX_FAILS}
+    assert sum(outcome.state is State.FAILED for outcome in ended.values()) == 2
+    assert bench.phase(number) is Phase.CLOSED
+
+
+def test_what_failed_while_nobody_led_counts(bench: Bench) -> None:
+    leader = bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(12, max_fails=0)
+    bench.advance(1.0)
+    leader.close()
+    fail_one(starter)
+    bench.lead(bench.connect())
+    bench.advance(5.0)
+    assert {outcome.state for outcome in bench.look.outcomes(number).values()} == {State.FAILED, State.CANCELLED}
+    assert bench.phase(number) is Phase.CLOSED
+
+
+def test_attempts_that_are_tried_again_are_no_failures(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(4, max_fails=0, retries=1)
+    bench.advance(1.0)
+    starter.fail("n1", starter.claim("n1", take=1), reason=Reason.EXIT_CODE)
+    bench.advance(1.0)
+    assert bench.phase(number) is Phase.OPEN
+    bench.run_all(starter)
+    bench.advance(1.0)
+    assert {outcome.state for outcome in bench.look.outcomes(number).values()} == {State.COMPLETED}
 
 
 # -- dependencies ------------------------------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ FREE_SUBMISSION = {
         "submitted_us",
         "array",
         "max_running",
+        "max_fails",
         "command",
         "python",
         "function",
