@@ -60,6 +60,7 @@ __all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "fou
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
+_LOG.addFilter(lambda record: record.levelno >= logging.WARNING or _LOG.level > 0)  # INFO: setLevel of this logger
 
 _INT = struct.Struct("!i")
 _READ_BYTES = 1 << 18

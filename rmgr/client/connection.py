@@ -66,6 +66,18 @@ class Connection:
             self.submitter.close(timeout_s=timeout, sends=True)
 
     @property
+    def where(self) -> str:
+        """How it reaches its cluster: the servers of ZooKeeper with the directory, else the gateway."""
+        cluster = self.config.cluster
+        return cluster.gateway if cluster.uses_gateway else cluster.zk
+
+    def __repr__(self) -> str:
+        told = {SessionState.CONNECTED: "connected", SessionState.SUSPENDED: "nobody answers", SessionState.LOST: "connecting"}
+        state = told[self.submitter.session_state]
+        state = "closed" if self.is_closed else "of the parent process" if self.is_forked else state
+        return f"<rmgr.Connection to {self.where}: {state}>"
+
+    @property
     def is_usable(self) -> bool:
         """Not closed, and made in this process."""
         return not self.is_closed and not self.is_forked
@@ -118,6 +130,10 @@ def connect(
             return known
         if _ending.is_set():
             raise NotConnected("the interpreter is shutting down")
+        if "grpc" not in sys.modules:  # which reads this when it is loaded
+            # What it does at each fork of the application: a note on stderr while calls are under way, else it stops them for the parent
+            # too (1.71 and 1.85: "Bad file descriptor"). A forked child makes a connection of its own.
+            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         try:
             made = _open(config, cluster.connect_timeout_s if timeout is None else timeout)
         except (PermissionError, PermissionDenied) as error:

@@ -134,7 +134,11 @@ class Executor(stdlib.Executor):
         return self._core.tasks.number or None
 
     def __repr__(self) -> str:
-        return f"<rmgr.Executor {self._core.tasks.number or 'unused'}{' (shut down)' if self._core.is_shut else ''}>"
+        core = self._core
+        shut = ", shut down" if core.is_shut else ""
+        if not core.number:
+            return f"<rmgr.Executor at {core.where}: unused{shut}>"
+        return f"<rmgr.Executor {core.number} at {core.where}: {core.ended} call{'s' * (not core.ended.endswith(' of 1'))} ended{shut}>"
 
     def with_options(self, **options: Any) -> Executor:
         """An executor whose calls need something else: `executor.with_options(cores=2, priority=1).submit(f, 7)`.

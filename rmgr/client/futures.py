@@ -50,6 +50,10 @@ class Source(Protocol):
         """Its submission."""
 
     @property
+    def where(self) -> str:
+        """Its cluster."""
+
+    @property
     def request(self) -> Request | None:
         """What each of its tasks asked for, None while that is not known."""
 
@@ -323,7 +327,7 @@ class Future(BaseFuture[Any]):
                 settled.outcome = _without_value(settled)
 
     def __repr__(self) -> str:
-        return f"<rmgr.Future {self.task_id or 'waiting'} {self._state.lower()}>"
+        return f"<rmgr.Future {self.task_id or 'without a number yet'} at {self._source.where}: {self._state.lower()}>"
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:

@@ -220,10 +220,11 @@ class TaskQueue:
         return 0 if self._tasks.lane is None else max(self._lane.next_index, self._lane.progress.total)
 
     def __repr__(self) -> str:
+        where = f"{self._function_name} at {self.connection.where}"
         if self._tasks.lane is None:
-            return f"<rmgr.TaskQueue {self._function_name}: unused>"
-        progress = self._lane.progress
-        return f"<rmgr.TaskQueue {self.name} {self._function_name}: {progress.final} of {len(self)} tasks ended>"
+            return f"<rmgr.TaskQueue {where}: unused>"
+        closed = ", closed" if self.is_closed else ""
+        return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{closed}>"
 
     # -- submitting
 

@@ -77,6 +77,18 @@ class Tasks:
         return self.lane.number if self.lane is not None else 0
 
     @property
+    def where(self) -> str:
+        """The cluster."""
+        return self.connection.where
+
+    @property
+    def ended(self) -> str:
+        """`3 of 8`: how many have ended, for people."""
+        lane = self.lane
+        total = 0 if lane is None else max(lane.next_index, lane.progress.total)
+        return f"{0 if lane is None else lane.progress.final} of {total}"
+
+    @property
     def request(self) -> Request | None:
         """What each task asked for."""
         return self.lane.submission.request if self.lane is not None else None

@@ -310,6 +310,8 @@ class _Source:
 
     def check_waitable(self) -> None: ...
 
+    where = "nowhere"
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         callback()
 
