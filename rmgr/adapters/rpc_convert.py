@@ -49,7 +49,7 @@ MESSAGES: dict[type[Any], type[Any]] = {
     WhatIfView: pb.WhatIfView,
 }
 #: Fields that travel as JSON text because their shape is open.
-JSON_FIELDS = {(StatusView, "zookeeper"), (StatusView, "store")}
+JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "store")}
 _HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
 
 

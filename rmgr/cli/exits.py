@@ -15,7 +15,8 @@ _INFRASTRUCTURE = LOSSES | {Reason.POISON}
 
 #: For the help of commands that wait.
 WORK_EXITS = """\
-the work's own code (of several the highest), 128+N on signal N, 124 its time limit,
+the work's own code (of several the highest; after --max-fails of those that failed),
+128+N on signal N, 124 its time limit,
 125 infrastructure (its node or data were lost for good), 1 an exception, 127 no such command (126: it cannot run),
 130 cancelled, or detached by Ctrl-C; 2 usage, 3 no such id, 5 service unavailable, 6 --timeout ran out"""
 

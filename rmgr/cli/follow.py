@@ -127,6 +127,10 @@ class Followed:
             return exit_code_of(self.past.state, self.past.reason, self.past.exit_code)
         if not self.ends:
             return exit_code_of(self.state, "", None)
+        failed = [end.code for end in self.ends.values() if end.state is State.FAILED]
+        most = self.submission.max_fails if self.submission is not None else -1
+        if self.wanted is None and 0 <= most < len(failed):  # --max-fails has cancelled the others
+            return highest(failed)
         return highest(end.code for end in self.ends.values())
 
 

@@ -36,7 +36,7 @@ class WorkOptions:
     after: tuple[Dependency, ...] = ()
     array: str = ""
     each_line: str = ""
-    max_fails: int = -1
+    max_fails: int | None = None
     retries: int = 0
     backoff_us: int = 0
     resubmit: bool = True
@@ -151,7 +151,7 @@ _OPTIONS = (
     click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
     click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
     click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
-    click.option("--max-fails", type=click.IntRange(0), metavar="N", default=-1, help="cancel the rest once more than N failed  [never]"),
+    click.option("--max-fails", type=click.IntRange(0), metavar="N", help="cancel the rest once more than N failed  [never]"),
     click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
     click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
     click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),

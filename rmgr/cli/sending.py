@@ -96,7 +96,7 @@ def prepare(session: Session, work: Work) -> Draft:
         command=command,
         array=options.array,
         max_running=parse_array(options.array).max_running if options.array else 0,
-        max_fails=options.max_fails,
+        max_fails=-1 if options.max_fails is None else options.max_fails,
         after=options.after,
         account=options.account,
         rigid=options.rigid,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmgr.cli.render import iso
+from rmgr.coord.asked import USUAL
 from rmgr.model.states import State
 from rmgr.model.views import (
     AttemptView,
@@ -73,6 +74,10 @@ def job(view: JobView) -> dict[str, Any]:
         "max_rss_bytes": view.max_rss_kib * 1024,
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
+        "account": view.account,
+        **USUAL,
+        **view.asked,
+        "begin": iso(int(view.asked.get("begin") or 0)),
         **({"resources": dict(sorted(view.resources.items()))} if view.resources else {}),
         **({"class": view.route} if view.route else {}),
         **_moving(view.moving),
@@ -117,6 +122,13 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         "command": of.command,
         "cores": of.cores,
         "mem_bytes": of.memory_bytes,
+        "priority": of.priority,
+        "after": list(of.after),
+        "account": of.account,
+        **USUAL,
+        **of.asked,
+        "begin": iso(int(of.asked.get("begin") or 0)),
+        **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
         **_checkpoints(view.story),

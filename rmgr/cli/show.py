@@ -14,6 +14,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, now_us, paint, printable, table
 from rmgr.cli.selectors import Target, parse_one, resolve
+from rmgr.coord.asked import in_words
 from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.units import format_duration, format_size
@@ -177,8 +178,10 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("ended", clock(job.ended_us) + (f"  after {elapsed(job.started_us, job.ended_us, 0)}" if job.ended_us and job.started_us else "")),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
         ("asks for", _request(job)),
+        ("", in_words(job.asked, clock)),
         ("moves", _moving(job.moving)),
         ("after", ", ".join(job.after)),
+        ("account", job.account),
         ("used", _used(job.cpu_us, job.max_rss_kib)),
         ("nodes", node_list(job.nodes, 12)),
         (str(job.work) or "command", job.command),
@@ -206,6 +209,8 @@ def _draw_task(task: TaskView, job: JobView) -> None:
         ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
         ("exit code", "" if task.exit_code is None else str(task.exit_code)),
         ("error", task.error),
+        ("asks for", _request(job)),
+        ("", in_words(job.asked, clock)),
         ("used", _used(task.cpu_us, task.max_rss_kib)),
         (str(job.work) or "command", job.command),
     )

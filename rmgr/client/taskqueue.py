@@ -223,8 +223,7 @@ class TaskQueue:
         where = f"{self._function_name} at {self.connection.where}"
         if self._tasks.lane is None:
             return f"<rmgr.TaskQueue {where}: unused>"
-        closed = ", closed" if self.is_closed else ""
-        return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{closed}>"
+        return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{', closed' * self.is_closed}>"
 
     # -- submitting
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rmgr.coord import health, paths
+from rmgr.coord.asked import asked
 from rmgr.coord.node_answers import allowed_whys, nobody_up, room_whys
 from rmgr.coord.placing_answers import (
     FAILED,
@@ -117,6 +118,7 @@ def job_view(
         lost=progress.lost,
         route=submission.rigid.queue_class if submission.rigid is not None else "",
         moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
+        asked=asked(submission),
     )
 
 

@@ -54,7 +54,7 @@ class Progress:
         self.duplicates = 0
         self.strange = 0
         self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
-        self.exit_code: int | None = None  #: highest exit code of its tasks
+        self.exit_code: int | None = None  #: highest exit code of its tasks that were not cancelled
         self.cpu_us = 0
         self.run_us = 0  #: of all attempts that ended by themselves, or were moved
         self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
@@ -182,7 +182,7 @@ class Progress:
             self.nodes.setdefault(name)
         if outcome.state is State.FAILED and not self.reason:
             self.reason = outcome.reason
-        if outcome.exit_code is not None:
+        if outcome.exit_code is not None and outcome.state is not State.CANCELLED:
             self.exit_code = max(self.exit_code or 0, outcome.exit_code)
 
     def _account_past(self, attempt: PastAttempt) -> None:

@@ -234,10 +234,9 @@ class Followed:
     @property
     def is_ended(self) -> bool:
         """Every task is final and none will follow."""
-        if self.submission is None:
-            return False
-        cancelled = self.submission.phase in {Phase.CANCELLED, Phase.CLOSED}
-        return self.progress.is_ended or (cancelled and self.progress.final >= self.progress.total)
+        known, submission = self.progress, self.submission
+        is_over = submission is not None and submission.phase in {Phase.CANCELLED, Phase.CLOSED}
+        return submission is not None and (known.is_ended or (is_over and known.final >= known.total))
 
     def facts(self, *, owner_alive: bool, bar: Bar | None = None, gone_s: float | None = None) -> Facts:
         """What decides about it. Only when `is_loaded`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from rmgr.model.states import Reason, State
 
@@ -107,6 +108,7 @@ class JobView:
     run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
     route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
+    asked: dict[str, Any] = field(default_factory=dict)  #: the rest of what was asked for, as in `show --json`, without what is usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,83 @@
+"""What a submission asks for beside cores, memory, processes and resources, as `rmgr show` tells it: names, and how each is said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rmgr.model.placing import FROM_CHECKPOINT, Rigid
+from rmgr.model.submission import OnDisconnect, Submission
+from rmgr.model.units import format_duration
+
+#: What is usual, by the names of `show --json`; in this order. Durations in seconds, times in us since the epoch.
+USUAL: dict[str, Any] = {
+    "time_limit": None,
+    "features": [],
+    "nodes_asked": None,
+    "exclusive": False,
+    "nodelist": [],
+    "exclude": [],
+    "begin": None,
+    "array": "",
+    "cap": None,
+    "max_fails": None,
+    "retries": 0,
+    "backoff": 0.0,
+    "resubmit": True,
+    "on_disconnect": str(OnDisconnect.KEEP),
+    "kill_on_bad_exit": False,
+    "checkpoint_every": None,
+    "restart_from": FROM_CHECKPOINT,
+}
+
+
+def asked(submission: Submission) -> dict[str, Any]:
+    """What is not usual of a submission. Cost: 2 us."""
+    request, rigid = submission.request, submission.rigid or _NONE
+    told = {
+        "time_limit": request.time_limit_us / 1e6 or None,
+        "features": list(request.features),
+        "nodes_asked": rigid.nodes or None,
+        "exclusive": rigid.exclusive,
+        "nodelist": list(rigid.nodelist),
+        "exclude": list(rigid.exclude),
+        "begin": rigid.begin_us or None,
+        "array": submission.array,
+        "cap": submission.max_running or None,
+        "max_fails": submission.max_fails if submission.max_fails >= 0 else None,
+        "retries": submission.retries,
+        "backoff": submission.backoff_us / 1e6,
+        "resubmit": submission.resubmit,
+        "on_disconnect": str(submission.on_disconnect),
+        "kill_on_bad_exit": rigid.kill_on_bad_exit,
+        "checkpoint_every": rigid.checkpoint_every_us / 1e6 or None,
+        "restart_from": rigid.restart,
+    }
+    return {name: value for name, value in told.items() if value != USUAL[name]}
+
+
+def in_words(told: Mapping[str, Any], clock: Callable[[int], str]) -> str:
+    """The same for people, "" where all is usual. clock: says a time."""
+    say: dict[str, Callable[[Any], str]] = {
+        "time_limit": lambda value: f"at most {format_duration(value)}",
+        "features": lambda value: f"nodes with {', '.join(value)}",
+        "nodes_asked": lambda value: f"on {value} node{'s' if value != 1 else ''}",
+        "exclusive": lambda _: "alone on its nodes",
+        "nodelist": lambda value: f"only on {', '.join(value)}",
+        "exclude": lambda value: f"not on {', '.join(value)}",
+        "begin": lambda value: f"not before {clock(value)}",
+        "array": lambda value: f"array {value}",
+        "cap": lambda value: f"{value} at once",
+        "max_fails": lambda value: f"the rest cancelled after more than {value} failure{'s' if value != 1 else ''}",
+        "retries": lambda value: f"{value} retr{'ies' if value != 1 else 'y'}",
+        "backoff": lambda value: f"back-off {format_duration(value)}",
+        "resubmit": lambda _: "never again after a loss",
+        "on_disconnect": lambda value: f"on disconnect {value}",
+        "kill_on_bad_exit": lambda _: "killed when one process fails",
+        "checkpoint_every": lambda value: f"a checkpoint every {format_duration(value)}",
+        "restart_from": lambda value: f"begins again from the {value}",
+    }
+    return ", ".join(say[name](told[name]) for name in USUAL if name in told)
+
+
+_NONE = Rigid()
