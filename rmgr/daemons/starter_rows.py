@@ -25,6 +25,8 @@ from rmgr.runtime.failpoint import failpoint
 #: Bytes of rows of one job, and what a row weighs beside its value.
 _TOGETHER_BYTES = 4 * 1024 * 1024
 _ROW_BYTES = 8 * 1024
+#: Larger values are written one by one, each on a thread of its own: stores keep them as files, or in pieces.
+_LARGE_BYTES = 256 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +78,13 @@ class OutputRows:
     def add(self, leaving: Leaving) -> None:
         """It will be stored, and its `done` be told. Owner's thread."""
         ending, block = leaving.ending, leaving.block
-        if rows_of(block.key.submission, leaving.index, block.key.attempt, ending) is None:
-            leaving.in_memory_bytes = 0  # counted where many come in a short time
-            self._io.run(lambda store: self._alone(store, leaving), leaving.done, size=ending.size_bytes)
-            return
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
-        self._convoy.add(leaving, size=ending.size_bytes)
+        made = rows_of(block.key.submission, leaving.index, block.key.attempt, ending)
+        if made is None or any(len(row.data) > _LARGE_BYTES for row in made[0]):
+            self._io.run(lambda store: self._alone(store, leaving), lambda result: self._ended(leaving, result), size=ending.size_bytes)
+        else:
+            self._convoy.add(leaving, size=ending.size_bytes)
 
     # -- on an IO thread
 
@@ -163,10 +165,12 @@ class OutputRows:
     # -- on the owner's thread
 
     def _arrived(self, load: list[Leaving], result: list[Written | Exception] | Exception) -> None:
-        for leaving in load:
-            self._left_memory(leaving, 0)
         for number, leaving in enumerate(load):
-            leaving.done(result if isinstance(result, Exception) else result[number])
+            self._ended(leaving, result if isinstance(result, Exception) else result[number])
+
+    def _ended(self, leaving: Leaving, result: Written | Exception) -> None:
+        self._left_memory(leaving, 0)
+        leaving.done(result)
 
 
 def _weight(leaving: Leaving) -> int:

@@ -120,6 +120,15 @@ def test_values_of_both_encodings_and_a_large_result_find_their_rows(desk: Desk)
     assert (large.value_size, large.data, large.log) == (9000, b"", (b"hi", b""))
 
 
+def test_large_values_go_each_on_a_thread_of_its_own_and_count_as_memory_until_they_are_stored(desk: Desk) -> None:
+    desk.add_values(3, size=MIB)
+    assert desk.rows.is_full
+    desk.until(lambda: len(desk.told) == 3)
+    assert desk.store.calls == []
+    assert [desk.out(index) for index in range(3)] == [(bytes([index]) * MIB, Encoding.RAW) for index in range(3)]
+    assert desk.rows.in_memory_bytes == desk.io.pending_bytes == 0
+
+
 def test_a_value_that_cannot_be_stored_fails_its_task_and_no_other(desk: Desk) -> None:
     desk.store.gate.clear()
     desk.store.refuses = keys.output(42, 11, 3)
