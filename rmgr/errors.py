@@ -86,7 +86,7 @@ class KeyExists(StateConflict):
 
 
 class ValueTooLarge(RmgrError):
-    """A value above 256 MiB, or an argument above its limit."""
+    """A value above 5 GiB, or something else above its limit."""
 
     code = "RESOURCE_EXHAUSTED"
     exit_code = 7

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from io import BytesIO
 from itertools import groupby
 from typing import Any
 
@@ -53,6 +54,7 @@ class Reader:
             try:
                 if not manifest.chunks:
                     return self._noted(key, manifest, deadline, doing)
+                deadline.allow(manifest.size)
                 return self._whole(key, manifest, deadline, doing), about_of(manifest.size, manifest.encoding, manifest.digest)
             except Replaced:
                 deadline.check(doing)
@@ -80,6 +82,7 @@ class Reader:
 
     def _to_file(self, key: str, manifest: Manifest, path: str, deadline: Deadline, doing: str) -> None:
         size, digest = 0, sha256()
+        deadline.allow(manifest.size)
         requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
         answers = self._calls.each(requests, deadline, doing, window=_STREAM_CHUNKS)
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
@@ -104,6 +107,7 @@ class Reader:
             if manifest.size > largest:
                 found[key] = None, about_of(manifest.size, manifest.encoding, manifest.digest)
             elif manifest.chunks:
+                deadline.allow(manifest.size)
                 chunked[key] = manifest
             else:
                 found[key] = self._noted(key, manifest, deadline, doing)
@@ -144,14 +148,14 @@ class Reader:
         asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
         answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
         for key, group in groupby(zip(asked, answers, strict=True), key=lambda pair: pair[0][0]):
-            manifest, pieces, is_replaced = manifests[key], [], False
+            manifest, whole, is_replaced = manifests[key], BytesIO(), False  # it gives its bytes away uncopied
             for (_, request), rows in group:
                 try:
                     if not is_replaced:
-                        pieces.append(self._checked(key, manifest, request, rows, deadline, doing))
+                        whole.write(self._checked(key, manifest, request, rows, deadline, doing))
                 except Replaced:
                     is_replaced = True
-            yield key, None if is_replaced else verify(key, b"".join(pieces), manifest.size, manifest.digest)
+            yield key, None if is_replaced else verify(key, whole.getvalue(), manifest.size, manifest.digest)
 
     def _noted(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> tuple[bytes, About]:
         value = self._inline(key, manifest, deadline, doing)

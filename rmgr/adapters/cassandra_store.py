@@ -53,6 +53,7 @@ from rmgr.adapters.store_rules import (
     key_exists,
     marked,
     notes_of,
+    patience_s,
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
@@ -121,7 +122,8 @@ class CassandraStore:
         if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
             manifest = small(first, encoding, life, note)
         else:
-            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline, note)
+            known = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else MAX_VALUE_BYTES
+            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline, note, most=known)
         self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
 
     def put_many(
@@ -149,7 +151,8 @@ class CassandraStore:
             if not overwrite:
                 self._refuse_existing(group, deadline, doing)
             large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
-            manifests = self._upload_all(large, encoding, life, deadline, doing) if large else {}
+            most = sum(len(group[key]) for key in large)
+            manifests = self._upload_all(large, encoding, life, deadline, doing, most=most) if large else {}
             manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
             self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing)
 
@@ -292,18 +295,27 @@ class CassandraStore:
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline, note: Note = b""
+        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline, note: Note, *, most: int
     ) -> Manifest:
-        """Writes the chunks of a new generation; returns the manifest that is to refer to them."""
-        return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}")[key]
+        """Writes the chunks of a new generation, of at most so many bytes; returns the manifest that is to refer to them."""
+        return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}", most=most)[key]
 
     def _upload_all(
-        self, values: Mapping[str, tuple[Iterable[bytes], Note]], encoding: Encoding, life: Lifetime, deadline: Deadline, doing: str
+        self,
+        values: Mapping[str, tuple[Iterable[bytes], Note]],
+        encoding: Encoding,
+        life: Lifetime,
+        deadline: Deadline,
+        doing: str,
+        *,
+        most: int,
     ) -> dict[str, Manifest]:
         """The same for several, in chunks and with what is noted beside each: chunks of one are on their way with those of the next."""
         generations = {key: uuid4() for key in values}
         # They count as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
-        notes = [self._journal.note(generation, key, later_s=deadline.timeout_s) for key, generation in generations.items()]
+        notes = [
+            self._journal.note(generation, key, later_s=deadline.timeout_s + patience_s(most)) for key, generation in generations.items()
+        ]
         self._calls.all(notes, deadline, doing)
         manifests: dict[str, Manifest] = {}
 
@@ -312,10 +324,9 @@ class CassandraStore:
                 generation, digest = generations[key], sha256()
                 size = count = 0
                 for data in chunks:
+                    deadline.allow(len(data))
                     digest.update(data)
-                    yield ask(
-                        "set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s
-                    )
+                    yield ask("set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s)
                     size += len(data)
                     count += 1
                 whole = digest.digest()

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import grpc
+
+from rmgr.adapters.rpc import ERROR_KEY
+from rmgr.adapters.store_rules import Deadline
 from rmgr.coord.ports import About, Encoding, Note
+from rmgr.errors import DataLost
 from rmgr.v1 import gateway_pb2 as pb
 
 #: Rows or keys of one message (bytes): with room to the message limit of 4 MiB.
@@ -17,9 +22,22 @@ MESSAGE_BYTES = 2 * 1024 * 1024
 _ROW_BYTES = 64
 
 
-def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any) -> bool:
-    """Waits for room; False when the call is over and nobody takes it any more."""
-    while not call.done():
+def is_whole(value: object) -> bool:
+    """A list of bytes: it may be sent as often as need be, unlike what is iterated once."""
+    return isinstance(value, list | tuple) and all(isinstance(part, bytes) for part in value)
+
+
+def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:
+    """SHA-256 of all parts together."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: Deadline) -> bool:
+    """Waits for room; False when the call is over, or it does not get on, and nobody takes it any more."""
+    while not call.done() and not deadline.passed():
         with suppress(queue.Full):
             ahead.put(part, timeout=0.1)
             return True
@@ -68,3 +86,27 @@ def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes
         size += weight
     if batch:
         yield batch
+
+
+# -- what became of a call
+
+
+def was_answered(error: grpc.RpcError) -> bool:
+    """The gateway has said what is wrong."""
+    return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())  # type: ignore[attr-defined]
+
+
+def may_repeat(error: grpc.RpcError) -> bool:
+    """The gateway went away, or was never there."""
+    gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    return not was_answered(error) and error.code() in gone  # type: ignore[attr-defined]
+
+
+def was_sent(error: grpc.RpcError) -> bool:
+    """It may have been carried out."""
+    return not str(error.details()).startswith("failed to connect")  # type: ignore[attr-defined]
+
+
+def broken_off(key: str) -> DataLost:
+    """The error of a value whose last part has not come."""
+    return DataLost(f"the value of {key!r} was broken off by the gateway", hint="read it again")

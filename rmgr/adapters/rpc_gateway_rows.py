@@ -176,7 +176,7 @@ class Rows:
 
     def _get(self, request: Any, call: _Call) -> Any:
         call.permit("GET", [request.key])
-        head = call.store.head(request.key, timeout_s=call.left_s())  # first: 256 MiB would be in memory before we knew
+        head = call.store.head(request.key, timeout_s=call.left_s())  # first: gigabytes would be in memory before we knew
         if head is None or head[0] > MESSAGE_BYTES:
             return _value(head, large=head is not None)
         found = call.store.get_noted(request.key, timeout_s=call.left_s())

@@ -12,14 +12,28 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import BytesIO
 from typing import Any, TypeVar
 
 import grpc
 
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc import ERROR_KEY, rebuild
+from rmgr.adapters.rpc import rebuild
 from rmgr.adapters.rpc_gateway_dial import Gateways, user_metadata
-from rmgr.adapters.rpc_gateway_parts import MESSAGE_BYTES, batches, offer, put_request, told_about, with_last
+from rmgr.adapters.rpc_gateway_parts import (
+    MESSAGE_BYTES,
+    batches,
+    broken_off,
+    hash_of,
+    is_whole,
+    may_repeat,
+    offer,
+    put_request,
+    told_about,
+    was_answered,
+    was_sent,
+    with_last,
+)
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     Deadline,
@@ -30,10 +44,11 @@ from rmgr.adapters.store_rules import (
     expiry_ms,
     key_exists,
     notes_of,
+    patience_s,
     pieces,
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
-from rmgr.errors import DataLost, KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
+from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 
@@ -83,14 +98,15 @@ class GatewayStore:
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
             made = note if isinstance(note, bytes) else note(hashlib.sha256(value).digest())
             self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=(made,))
-        elif isinstance(value, bytes | bytearray | memoryview):
-            whole = memoryview(value).cast("B")
-            check_size(key, len(whole))
+        elif isinstance(value, bytes | bytearray | memoryview) or (overwrite and is_whole(value)):
+            parts = [*value] if is_whole(value) else [memoryview(value).cast("B")]
+            check_size(key, size := sum(map(len, parts)))
+            deadline.allow(size)
             self._repeat(
-                lambda stub: self._write(stub, key, pieces(key, [whole], CHUNK_BYTES), encoding, ttl_s, overwrite, deadline, note),
+                lambda stub: self._write(stub, key, pieces(key, parts, CHUNK_BYTES), encoding, ttl_s, overwrite, deadline, note),
                 deadline,
                 f"write {key!r}",
-                mine=None if overwrite else lambda: self.get(key, timeout_s=deadline.left_s()) == (bytes(whole), encoding),
+                mine=None if overwrite else lambda: self._holds(key, parts[0], encoding, deadline),
             )
         elif isinstance(value, str) or not isinstance(value, Iterable):
             raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
@@ -180,12 +196,17 @@ class GatewayStore:
         if found is None or not found.large:
             return None if found is None else (found.data, told_about(found, found.data))
 
+        deadline.allow(found.size)
+
         def read(stub: Any) -> tuple[bytes, About] | None:
-            parts = list(self._read(stub, key, deadline))
-            if not parts[-1].last:
-                raise _broken_off(key)
-            whole = b"".join(part.data for part in parts)
-            return (whole, told_about(parts[0], whole)) if parts[0].found else None
+            first, last, room = None, None, BytesIO()  # it gives its bytes away uncopied
+            for last in self._read(stub, key, deadline):
+                first = first or last
+                room.write(last.data)
+            if last is None or not last.last:
+                raise broken_off(key)
+            whole = room.getvalue()
+            return (whole, told_about(first, whole)) if first is not None and first.found else None
 
         return self._repeat(read, deadline, f"read {key!r}")
 
@@ -239,7 +260,10 @@ class GatewayStore:
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. What was read is not read again: a gateway that dies under it ends it with StoreUnavailable."""
         deadline = Deadline(timeout_s)
-        check_key(key)
+        size = self.head(key, timeout_s=timeout_s)
+        if size is None:
+            return None
+        deadline.allow(size[0])
 
         def begin(stub: Any) -> tuple[Any, Generator[Any, None, None]]:
             parts = self._read(stub, key, deadline)
@@ -329,6 +353,11 @@ class GatewayStore:
 
     # -- large values
 
+    def _holds(self, key: str, whole: memoryview, encoding: Encoding, deadline: Deadline) -> bool:
+        """That value stands there: after a lost answer it is ours. It is read in parts."""
+        is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
+        return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
+
     def _write(
         self,
         stub: Any,
@@ -359,13 +388,17 @@ class GatewayStore:
         first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
         endpoint = self._gateways.current
         stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
-        call = stub.Write.future(with_last(first, feed(), note, broken), timeout=self._left(deadline), metadata=self._metadata)
+        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what is watched is that it gets on
+        call = stub.Write.future(with_last(first, feed(), note, broken), timeout=left_s, metadata=self._metadata)
         try:
             for part in parts:
-                if not offer(ahead, part, call):
+                deadline.allow(len(part))
+                if not offer(ahead, part, call, deadline):
                     break
-            offer(ahead, None, call)
-            call.result()
+            offer(ahead, None, call, deadline)
+            call.result(timeout=self._left(deadline))
+        except grpc.FutureTimeoutError:
+            raise StoreUnavailable(f"the store did not write {key!r} within {deadline.timeout_s:.4g} s", hint="rmgr doctor") from None
         except grpc.RpcError as error:
             raise self._told(error, endpoint, f"write {key!r}") from None
         finally:
@@ -398,7 +431,7 @@ class GatewayStore:
         finally:
             parts.close()
         if not last:
-            raise _broken_off(key)
+            raise broken_off(key)
 
     # -- calls
 
@@ -447,9 +480,9 @@ class GatewayStore:
                 if isinstance(told, KeyExists) and doubtful and mine is not None and mine():
                     return None  # type: ignore[return-value]
                 busy = isinstance(told, QueueFull)
-                if not busy and not _may_repeat(error):
+                if not busy and not may_repeat(error):
                     raise told from None
-                doubtful = doubtful or (not busy and _was_sent(error))
+                doubtful = doubtful or (not busy and was_sent(error))
                 if doubtful and doubt is not None:
                     doubt.append(True)
                 self._gateways.failed(endpoint)
@@ -462,26 +495,6 @@ class GatewayStore:
     def _told(self, error: grpc.RpcError, endpoint: str, doing: str) -> RmgrError:
         self._check_open()
         told = rebuild(error, endpoint)
-        if _was_answered(error) and not (isinstance(told, Unavailable) and type(told) is Unavailable):
+        if was_answered(error) and not (isinstance(told, Unavailable) and type(told) is Unavailable):
             return told
         return StoreUnavailable(f"the store did not {doing}: {told.message}", hint="rmgr doctor")
-
-
-def _was_answered(error: grpc.RpcError) -> bool:
-    return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())  # type: ignore[attr-defined]
-
-
-def _may_repeat(error: grpc.RpcError) -> bool:
-    """The gateway went away, or was never there."""
-    gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-    return not _was_answered(error) and error.code() in gone  # type: ignore[attr-defined]
-
-
-def _was_sent(error: grpc.RpcError) -> bool:
-    return not str(error.details()).startswith("failed to connect")  # type: ignore[attr-defined]
-
-
-def _broken_off(key: str) -> DataLost:
-    return DataLost(f"the value of {key!r} was broken off by the gateway", hint="read it again")
-
-

@@ -16,8 +16,8 @@ from rmgr.adapters import sqlite_rows as table
 from rmgr.adapters.sqlite_readers import Readers
 from rmgr.adapters.sqlite_rows import Row
 from rmgr.adapters.sqlite_writer import Write, Writer
-from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms, pieces
-from rmgr.errors import RmgrError, StoreUnavailable
+from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms, patience_s, pieces
+from rmgr.errors import RmgrError, StoreUnavailable, ValueTooLarge
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ T = TypeVar("T")
 _STAGE_BYTES = 4 * CHUNK_BYTES
 _ROW_BYTES = 200
 _SWEEP_CHUNKS = 32
+#: Chunks that a generation has numbers for: 512 MiB. Stores made since then take larger values.
+_MOST_CHUNKS = 1 << 10
 
 
 class ChunkRows:
@@ -45,14 +47,20 @@ class ChunkRows:
         """
         doing = f"put {row.key!r}"
         # It counts as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
-        since_ms = now_ms() + int(deadline.timeout_s * 1000)
+        since_ms = now_ms() + int((deadline.timeout_s + patience_s(_MOST_CHUNKS * CHUNK_BYTES)) * 1000)
         (generation,) = self._write(lambda connection: table.begin_uploads(connection, since_ms, 1), deadline, _ROW_BYTES, doing)
         digest = None if row.sha256 else sha256()
         size = chunks = 0
         writing: Write | None = None
         try:
             for part in pieces(row.key, parts, _STAGE_BYTES):
+                deadline.allow(len(part))
                 deadline.check(doing)
+                if chunks + -(-len(part) // CHUNK_BYTES) > _MOST_CHUNKS:
+                    raise ValueTooLarge(
+                        f"the value of {row.key!r} is over 512 MiB, the most that a data store made by rmgr 0.1 takes",
+                        hint="split it over several keys, or move to a data store that is made anew",
+                    )
                 if digest is not None:
                     digest.update(part)
                 if writing is not None:

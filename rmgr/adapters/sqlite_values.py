@@ -23,7 +23,8 @@ from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
 from rmgr.adapters.sqlite_rows import Row
 from rmgr.adapters.sqlite_writer import Writer
-from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms
+from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms, patience_s
+from rmgr.coord.ports import MAX_VALUE_BYTES
 from rmgr.errors import KeyExists, StoreUnavailable
 
 #: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
@@ -81,7 +82,7 @@ class ValueFiles:
     def _reserve(self, deadline: Deadline, doing: str) -> int:
         """A generation whose file a sweep leaves alone for as long as this call may last."""
         with self._lock:
-            now, lasts_ms = now_ms(), int(deadline.timeout_s * 1000)
+            now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
             if not self._free or now + lasts_ms > self._free_until_ms:
                 until_ms = now + lasts_ms + _RESERVED_MS
                 self._free = self._writer.write(
@@ -98,6 +99,7 @@ class ValueFiles:
             fd, folder = self._create(path)
             try:
                 for part in parts:
+                    deadline.allow(len(part))
                     deadline.check(doing)
                     if not known:
                         digest.update(part)
@@ -194,6 +196,7 @@ class ValueFiles:
         Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
         """
         copy = None
+        deadline.allow(row.size)
         try:
             os.link(self._path(row.generation), path, follow_symlinks=False)
         except OSError:  # another file system, or one without such names; or there is no such file

@@ -22,6 +22,15 @@ MAX_KEY_BYTES = 1024
 CLUSTER_ID_KEY = "meta/cluster_id"
 
 
+#: What even a slow store takes and gives of a large value in a second (bytes).
+SLOWEST_BYTES_S = 16 * 2**20
+
+
+def patience_s(size: int) -> float:
+    """How much longer a call may take for a value of `size` bytes."""
+    return size / SLOWEST_BYTES_S
+
+
 class Deadline:
     """A point in monotonic time until which a call may last."""
 
@@ -39,11 +48,16 @@ class Deadline:
         """True when no time is left."""
         return time.monotonic() >= self.at
 
+    def allow(self, size: int) -> None:
+        """So many bytes of a value come, or go: the call has so much more time."""
+        self.at += size / SLOWEST_BYTES_S
+        self.timeout_s += size / SLOWEST_BYTES_S
+
     def check(self, doing: str) -> None:
         """Raises `StoreUnavailable` when no time is left; `doing` completes "the store did not ... within 5 s"."""
         if self.passed():
             raise StoreUnavailable(
-                f"the store did not {doing} within {self.timeout_s:g} s", hint="try again; `rmgr doctor` tells what is wrong"
+                f"the store did not {doing} within {self.timeout_s:.4g} s", hint="try again; `rmgr doctor` tells what is wrong"
             )
 
 
@@ -80,11 +94,11 @@ def check_limit(limit: int) -> int:
 
 
 def check_size(key: str, size: int) -> None:
-    """Raises `ValueTooLarge` over 256 MiB."""
+    """Raises `ValueTooLarge` over 5 GiB."""
     if size > MAX_VALUE_BYTES:
         raise ValueTooLarge(
-            f"the value of {key!r} is over {MAX_VALUE_BYTES // 2**20} MiB ({size:,} bytes seen)",
-            hint="split it over several keys, or keep it in a file system and store its path",
+            f"the value of {key!r} is over {MAX_VALUE_BYTES / 2**30:.3g} GiB ({size:,} bytes seen)",
+            hint="split it over several keys, or keep it in a file system that the nodes share and store its path",
         )
 
 

@@ -80,7 +80,7 @@ def ls(session: Session, prefix: str, long_form: bool, after: str, limit: int | 
     rmgr store put in/7 new.xyz --no-overwrite
     rmgr store put tmp/7 part.dat --ttl 7d gone after a week
     """,
-    exits=EXITS + ", 1 the key exists (--no-overwrite), 7 over 256 MiB",
+    exits=EXITS + ", 1 the key exists (--no-overwrite), 7 over 5 GiB",
 )
 @click.argument("key")
 @click.argument("source", metavar="[FILE|-]", default="-", type=click.Path(path_type=Path, allow_dash=True))

@@ -33,7 +33,9 @@ def parts_of(payloads: tuple[bytes, ...]) -> Sequence[bytes]:
         return (encode_payloads(payloads),)
     parts = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
     for payload in payloads:
-        parts += b"\xc6" + len(payload).to_bytes(4, "big"), payload
+        size = len(payload)
+        # MessagePack ends at 4 GiB; 0xc1 is what it never uses (`daemons.starter_arguments` reads it).
+        parts += b"\xc6" + size.to_bytes(4, "big") if size < 1 << 32 else b"\xc1" + size.to_bytes(8, "big"), payload
     return parts
 
 

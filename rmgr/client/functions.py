@@ -16,13 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rmgr.client.content import put_once
-from rmgr.client.pickling import MAX_VALUE_BYTES, dump_function, name_of
+from rmgr.client.pickling import dump_function, name_of
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import NotFound, UsageError, ValueTooLarge
 
 #: Plain functions whose pickle is remembered, and hashes known to be in the store.
 _MAX_FUNCTIONS = 256
+#: Bytes of one with all that it holds: each worker that runs it loads it. What is larger is an argument.
+MAX_FUNCTION_BYTES = 256 * 1024 * 1024
 _MAX_KNOWN = 10_000
 _MISSING = object()
 
@@ -80,9 +82,9 @@ class Functions:
         return digest
 
     def _upload(self, data: bytes, function: Callable[..., Any], timeout_s: float) -> str:
-        if len(data) > MAX_VALUE_BYTES:
+        if len(data) > MAX_FUNCTION_BYTES:
             raise ValueTooLarge(
-                f"the function {name_of(function)} has {len(data)} bytes with all that it holds; the limit is {MAX_VALUE_BYTES}",
+                f"the function {name_of(function)} has {len(data)} bytes with all that it holds; the limit is {MAX_FUNCTION_BYTES}",
                 hint="put large data into the data store and pass its key",
             )
         return self.blob(data, timeout_s=timeout_s)

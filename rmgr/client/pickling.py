@@ -11,11 +11,10 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from rmgr.coord.ports import MAX_VALUE_BYTES
 from rmgr.errors import PickleFailed, ValueTooLarge
 
 PROTOCOL = 5
-#: Largest argument list and largest value (bytes).
-MAX_VALUE_BYTES = 256 * 1024 * 1024
 _MAIN = b"__main__"
 #: Arguments of these types mention no module; larger ones are not searched for it (0.3 ms a MiB).
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None), bytearray})
@@ -34,7 +33,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> b
     if len(data) > MAX_VALUE_BYTES:
         raise ValueTooLarge(
             f"the arguments of {function} have {len(data)} bytes; the limit is {MAX_VALUE_BYTES}",
-            hint="put large inputs into the data store (connect().store.put) and pass their keys",
+            hint="no value of the data store has more: split it, or pass the path of a file in a file system that the nodes share",
         )
     return data if data != _NO_ARGUMENTS else b""
 
@@ -79,7 +78,7 @@ def dump_value(value: Any, what: str) -> bytes:
         except Exception as error:  # noqa: BLE001 - as above
             raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from None
     if len(data) > MAX_VALUE_BYTES:
-        raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts")
+        raise ValueTooLarge(f"{what} has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}", hint="store it in parts, under several keys")
     return data
 
 

@@ -5,13 +5,13 @@ Told of outcomes on the Submitter's thread; everything else is called by users' 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, Source, settle
 from rmgr.client.opening import Opening
@@ -22,7 +22,6 @@ from rmgr.client.results import Settled, error_of
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
-from rmgr.coord.records import encode_payloads
 from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.resources import Request
@@ -179,9 +178,9 @@ class Tasks:
 
     def store_row(self, payload: bytes) -> str:
         """Writes the arguments of one task; returns the row, named by its content as all of them."""
-        data = encode_payloads((payload,))
-        row = keys.arguments(self.number, 0, hashlib.sha256(data).hexdigest())
-        self.store.put(row, data)
+        parts = content.parts_of((payload,))
+        row = keys.arguments(self.number, 0, content.hash_of(parts))
+        content.put_rows(self.store, [(row, parts)])
         return row
 
     def lane_or_raise(self) -> LanePort:

@@ -45,7 +45,7 @@ def encoded(key: str, value: Any) -> tuple[Encoding, bytes]:
 class Values:
     """`connect().store`: put, get, delete, keys. Thread-safe.
 
-    Bytes are stored as they are, any other object pickled. Values are at most 256 MiB and immutable: putting a key again
+    Bytes are stored as they are, any other object pickled. Values have at most 5 GiB and are immutable: putting a key again
     replaces the whole value in one step. deeds: None in an open cluster, where values are everybody's.
     """
 

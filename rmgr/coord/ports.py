@@ -96,8 +96,8 @@ class Encoding(StrEnum):
     POINTER = "pointer"  #: no value but where to find it: `coord.keys.Pointer`, under `name/<user key>` only
 
 
-#: The largest value that a store takes.
-MAX_VALUE_BYTES = 256 * 2**20
+#: The largest value that a store takes: 4 GiB with what pickle adds, and some room.
+MAX_VALUE_BYTES = 5 * 2**30
 #: No key may exist.
 NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
@@ -136,9 +136,11 @@ class Store(Protocol):
     ) -> None:
         """Writes one value, manifest last. An iterable is streamed and never held whole.
 
+        A large value has more time than `timeout_s`: a second for each 16 MiB of it; and so has who reads it.
+
         The same key written again replaces what readers see as one step (a new generation, then the manifest). What `note`
         raises goes to the caller, and nothing is written.
-        Raises: `errors.ValueTooLarge` over 256 MiB; `errors.KeyExists` when `overwrite` is False and the key exists.
+        Raises: `errors.ValueTooLarge` over 5 GiB; `errors.KeyExists` when `overwrite` is False and the key exists.
         """
 
     def put_many(

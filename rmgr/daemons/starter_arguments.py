@@ -20,12 +20,14 @@ from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
 
+#: A row above this is never in memory.
+IN_MEMORY_BYTES = 256 * 1024 * 1024
 #: From this many bytes a task, on average, a row is kept as a file.
 FILE_BYTES = 256 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
 #: MessagePack: first byte of a value to the number of bytes that its length has.
 _ARRAYS = {0xDC: 2, 0xDD: 4}
-_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
+_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC1: 8}  # the last is our own, from 4 GiB: `client.content.parts_of`
 
 
 class Piece:
@@ -81,6 +83,9 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
     try:
         found = fetch(store, key, path)
     except OSError:  # a full disk, say: they are in memory
+        head = store.head(key)
+        if head is not None and head[0] > IN_MEMORY_BYTES:
+            raise  # nor there: others work on this machine
         whole = get_hashed(store, key)
         found = None if whole is None else (whole[0], whole[2])
     if found is None:
@@ -130,7 +135,7 @@ def _pieces_of(key: str, path: str) -> tuple[Piece, ...] | None:
         pieces = []
         for _ in range(count):
             file.seek(at)
-            size, header = _length(file.read(5), _BYTES)
+            size, header = _length(file.read(9), _BYTES)
             at += header
             pieces.append(Piece(path, at, size))
             at += size

@@ -51,7 +51,7 @@ class OnDisconnect(StrEnum):
     EXCLUSIVE = "exclusive"  #: killed before it can run elsewhere
 
 
-#: Bytes of one upload (a value of the store has no more); files and directories in it.
+#: Bytes of one upload (each node that runs the work keeps it); files and directories in it.
 MAX_UPLOAD_BYTES = 256 * 1024 * 1024
 MAX_UPLOAD_MEMBERS = 100_000
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import random
 import threading
 import time
 import tracemalloc
@@ -204,6 +206,32 @@ def test_a_stream_goes_on_while_its_value_is_replaced(store: Store) -> None:
     assert store.get("k") == (b"new", Encoding.RAW)
 
 
+def test_a_value_above_256_mib_is_as_any_other(store: Store) -> None:
+    part = random.Random(7).randbytes(4 * 2**20)
+    wanted = sha256()
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(64):
+            wanted.update(part)
+            yield part
+        wanted.update(b"end")
+        yield b"end"
+
+    store.put("large", parts())
+    size = 256 * 2**20 + 3
+    about = store.about("large")
+    assert about is not None
+    assert (about.size, about.sha256, store.usage()) == (size, wanted.digest(), (1, size))
+    seen = sha256()
+    for piece in store.stream("large") or ():
+        seen.update(piece)
+    assert seen.digest() == wanted.digest()
+    found = store.get("large")
+    assert found is not None
+    assert (len(found[0]), found[0][-3:]) == (size, b"end")
+    assert store.delete("large")
+
+
 # -- what must leave nothing behind ----------------------------------------------------------------------------------------
 
 
@@ -223,11 +251,14 @@ def test_an_iterable_that_raises_half_way_leaves_nothing(store: Store, size: int
     assert store.usage() == (1, 3)
 
 
-def test_a_value_over_the_limit_is_refused_and_leaves_nothing(store: Store) -> None:
-    with pytest.raises(ValueTooLarge, match="256 MiB"):
-        store.put("k", memoryview(bytearray(MAX_VALUE_BYTES + 1)))
-    with pytest.raises(ValueTooLarge, match="256 MiB"):
-        store.put("k", iter([bytes(MAX_VALUE_BYTES), b"1"]))
+def test_a_value_over_the_limit_is_refused_and_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memoryview(mmap.mmap(-1, MAX_VALUE_BYTES + 1))  # no memory is touched
+    for value in (whole, iter([whole])):
+        with pytest.raises(ValueTooLarge, match="5 GiB"):
+            store.put("k", value)
+    monkeypatch.setattr(store_rules, "MAX_VALUE_BYTES", 4 * 2**20)
+    with pytest.raises(ValueTooLarge, match=r"over 0\.00391 GiB"):
+        store.put("k", iter([bytes(4 * 2**20), b"1"]))
     assert store.get("k") is None
     assert store.sweep() <= 1
     assert store.usage() == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.daemons.starter_arguments import Piece, read_arguments
-from rmgr.daemons.starter_fetch import check_content
-from rmgr.errors import DataLost, PermissionDenied
+from rmgr.daemons.starter_fetch import MOST_HANDED_BYTES, Failure, Fetcher, check_content
+from rmgr.errors import DataLost, PermissionDenied, ValueTooLarge
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
 LARGE = (pattern(700_000), b"", pattern(300_000, 1), pattern(70_000, 2))
@@ -72,3 +73,39 @@ def test_what_is_not_what_its_name_says_is_refused_and_leaves_no_file(tmp_path: 
         with pytest.raises(DataLost):
             read_arguments(store, "args/none", folder, check_content)
     assert os.listdir(folder) == []
+
+
+def test_arguments_from_4_gib_have_a_length_of_their_own(tmp_path: Path) -> None:
+    with mmap.mmap(-1, 1 << 32) as room, memoryview(room) as whole:  # no memory is touched
+        parts = parts_of((b"x", whole))  # type: ignore[arg-type]
+        assert (parts[1], parts[3], len(parts[4])) == (b"\xc6" + (1).to_bytes(4, "big"), b"\xc1" + (1 << 32).to_bytes(8, "big"), 1 << 32)
+        del parts
+    large = pattern(700_000)
+    parts = [b"\xdc\x00\x02", b"\xc6" + (1).to_bytes(4, "big"), b"x", b"\xc1" + len(large).to_bytes(8, "big"), large]
+    key = keys.arguments(42, 0, hash_of(parts))
+    with SqliteStore(tmp_path / "store.db") as store:
+        put_rows(store, [(key, parts)])
+        assert values(read_arguments(store, key, tmp_path, check_content)) == (b"x", large)
+
+
+def test_arguments_that_no_message_bears_are_refused_where_work_runs_as_its_user(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "store.db") as store:
+        key = write(store, (bytes(MOST_HANDED_BYTES + 1),))
+        for hands_over in (False, True):
+            fetcher = Fetcher(None, lambda: None, tmp_path / "node", hands_over=hands_over)  # type: ignore[arg-type]
+            if not hands_over:
+                assert len(fetcher._row(store, key)[0]) == MOST_HANDED_BYTES + 1
+                continue
+            with pytest.raises(ValueTooLarge, match=r"a call takes 60 MiB; put larger ones into the data store") as caught:
+                fetcher._row(store, key)
+            assert not Failure.of(caught.value, "").blames_node
+
+
+def test_a_large_row_that_finds_no_room_on_the_disk_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.daemons.starter_arguments.IN_MEMORY_BYTES", 600_000)
+    with SqliteStore(tmp_path / "store.db") as store:
+        small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
+        gone = tmp_path / "gone"  # where no file can be made
+        with pytest.raises(OSError, match="gone"):
+            read_arguments(store, large, gone, check_content)
+        assert values(read_arguments(store, small, gone, check_content)) == (pattern(550_000),)
