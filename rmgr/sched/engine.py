@@ -47,7 +47,8 @@ def run_pass(
                     if part.begins or now < part.now_us:
                         part.open_for(now)
                     part.now_us = now
-                    draft = drafts[name] = _draft(part, now, seed, stages)
+                    recorded = part.reservations or part.notes or part.holds or part.gangs.by_name or part.suspended
+                    draft = drafts[name] = _inheriting(part, now, seed, stages) if recorded else Draft(part, now, seed)
                     mark = None
                 else:
                     mark = draft.mark()
@@ -61,7 +62,7 @@ def run_pass(
                     faults.append(Fault(policy.name, name, error))
                     if mark is None:
                         draft.close()
-                        drafts[name] = _draft(state.partitions[name], now, seed, stages)
+                        drafts[name] = _inheriting(state.partitions[name], now, seed, stages)
                     else:
                         draft.back(mark)
         return _sealed(drafts, tuple(faults))
@@ -70,10 +71,8 @@ def run_pass(
             draft.close()
 
 
-def _draft(part: Partition, now: int, seed: int, stages: tuple[Stage, ...]) -> Draft:
+def _inheriting(part: Partition, now: int, seed: int, stages: tuple[Stage, ...]) -> Draft:
     """A draft on which the engine has written what becomes of records whose policy serves this partition no more."""
-    if not (part.reservations or part.notes or part.holds or part.gangs.by_name or part.suspended):
-        return Draft(part, now, seed)
     keepers = _keepers(stages, part)
     draft = Draft(part, now, seed, keepers)
     if part.suspended:
