@@ -103,12 +103,14 @@ class Migration:
 
     def _make_room(self, draft: Draft, head: Job) -> bool:
         """Step 2: the head has started, in place of followers."""
-        passed = self._followers_of(draft, head)
-        followers = [run for run in passed if not self.stays(run.job)]
+        followers = self._followers_of(draft, head)
         if not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores:
-            if len(followers) < len(passed):
-                stay = ", ".join(map(str, sorted(run.job.id for run in passed if self.stays(run.job))))
-                draft.leave_pending(head.id, Why("migration", STAY, (stay,)))
+            return False
+        anyone, passed = self.candidates is Candidates.ALL, followers
+        followers = [run for run in passed if (anyone or run.job.saves) and not (run.job.moves and self.stays(run.job))]
+        if len(followers) < len(passed) and (not followers or head.cpus > sum(run.job.cpus for run in followers) + draft.free_cores):
+            stay = ", ".join(map(str, sorted(run.job.id for run in passed if self.stays(run.job))))
+            draft.leave_pending(head.id, Why("migration", STAY, (stay,)))
             return False
         gives_way = Why("migration", "gives way to job {}, first in the queue, which it had passed", (head.id,))
         with draft.fork() as trial:  # on nodes of several cores enough cores need not be enough room
