@@ -31,6 +31,8 @@ _BLOCK_BYTES = 700
 _FORGET = 4096
 #: MessagePack's cost of one argument beside its bytes.
 _ITEM_BYTES = 5
+#: Blocks of one commit.
+MOST_BLOCKS = MAX_OPS - _OTHER_OPS
 
 
 @dataclass(slots=True)
@@ -96,13 +98,18 @@ class Buffer:
         self.bytes += sum(map(len, payloads))
         return first
 
+    @property
+    def begins_keyed(self) -> bool:
+        """The next tasks have keys."""
+        return bool(self._batches) and self._batches[0].spec.keyed
+
     def clear(self) -> None:
         """Forgets what was not taken; its indices are free again."""
         self._batches.clear()
         self.next_index -= self.tasks
         self.tasks = self.bytes = 0
 
-    def take(self, *, max_blocks: int = MAX_OPS - _OTHER_OPS, max_bytes: int = MAX_MULTI_BYTES - _OTHER_BYTES) -> list[Packed]:
+    def take(self, *, max_blocks: int = MOST_BLOCKS, max_bytes: int = MAX_MULTI_BYTES - _OTHER_BYTES) -> list[Packed]:
         """The next blocks, as many as fit one multi; they leave the buffer. Cost: O(tasks taken)."""
         blocks: list[Packed] = []
         room, in_rows = max_bytes, 0

@@ -8,6 +8,7 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client import content
 from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
-from rmgr.client.packing import Buffer, Packed, block_of
+from rmgr.client.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.signing import Seal, unsealed
 from rmgr.coord import keys, ops, paths, validity
 from rmgr.coord.leader_ops import no_outcome
@@ -38,6 +39,8 @@ _LOG = logging.getLogger("rmgr.submitter")
 _FRAGMENT_TASKS = 200
 _REFUSED_TASKS = 40
 _WHY_CHARACTERS = 300
+#: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
+_CLAIM_S = 0.2
 #: Bytes of arguments written to the store together.
 _LOAD_BYTES = 4 * MIB
 
@@ -78,6 +81,7 @@ class Sender:
         self._rounds = 0
         self._retry_s = 0.05
         self._seal: Seal | None = None
+        self._claimed_blocks = 1  #: of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
 
     @property
     def sent(self) -> int:
@@ -103,7 +107,8 @@ class Sender:
         if self._round is not None or not lane.owned or lane.dead is not None:
             return
         with lane.lock:
-            packed = self.buffer.take(max_blocks=1) if self.dropped else self.buffer.take()
+            most = 1 if self.dropped else self._claimed_blocks if self.buffer.begins_keyed else MOST_BLOCKS
+            packed = self.buffer.take(max_blocks=most)
             complete = self.want_complete and not self.buffer.tasks
             if not packed and complete == self.tail.complete:
                 return
@@ -156,11 +161,19 @@ class Sender:
             return
         engine, number = self._engine, self._lane.number
 
-        def claimed(refused: dict[int, RmgrError]) -> None:
-            current.refused = refused
+        def work() -> tuple[dict[int, RmgrError], float]:
+            begun_s = time.monotonic()
+            return claim(engine.values, number, engine.guid, current.packed), time.monotonic() - begun_s
+
+        def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
+            current.refused, took_s = done
+            if took_s < _CLAIM_S / 2:
+                self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
+            elif took_s > 2 * _CLAIM_S:
+                self._claimed_blocks = max(1, self._claimed_blocks // 2)
             self._admit()
 
-        self._step(engine.io(lambda: claim(engine.values, number, engine.guid, current.packed)), claimed, self._claim)
+        self._step(engine.io(work), claimed, self._claim)
 
     def _admit(self) -> None:
         current = self._round

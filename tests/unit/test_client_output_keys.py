@@ -88,3 +88,33 @@ def _told(call: Callable[..., Any], told: list[str], name: str) -> Callable[...,
         return call(*arguments, **options)
 
     return made
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_so_many_keys_are_claimed_at_once_as_the_store_takes_in_a_moment(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """Nodes run the first tasks while keys of the later ones are claimed."""
+    monkeypatch.setattr("rmgr.client.sender._CLAIM_S", 0.01 if is_slow else 1000.0)
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        assert queue.id
+        sizes: list[int] = []
+        store = connection.submitter.store
+        put_many = store.put_many
+
+        def counted(rows: list[tuple[str, bytes]], **options: Any) -> None:
+            sizes.append(len(rows))
+            if is_slow:
+                threading.Event().wait(0.03)
+            put_many(rows, **options)
+
+        store.put_many = counted  # type: ignore[method-assign, assignment]
+        blocked, go = threading.Event(), threading.Event()
+        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        assert blocked.wait(60)
+        for n in range(1500):
+            queue.submit(outputs=[f"out/{n}"])
+        go.set()
+        queue.flush(60)
+        assert sum(sizes) == 1500
+        assert sizes == ([256] * 5 + [220] if is_slow else [256, 512, 732])
