@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections import OrderedDict
@@ -69,7 +70,7 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
     payload = item.payload
     if item.path:
         with open(item.path, "rb", buffering=0) as file:
-            payload = os.pread(file.fileno(), item.size, item.start) if item.size else file.read()
+            payload = read_part(file.fileno(), item.start, item.size) if item.size else file.read()
     if not keyed:
         if not payload:
             return (), {}, -1
@@ -84,6 +85,18 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
                 data = file.read()
         values.append(pickle.loads(data) if given.pickled else data)  # noqa: S301 - as above
     return tuple(values), {}, call.outputs
+
+
+def read_part(fd: int, start: int, size: int) -> bytes:
+    """Bytes of a file. The kernel gives 2 GiB at a time at most. Fewer: the file ends before."""
+    data = os.pread(fd, size, start)
+    if len(data) == size:
+        return data
+    whole = io.BytesIO()  # it gives its bytes away uncopied
+    while data:
+        whole.write(data)
+        data = os.pread(fd, size - whole.tell(), start + whole.tell())
+    return whole.getvalue()
 
 
 class Results:

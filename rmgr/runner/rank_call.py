@@ -20,7 +20,7 @@ from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, Tas
 from rmgr.model.states import Reason
 from rmgr.runner import ranks
 from rmgr.runner.blocking import TaskTerminated
-from rmgr.runner.calls import failure
+from rmgr.runner.calls import failure, read_part
 from rmgr.runner.kernel import NODE_TROUBLE
 
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -116,7 +116,7 @@ def _payload(item: TaskItem, *, keyed: bool) -> bytes:
     payload = item.payload
     if item.path:
         with open(item.path, "rb", buffering=0) as file:
-            payload = os.pread(file.fileno(), item.size, item.start) if item.size else file.read()
+            payload = read_part(file.fileno(), item.start, item.size) if item.size else file.read()
     if not keyed:
         return payload
     call = _keyed.decode(payload)

@@ -12,6 +12,7 @@ from rmgr.adapters.cgroup import members, remove_group
 from rmgr.model.frames import NO_OUTPUT, CommandItem, Shape
 from rmgr.model.states import Reason
 from rmgr.runner.board import Board, create_board
+from rmgr.runner.calls import read_part
 from rmgr.runner.command import _interpreter
 from rmgr.runner.contain import Forks, Group
 from rmgr.runner.environment import command_environment, shared_variables
@@ -188,3 +189,15 @@ def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_on
     environ = command_environment(base, shape, CommandItem(1, 6, 2, environ={"A": "own", "RMGR_ENTRY": "x"}))
     assert environ["RMGR_RANK"] == "3"
     assert (environ["A"], environ["RMGR_ENTRY"], environ["RMGR_TOKEN"], environ["OMP_NUM_THREADS"]) == ("own", "x", "42_6.2", "2")
+
+
+# -- arguments
+
+
+def test_arguments_are_whole_although_the_kernel_gives_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "arguments", os.pread
+    path.write_bytes(bytes(range(256)) * 40)
+    monkeypatch.setattr("os.pread", lambda fd, size, start: read(fd, min(size, 1000), start))  # 2 GiB, really
+    with path.open("rb", buffering=0) as file:
+        assert read_part(file.fileno(), 7, 5000) == path.read_bytes()[7:5007]
+        assert len(read_part(file.fileno(), 7, 20_000)) == 256 * 40 - 7, "the file ends before"
