@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.follow import End, Followed
 from rmgr.cli.render import paint, printable
-from rmgr.cli.stored_logs import read_ended, tail_of
+from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import RmgrError
 from rmgr.model.states import Reason, State

@@ -14,15 +14,15 @@ from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.follow import End, Follow, Followed, read_ends
-from rmgr.cli.live import Piece
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink, ToFiles
 from rmgr.cli.params import one_of
 from rmgr.cli.run import stream
 from rmgr.cli.selectors import Target
 from rmgr.cli.show import find_one
-from rmgr.cli.stored_logs import read_ended, read_flushed
 from rmgr.cli.work import kept_tasks
+from rmgr.client.live import Piece
+from rmgr.client.stored_logs import read_ended, read_flushed
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.array import shown_index

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from rmgr.cli.live import Piece
 from rmgr.cli.render import SCHEMA, iso, paint
+from rmgr.client.live import Piece
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import UsageError
 

@@ -14,12 +14,12 @@ from rmgr.cli.ends import codes, fetch_files, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
 from rmgr.cli.follow import Follow, Followed
-from rmgr.cli.live import LiveOutput
 from rmgr.cli.options import SECTIONS, read_work, work_options
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink
 from rmgr.cli.sending import prepare, send
 from rmgr.cli.submit import WORDS_AFTER_OPTIONS, has_dashes
 from rmgr.cli.wait import PATIENCE_S, tell_why
+from rmgr.client.live import LiveOutput
 from rmgr.model.array import shown_index
 
 _STREAM_TICK_S = 0.05

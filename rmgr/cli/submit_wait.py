@@ -10,12 +10,12 @@ from rmgr.cli.context import Session
 from rmgr.cli.detach import detached
 from rmgr.cli.ends import fetch_files, summary, tell_failure
 from rmgr.cli.follow import End, Follow, Followed
-from rmgr.cli.live import LiveOutput
 from rmgr.cli.options import Work
 from rmgr.cli.output import Plain
 from rmgr.cli.render import STATE_STYLES, elapsed, emit, paint
 from rmgr.cli.sending import Sent
 from rmgr.cli.wait import until_ended
+from rmgr.client.live import LiveOutput
 
 
 def wait_for(session: Session, sent: Sent, work: Work) -> int:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.follow import Follow, Followed
-from rmgr.cli.live import nodes_of
 from rmgr.cli.options import Work
 from rmgr.cli.wait import PATIENCE_S, tell_why
+from rmgr.client.live import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.placing import Rigid
 from rmgr.runner import dispositions, ranks, terminal

@@ -26,7 +26,9 @@ from rmgr.model.resources import Request
 from rmgr.model.states import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rmgr.client.output import Line
 
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
 #: After which a task that was found neither waiting nor running is looked for again.
@@ -222,6 +224,11 @@ class Future(BaseFuture[Any]):
         hooks, self._hooks = self._hooks, ()
         return hooks
 
+    @property
+    def settled(self) -> Settled | None:
+        """How it ended, None while it has not, and where that is not known."""
+        return self._settled
+
     # -- from the user
 
     def cancel(self, *, running: bool = False, timeout: float = 30.0) -> bool:
@@ -284,6 +291,18 @@ class Future(BaseFuture[Any]):
         if self._state != FINISHED:
             raise CancelledError
         return self._exception  # type: ignore[no-any-return]
+
+    def logs(self, *, follow: bool = False, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
+        """Lines that the task has written so far, in its present or last attempt; with `follow` until it has ended, as they come.
+
+        Args: stream: "stdout" or "stderr", "" = both. timeout: for `follow` (s).
+        Returns: texts without line ends, with attributes `stream`, `task_id`, `attempt`.
+        Raises: UsageError; DeadlineExceeded; Unavailable (a node, the store, ZooKeeper). Cost: while it runs a thread and a call to
+            its node, and a look at what the nodes run each second.
+        """
+        from rmgr.client.output import lines_of
+
+        return lines_of(self._source, [self], follow=follow, stream=stream, timeout=timeout)  # type: ignore[arg-type]
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when it is done, however it ended. Raises DeadlineExceeded."""

@@ -22,6 +22,7 @@ from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
 from rmgr.client.opening import Opening
+from rmgr.client.output import FollowsOutput
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import LanePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
@@ -38,10 +39,8 @@ from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name
 from rmgr.model.submission import Submission, Work
 
-#: Calls that `map` adds at a time: the first run while the rest is still being pickled.
-_MAP_BATCH = 512
-#: Bytes of their arguments, about.
-_MAP_BYTES = 4 * 1024 * 1024
+#: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
+_MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
 #: Output keys remembered before those are forgotten whose tasks are durable.
 _MANY_UNSENT = 10_000
 #: How often a wait without news looks whether the cluster still answers.
@@ -49,7 +48,7 @@ _TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
 
 
-class TaskQueue:
+class TaskQueue(FollowsOutput):
     """A queue of calls of one function.
 
     Args:

@@ -9,9 +9,9 @@ import pytest
 
 from rmgr.cli.ends import expand, how
 from rmgr.cli.follow import End, Followed
-from rmgr.cli.live import Piece
 from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.stored_logs import read_ended, read_flushed, tail_of
+from rmgr.client.live import Piece
+from rmgr.client.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord import keys
 from rmgr.model.states import Reason, State
 from rmgr.model.views import JobView

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.stored_logs import unseen
+from rmgr.client.stored_logs import unseen
 from rmgr.model.gap import gap_line
 from rmgr.runner.outputs import open_output, take, trim
 

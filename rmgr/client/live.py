@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rmgr.cli.follow import End
-from rmgr.cli.stored_logs import read_ended, unseen
+from rmgr.client.stored_logs import read_ended, unseen
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
-    from rmgr.cli.context import Session
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.coord.ports import Coordinator, Store
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
 MAX_STREAMS = 64
@@ -30,6 +30,35 @@ _DRAIN_S = 2.0
 #: How long a node that did not answer is left alone; behind a gateway it may have been that.
 _SILENT_S, _SILENT_BEHIND_S = 10.0, 2.0
 _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
+
+
+class Place(Protocol):
+    """What leads to nodes and to the store: a command's session, or a connection."""
+
+    @property
+    def via(self) -> str: ...
+    def coordinator(self) -> Coordinator: ...
+    def credentials(self) -> Credentials | None: ...
+    def data_store(self) -> Store: ...
+    def left_s(self, most: float | None = None) -> float | None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Ended(Protocol):
+    """How a task ended: its id for people, its last attempt, and where what it wrote is kept."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def log(self) -> tuple[bytes, bytes]: ...
+    @property
+    def log_parts(self) -> tuple[int, int]: ...
+    @property
+    def ended_us(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +94,8 @@ class LiveOutput:
     `pieces` gives what has come, `look` begins to stream tasks that have begun, `ended` gives the rest of a task.
     """
 
-    def __init__(self, session: Session, number: int, *, wanted: frozenset[int] | None = None, streams: tuple[str, ...] = STREAMS) -> None:
-        self._session = session
+    def __init__(self, place: Place, number: int, *, wanted: frozenset[int] | None = None, streams: tuple[str, ...] = STREAMS) -> None:
+        self._place = place
         self._number = number
         self._wanted = wanted
         self._streams_wanted = streams
@@ -95,11 +124,11 @@ class LiveOutput:
         self._wait_s = min(_SLOWEST_LOOK_S, self._wait_s * 1.6)
         self._look_s = now + self._wait_s
         with contextlib.suppress(Unavailable):
-            for node, endpoint in nodes_of(self._session, self._number):
+            for node, endpoint in nodes_of(self._place, self._number):
                 if self._silent_s.get(endpoint, -math.inf) < now:
                     self._look_at(node, endpoint)
 
-    def ended(self, end: End) -> Iterator[Piece]:
+    def ended(self, end: Ended) -> Iterator[Piece]:
         """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
         self._ended.add(end.position)
         stream = self._streams.pop(end.position, None)
@@ -118,7 +147,7 @@ class LiveOutput:
             if name not in self._streams_wanted:
                 continue
             skip = shown[number]
-            store = self._session.data_store() if end.log_parts[number] else None
+            store = self._place.data_store() if end.log_parts[number] else None
             parts, rest = end.log_parts[number], end.log[number]
             kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
             for fresh in unseen(kept, skip, on_drop=lambda count, cap, name=name: self._tell_drop(end, name, count, cap)):
@@ -127,10 +156,10 @@ class LiveOutput:
                         submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
                     )
 
-    def _tell_drop(self, end: End, stream: str, count: int, cap: int) -> None:
+    def _tell_drop(self, end: Ended, stream: str, count: int, cap: int) -> None:
         if (end.position, stream) not in self._told:
             self._told.add((end.position, stream))
-            self._session.note(
+            self._place.note(
                 f"{end.id} wrote more to {stream} than is kept ({format_size(cap)}): {count} bytes from the middle of it are missing; "
                 "large output belongs into a file (--output KEY=FILE, -o FILE)"
             )
@@ -147,10 +176,10 @@ class LiveOutput:
         from rmgr.adapters.rpc import NodeClient
 
         try:
-            with NodeClient(endpoint, timeout_s=2.0, via=self._session.via, credentials=self._session.credentials()) as client:
+            with NodeClient(endpoint, timeout_s=2.0, via=self._place.via, credentials=self._place.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
-            self._silent_s[endpoint] = time.monotonic() + (_SILENT_BEHIND_S if self._session.via else _SILENT_S)
+            self._silent_s[endpoint] = time.monotonic() + (_SILENT_BEHIND_S if self._place.via else _SILENT_S)
             return
         for task in running:
             if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
@@ -171,7 +200,7 @@ class LiveOutput:
         from rmgr.adapters.rpc import NodeClient
 
         stream = _Stream(attempt, node, shown)
-        stream.client = NodeClient(endpoint, via=self._session.via, credentials=self._session.credentials())
+        stream.client = NodeClient(endpoint, via=self._place.via, credentials=self._place.credentials())
         self._streams[position] = stream
         stream.thread = threading.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
         stream.thread.start()
@@ -210,15 +239,15 @@ class LiveOutput:
             stream.client.close()
 
 
-def nodes_of(session: Session, number: int) -> list[tuple[str, str]]:
+def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
     """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
     from rmgr.client.snapshot import fetch
     from rmgr.coord import paths
     from rmgr.coord.records import decode_record
     from rmgr.model.node import NodeRecord
 
-    coordinator = session.coordinator()
-    timeout_s = session.left_s(5.0) or 5.0
+    coordinator = place.coordinator()
+    timeout_s = place.left_s(5.0) or 5.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
     claimed = fetch([paths.running_node(name) for name in names], coordinator.children, timeout_s=timeout_s)
     here = [

@@ -1,0 +1,191 @@
+"""Output of tasks line by line: `future.logs(follow=True)`, `queue.follow()`; while they run from their nodes, the rest from the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmgr.client.live import LiveOutput, Piece, nodes_of
+from rmgr.client.waiting import Deadline, giving_slot_back
+from rmgr.coord.keys import STREAMS
+from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.client.connection import Connection
+    from rmgr.client.futures import Future
+    from rmgr.client.tasks import Tasks
+    from rmgr.coord.ports import Coordinator, Store
+
+#: How often is looked for lines.
+_TICK_S = 0.05
+
+
+class Line(str):
+    """A line that a task has written, without its end; bytes that are no UTF-8 are U+FFFD.
+
+    Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr").
+    """
+
+    __slots__ = ("attempt", "stream", "task_id")
+    task_id: str
+    attempt: int
+    stream: str
+
+    @classmethod
+    def of(cls, data: bytes, piece: Piece) -> Line:
+        """A line of the task that wrote `piece`."""
+        made = cls(data.decode("utf-8", "replace"))
+        made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
+        return made
+
+
+class FollowsOutput:
+    """A queue that tells what its tasks write."""
+
+    _tasks: Tasks
+
+    def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
+        """Lines of the tasks that have not ended, as they come, until all of those have; of up to 64 at once, of others when they end.
+
+        Args: stream: "stdout" or "stderr", "" = both. timeout: s.
+        Raises: UsageError; DeadlineExceeded; StoreUnavailable, CoordinationUnavailable. Cost: as `Future.logs`.
+        """
+        return lines_of(self._tasks, self._tasks.unfinished(), follow=True, stream=stream, timeout=timeout)
+
+
+def lines_of(source: Tasks, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
+    """What tasks of one submission have written. See `Future.logs`."""
+    if stream not in {"", *STREAMS}:
+        raise UsageError(f"stream = {stream!r} is neither 'stdout' nor 'stderr'", hint='"" is both')
+    source.check_waitable()
+    return _lines(source, list(futures), (stream,) if stream else STREAMS, follow=follow, deadline=Deadline(timeout))
+
+
+def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, follow: bool, deadline: Deadline) -> Iterator[Line]:
+    while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
+        _pause(deadline)
+    left = {future.index: future for future in futures if future.index >= 0}
+    reach, cutter = Reach(source.connection), _Cutter()
+    live = LiveOutput(reach, source.number, wanted=frozenset(left), streams=streams)
+    try:
+        while True:
+            if follow:
+                live.look()
+            for piece in live.pieces():
+                yield from cutter.take(piece)
+            for index in [index for index, future in left.items() if future.done()]:
+                end = End.of(left.pop(index))
+                for piece in live.ended(end) if end is not None else ():
+                    yield from cutter.take(piece)
+                yield from cutter.rest(index)
+            if not left or not follow:
+                break
+            _pause(deadline)
+        for piece in _so_far(reach, source.number, left, streams) if left else ():
+            yield from cutter.take(piece)
+        yield from cutter.rest()
+    finally:
+        live.close()
+
+
+def _pause(deadline: Deadline) -> None:
+    if deadline.is_over:
+        raise DeadlineExceeded("the tasks whose output is followed have not ended in time", hint="they go on; call it again")
+    with giving_slot_back():
+        threading.Event().wait(_TICK_S)
+
+
+def _so_far(reach: Reach, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[Piece]:
+    """What tasks that run have written by now."""
+    from rmgr.adapters.rpc import NodeClient
+
+    for node, endpoint in nodes_of(reach, number):
+        with NodeClient(endpoint, via=reach.via, credentials=reach.credentials()) as client:
+            for task in client.running(number):
+                if task.node != node or task.index not in wanted:
+                    continue
+                for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
+                    if said.data:
+                        yield Piece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
+
+
+class _Cutter:
+    """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], tuple[Piece, bytes]] = {}
+
+    def take(self, piece: Piece) -> Iterator[Line]:
+        """The lines that `piece` completes. Of an attempt that was followed by another, the last one ends there."""
+        before, rest = self._kept.pop((piece.position, piece.stream), (piece, b""))
+        if before.attempt != piece.attempt and rest:
+            yield Line.of(rest, before)
+            rest = b""
+        *lines, rest = (rest + piece.data).split(b"\n")
+        for line in lines:
+            yield Line.of(line.removesuffix(b"\r"), piece)
+        if rest:
+            self._kept[piece.position, piece.stream] = piece, rest
+
+    def rest(self, index: int | None = None) -> Iterator[Line]:
+        """What did not end with a line's end, of one task or of all."""
+        for key in [key for key in self._kept if index is None or key[0] == index]:
+            piece, rest = self._kept.pop(key)
+            yield Line.of(rest, piece)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a task ended, as far as its output goes."""
+
+    id: str
+    position: int
+    attempt: int
+    log: tuple[bytes, bytes]
+    log_parts: tuple[int, int]
+    ended_us: int = 0
+
+    @classmethod
+    def of(cls, future: Future) -> End | None:
+        """None: it never ran, or it is not known how it ended."""
+        settled = future.settled
+        if settled is None or not settled.attempt:
+            return None
+        outcome = settled.outcome
+        return cls(id=future.task_id, position=future.index, attempt=settled.attempt, log=outcome.log, log_parts=outcome.log_parts)
+
+
+class Reach:
+    """`live.Place`: how a connection gets at nodes and store."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def via(self) -> str:
+        """The gateway through which nodes are asked, "" = none."""
+        return str(getattr(self._connection.coordinator, "endpoint", "")) if self._connection.config.cluster.uses_gateway else ""
+
+    def coordinator(self) -> Coordinator:
+        """The connection's. Raises CoordinationUnavailable."""
+        if self._connection.coordinator is None:
+            raise CoordinationUnavailable("this connection has none to ZooKeeper, nor to a gateway", hint="rmgr.connect()")
+        return self._connection.coordinator
+
+    def credentials(self) -> Credentials | None:
+        """Who we are."""
+        return self._connection.credentials
+
+    def data_store(self) -> Store:
+        """The connection's."""
+        return self._connection.submitter.store
+
+    def left_s(self, most: float | None = None) -> float | None:
+        """Nothing else limits a step."""
+        return most
+
+    def note(self, text: str) -> None:
+        """That some of an output was not kept stands where it was cut."""
