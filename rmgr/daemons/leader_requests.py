@@ -15,6 +15,7 @@ from functools import partial
 from rmgr.client.cancelling import cancel_tasks
 from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.records import decode_record
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import names_below
 from rmgr.daemons.placing_asks import Asks
@@ -85,7 +86,7 @@ class RequestKeeper:
         kinds: tuple[type[CancelRequest | StopRequest], ...] = (StopRequest, CancelRequest)
         for kind in kinds:
             with suppress(RmgrError):
-                request = validity.decode(found.data, kind, paths.request(guid))
+                request = decode_record(found.data, kind, paths.request(guid))  # what is wrong in it is only told back
                 if not request.answered:
                     self._answer(guid, replace(request, answered=True, error=error.message), found.version)
                     return

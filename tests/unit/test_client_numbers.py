@@ -13,7 +13,7 @@ from rmgr.client.specs import Options, draft_of
 from rmgr.client.submitting import Numbers, Submitted, submit
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator
-from rmgr.model.submission import Work
+from rmgr.model.submission import Command, Work
 from tests.harness.client_cluster import Cluster
 
 
@@ -37,7 +37,7 @@ def coordinator() -> Iterator[Counting]:
 
 
 def send(coordinator: Coordinator, numbers: Numbers | None, *, token: str = "") -> Submitted:
-    draft = draft_of(Options(name="x", token=token), work=Work.COMMAND)
+    draft = draft_of(Options(name="x", token=token, queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
     return submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 10, numbers=numbers)
 
 
