@@ -250,6 +250,7 @@ def build(
 
     room = Room(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
+    metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
 
     def forget_lost() -> None:
         """Directories were made again: what was in them is not known any more."""

@@ -163,6 +163,11 @@ class Stager:
                 self._begin(block, state, index, wish, lambda store, index=index, wish=wish: self._stage(store, block, index, wish))  # type: ignore[misc]
         return count
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory for inputs that are read ahead."""
+        return self._reading.held_bytes
+
     def meet(self, block: ClaimedBlock) -> None:
         """It may be the node's own soon: inputs of its first tasks are read while that is being decided. Else: `forget`."""
         if block.data.keyed and not block.refusal and block.payloads is not None:

@@ -167,6 +167,37 @@ def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
     assert raw == (b"raw bytes!", Encoding.RAW)
 
 
+def test_each_input_is_read_once_and_each_output_written_once_by_calls_for_many(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    trips: dict[str, list[int]] = {"get_noted_many": [], "put_many": [], "get": [], "put": [], "head": []}
+
+    def counted(name: str) -> Any:
+        real = getattr(rig.store, name)
+
+        def call(what: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(what, list) or str(what).startswith(("name/", "out/")):
+                trips[name].append(len(what) if isinstance(what, list) else 1)
+            return real(what, *args, **options)
+
+        return call
+
+    rig.store.put_many([(keys.named(f"in/{number}"), f"{number}".encode()) for number in range(200)])
+    first = rig.submit(lambda value: value + b"!", keyed=[KeyedPayload((f"in/{number}",), (f"mid/{number}",)) for number in range(200)])
+    for number in range(200):
+        rig.point(f"mid/{number}", first, number, 0)
+    for name in trips:
+        monkeypatch.setattr(rig.store, name, counted(name))
+    rig.start()
+    rig.outcomes(first, 200)
+    assert sum(trips["put_many"]) == sum(trips["get_noted_many"]) == 200, "each input is read once, each output written once"
+    second = rig.submit(lambda value: value + b"?", keyed=[KeyedPayload((f"mid/{number}",), (f"end/{number}",)) for number in range(200)])
+    rig.outcomes(second, 200)
+    assert sum(trips["get_noted_many"]) == 200 + 400, "a pointer and what it leads to"
+    assert trips["get"] == trips["put"] == trips["head"] == []
+    assert [rig.store.get(keys.output(second, number, 1, 0)) for number in range(200)] == [
+        (f"{number}!?".encode(), Encoding.RAW) for number in range(200)
+    ]
+
+
 def test_large_inputs_travel_as_files(rig: Rig) -> None:
     rig.start()
     rig.store.put(keys.named("big"), b"B" * 3_000_000)

@@ -97,7 +97,7 @@ class Node:
 
     @property
     def held_bytes(self) -> int:
-        return self.stager._reading.held_bytes
+        return self.stager.held_bytes
 
     def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
         end_s = time.monotonic() + DEADLINE_S

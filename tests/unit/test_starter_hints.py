@@ -1,0 +1,71 @@
+"""What is announced on a direct line: inputs are read for a block of who announces it, and given back when it never comes."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from rmgr.coord.records import encode_block, encode_keyed
+from rmgr.daemons.starter_blocks import ClaimedBlock
+from rmgr.daemons.starter_hints import Hints
+from rmgr.daemons.starter_records import Info
+from rmgr.model.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.queue import QueueSpec
+from rmgr.model.submission import PythonEnvironment, Submission, Work
+
+FUNCTION = "f" * 64
+DATA = encode_block(BlockData(function=FUNCTION, keyed=True, payloads=(encode_keyed(KeyedPayload(("in",), ("out",))),)))
+
+
+class Stager:
+    """Writes down what it is asked."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ClaimedBlock]] = []
+
+    def meet(self, block: ClaimedBlock) -> None:
+        self.told.append(("meet", block))
+
+    def forget(self, block: ClaimedBlock) -> None:
+        self.told.append(("forget", block))
+
+
+def a_key(first: int = 0) -> BlockKey:
+    return BlockKey(priority=0, seq=1, submission=1, first=first, count=1, attempt=1, cores=1, memory_mib=0)
+
+
+def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
+    record = Submission(id=1, name="x", user="ann", queue="q", work=Work.PYTHON, python=PythonEnvironment())
+    info = Info(record, QueueSpec(name="q"), None)
+    stager = Stager()
+    node: Any = SimpleNamespace(name="n1", stager=stager)
+    shared: Any = SimpleNamespace(records={1: info}, gate=None)
+    hints = Hints(node, shared, read=lambda *_: None)
+    line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by), close=lambda: None)
+    hints._announce(line, a_key(), data)
+    return hints, stager
+
+
+def test_inputs_of_what_its_user_announces_are_read_and_kept_when_it_comes() -> None:
+    hints, stager = announced(by="ann")
+    block = hints.meet(a_key(), DATA)
+    assert stager.told == [("meet", block)]
+
+
+def test_nothing_is_read_for_what_somebody_else_announces() -> None:
+    hints, stager = announced(by="eve")
+    assert [what for what, _ in stager.told] == []
+    assert hints.meet(a_key(), DATA) is None
+
+
+def test_what_never_comes_or_is_another_one_is_given_back() -> None:
+    hints, stager = announced(by="ann")
+    hints.settle(time.monotonic())
+    assert [what for what, _ in stager.told] == ["meet"]
+    hints.settle(time.monotonic() + 60)
+    assert [what for what, _ in stager.told] == ["meet", "forget"]
+    hints, stager = announced(by=None)
+    assert hints.meet(a_key(), b"something else") is None
+    hints.reset()
+    assert [what for what, _ in stager.told] == ["meet", "forget"]
