@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr import errors
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.listening import check_place
+from rmgr.adapters.rpc_alive import OwnVoice
 from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
@@ -199,6 +200,7 @@ class RpcServer:
         except RuntimeError as error:
             raise errors.Unavailable(f"cannot listen on {listen}: {error}", hint="is the port taken? use port 0 for a free one") from error
         self.endpoint = f"{host}:{port}"
+        self._voice = OwnVoice(self.endpoint, credentials, OPTIONS)
 
     def add_leader(self, answers: LeaderAnswers) -> None:
         """Serves `rmgr.v1.Leader`."""
@@ -221,8 +223,13 @@ class RpcServer:
         """What the health service says of the whole daemon."""
         self._health.set(healthy)
 
+    def is_mute(self, timeout_s: float) -> bool:
+        """It has answered nothing for `timeout_s`, though it was asked. Blocks as long."""
+        return self._voice.is_mute(timeout_s)
+
     def stop(self, grace_s: float = 0.5) -> None:
         """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
+        self._voice.close()
         self._health.end()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -20,7 +20,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import identity_of
 from rmgr.adapters.rpc_errors import fail
 from rmgr.adapters.rpc_expel import Expeller
-from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
@@ -199,6 +199,8 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
                 self._streams.watch(method, who, context)
         except PermissionDenied as error:
             self._refused(method, who, error.message)
+            fail(context, error)
+        except Unavailable as error:
             fail(context, error)
 
 

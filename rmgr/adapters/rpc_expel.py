@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import grpc
 
-from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.errors import PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity
 
 #: What a client whose key was revoked is told.
@@ -37,16 +37,19 @@ class Expeller:
         self._looks = False
 
     def watch(self, method: str, who: Identity, context: grpc.ServicerContext) -> None:
-        """The stream has begun. Cost: 5 us."""
+        """The stream has begun. Cost: 5 us. Raises Unavailable where there is no thread to look at it: it is not to go on then."""
         if method in _OWN:
             return
         with self._lock:
+            if not self._looks:
+                try:
+                    threading.Thread(target=self._look, name="rpc-revoked", daemon=True).start()
+                except RuntimeError as error:
+                    raise Unavailable(f"this daemon has no thread left ({error})", hint="try again; rmgr doctor") from None
+                self._looks = True
             self._live[context] = method, who
-            begins, self._looks = not self._looks, True
         if not context.add_callback(lambda: self._over(context)):
             self._over(context)
-        if begins:
-            threading.Thread(target=self._look, name="rpc-revoked", daemon=True).start()
 
     def _over(self, context: grpc.ServicerContext) -> None:
         with self._lock:

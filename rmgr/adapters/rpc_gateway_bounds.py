@@ -72,7 +72,7 @@ class Booking:
     def __init__(self, bounds: Bounds, user: str) -> None:
         self.user = user
         self._bounds = bounds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._bytes = 0
         self._watches: set[int] = set()
         self._closed = False

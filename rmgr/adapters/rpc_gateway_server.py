@@ -45,8 +45,7 @@ STALLED_S = 20.0
 LONELY_S = 10.0
 _HELLO_S = 10.0
 _BATCH_BYTES = 512 * 1024
-_LONGEST_S = 3600.0
-_TIMEOUTS_S = (0.5, 60.0)
+_LONGEST_S, _TIMEOUTS_S = 3600.0, (0.5, 60.0)
 _LOOK_S = 0.5
 
 
@@ -160,10 +159,12 @@ class Sessions:
             self._gate.count("refused", type(error).__name__)
             fail(context, error)
         finally:
-            session.finish(close=not self._abandon)
-            with self._lock:
-                self._live.discard(session)
-            self._places.give_back(caller.user)
+            try:
+                session.finish(close=not self._abandon)
+            finally:
+                with self._lock:
+                    self._live.discard(session)
+                self._places.give_back(caller.user)
 
     def _look(self) -> None:
         while not self._stopping.wait(_LOOK_S):

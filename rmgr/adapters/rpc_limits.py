@@ -47,7 +47,7 @@ class _User:
     __slots__ = ("balance", "filled_s", "flooded_s", "held", "late_s", "lock", "refused", "seen_s", "waited_s", "written")
 
     def __init__(self, now_s: float) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # whatever a collection of garbage ends meanwhile gives back what it held, on this thread
         self.balance = math.inf  # until the first request: as much as he may have at once
         self.filled_s = self.seen_s = self.late_s = now_s
         self.waited_s = 0.0
@@ -81,7 +81,7 @@ class Bounds:
         self.limits = limits or UserLimits()
         self._capacity_per_s = capacity_per_s
         self._clock = clock
-        self._lock = threading.Lock()  # of what follows, but for what is in a _User
+        self._lock = threading.RLock()  # of what follows, but for what is in a _User
         self._users: dict[str, _User] = {}
         self._places: dict[str, list[Shares]] = {}
         self._totals: Counter[str] = Counter()  # about: as of the last count

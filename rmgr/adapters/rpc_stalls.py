@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +31,9 @@ class Stalls:
                 with self._lock:
                     self._sending[number] = time.monotonic(), context
                     if not self._looks:
-                        self._looks = True
-                        threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                        with contextlib.suppress(RuntimeError):  # no thread to be had: the next message tries again
+                            threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                            self._looks = True
                 yield message
                 with self._lock:
                     self._sending.pop(number, None)

@@ -54,6 +54,7 @@ from rmgr.daemons.submitter_owners import Owners
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.submitter_values import OwnedStore
+from rmgr.daemons.submitter_voice import VoiceCheck
 from rmgr.daemons.submitter_written import WrittenKeeper
 from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
@@ -342,6 +343,7 @@ def _serve(
     signals.install()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
+    voice = VoiceCheck(server.is_mute).start()
     keeper = None
     if credentials is not None:
         keeper = SecretKeeper(
@@ -367,6 +369,7 @@ def _serve(
         if keeper is not None:
             keeper.stop()
         guard.stop()
+        voice.stop()
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)

@@ -42,13 +42,29 @@ def lone(zookeeper_parts: None, tmp_path: Path) -> Iterator[Chaos]:
 
 
 @pytest.fixture(scope="module")
-def flooded(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flooded]:
-    """One for the tests of a file."""
-    made = Flooded(tmp_path_factory.mktemp("bounds"))
-    try:
-        yield made
-    finally:
-        made.close()
+def scenes(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Flooded]]:
+    """The scene of a file's tests; another one when it broke."""
+    made: list[Flooded] = []
+
+    def get() -> Flooded:
+        if made and made[-1].broken:
+            made.pop().close()
+        if not made:
+            made.append(Flooded(tmp_path_factory.mktemp("bounds")))
+        return made[-1]
+
+    yield get
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def flooded(scenes: Callable[[], Flooded]) -> Iterator[Flooded]:
+    """Whose gateway answers when a test has ended."""
+    scene = scenes()
+    yield scene
+    if not scene.broken:
+        scene.until_told("the gateway answers after the test", lambda told: not told.problem)
 
 
 @pytest.fixture
@@ -60,4 +76,5 @@ def limited(flooded: Flooded) -> Iterator[Callable[..., Flooded]]:
         return flooded
 
     yield made
-    flooded.set_limits(UserLimits())
+    if not flooded.broken:
+        flooded.set_limits(UserLimits())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -24,6 +25,7 @@ from rmgr.adapters.rpc_auth import open_channel
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.identity import Role
+from rmgr.model.limits import UserLimits
 from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, upload
 
@@ -37,6 +39,18 @@ def _first(stream: Any, endpoint: str) -> Any:
         return next(stream).status
     except grpc.RpcError as error:
         return rebuild(error, endpoint)
+
+
+def test_a_gateway_that_says_nothing_is_named_and_costs_one_test(scenes: Callable[[], Flooded], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.harness.attacker.DEADLINE_S", 3.0)
+    scene = scenes()
+    scene.gateway.signal(signal.SIGSTOP)
+    with pytest.raises(AssertionError, match=r"(?s)said last: Unavailable.*it was alive") as failed:
+        scene.set_limits(UserLimits(sessions=7))
+    assert "submitter_listens" in str(failed.value)
+    assert "most recent call first" in str(failed.value)
+    assert scenes() is not scene
+    scenes().works()
 
 
 @pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])

@@ -35,11 +35,11 @@ from rmgr.runtime.secured import zookeeper_options
 DEADLINE_S = 60.0
 
 
-def until(what: str, condition: Callable[[], Any]) -> Any:
-    """The first true answer. Fails naming `what`."""
+def until(what: str, condition: Callable[[], Any], why: Callable[[], str] = str) -> Any:
+    """The first true answer. Fails naming `what`, and what `why` says then."""
     end_s = time.monotonic() + DEADLINE_S
     while not (answer := condition()):
-        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
+        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what} {why()}"
         time.sleep(0.03)
     return answer
 

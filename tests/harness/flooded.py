@@ -43,9 +43,11 @@ class Flooded(Scene):
         self.leader = epoch.endpoint
         [node] = self.cluster.snapshot().nodes.values()
         self.node = node
+        self.broken = ""  #: why the next test gets another scene
 
     def close(self) -> None:
-        self.gateway.kill()
+        with contextlib.suppress(ProcessLookupError):
+            self.gateway.kill()
         self.admin.zk.close()
         super().close()
 
@@ -82,7 +84,26 @@ class Flooded(Scene):
         data = encode_record(with_limits(settings, limits))
         change = Multi(name="SETTINGS", ops=(Set(paths.CONFIG, data, found.version),), proof=Holds(paths.CONFIG, data))
         assert isinstance(self.admin.zk.commit(change).result(60), Committed)
-        until("the gateway has the limits", lambda: quietly(lambda: self.told("ann").limits == limits))
+        self.until_told("the gateway has the limits", lambda told: told.limits == limits)
+
+    def until_told(self, what: str, condition: Callable[[Told], bool]) -> None:
+        """The gateway has told ann so. Else it says why, and the next test gets another scene."""
+        last: Any = None
+
+        def asked() -> bool:
+            nonlocal last
+            try:
+                last = self.told("ann")
+            except RmgrError as error:
+                last = repr(error)
+                return False
+            return condition(last)
+
+        def why() -> str:
+            self.broken = f"(it said last: {last})\n{self.gateway.autopsy()}"
+            return self.broken
+
+        until(what, asked, why)
 
     def session(self, user: str) -> GatewayCoordinator:
         return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])

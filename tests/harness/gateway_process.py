@@ -39,7 +39,7 @@ class GatewayProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env={**self._environment, "RMGR_STRICT_LOG": "1"},
+                env={**self._environment, "RMGR_STRICT_LOG": "1", "PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,
             )
         end = time.monotonic() + deadline_s
@@ -56,6 +56,21 @@ class GatewayProcess:
         """SIGKILL, and nothing of it is left."""
         self.signal(signal.SIGKILL)
         self.wait()
+
+    def autopsy(self, lines: int = 60, stacks: int = 400) -> str:
+        """Ends it, if it lives, with the stacks of its threads; how it ended, the end of its log, and the stacks."""
+        assert self._process is not None
+        ended = self._process.poll()
+        log = self.log().splitlines()
+        if ended is None:
+            self.signal(signal.SIGABRT)
+            self.signal(signal.SIGCONT)
+            try:
+                self.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        told = "it was alive" if ended is None else f"it had ended with {ended}"
+        return "\n".join([f"the gateway: {told}; the end of its log:", *log[-lines:], *self.log().splitlines()[len(log) :][:stacks]])
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

@@ -1,0 +1,145 @@
+"""A mute server is noticed, and what could not begin for want of a thread begins later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_expel import Expeller
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_stalls import Stalls
+from rmgr.daemons.submitter_voice import VoiceCheck
+from rmgr.errors import Unavailable
+from rmgr.model.identity import Identity, Role
+from rmgr.runtime.stall import StallGuard
+
+_START = threading.Thread.start
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is set, every new thread of a server is refused as the system does it that has reached its limit of tasks."""
+    refusing = threading.Event()
+
+    def start(self: threading.Thread) -> None:
+        if refusing.is_set() and self.name.startswith(("rpc", "stalls")):
+            raise RuntimeError("can't start new thread")
+        _START(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    yield refusing
+    refusing.clear()
+
+
+def test_a_server_whose_taking_thread_is_held_is_mute_and_one_whose_handlers_are_is_not() -> None:
+    held, release = threading.Event(), threading.Event()
+
+    class Held(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: grpc.HandlerCallDetails) -> None:
+            if details.method == "/hold/it":
+                held.set()
+                release.wait(60)  # as a callback would hold that thread which never comes back
+
+    server = RpcServer("127.0.0.1:0", threads=1)
+    server.add_generic(Held())
+    server.start()
+    with grpc.insecure_channel(server.endpoint) as channel:
+        try:
+            watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""), timeout=60)
+            assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+            assert not server.is_mute(20.0)
+            hung = channel.unary_unary("/hold/it").future(b"", timeout=60)
+            assert held.wait(20)
+            assert server.is_mute(0.5)
+            release.set()
+            assert isinstance(hung.exception(20), grpc.RpcError)
+            assert not server.is_mute(20.0)
+        finally:
+            release.set()
+            server.stop()
+
+
+def test_who_answers_lives_and_who_is_mute_is_ended() -> None:
+    ended: list[str] = []
+    mute = threading.Event()
+    guard = StallGuard(2.0, name="the server", on_stall=ended.append)
+    check = VoiceCheck(lambda _timeout_s: mute.is_set(), guard, pause_s=0.02).start()
+    try:
+        assert not mute.wait(3.0)
+        assert not ended
+        mute.set()
+        end_s = time.monotonic() + 30
+        while not ended:
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        assert ended[0].startswith("the server: no progress")
+    finally:
+        check.stop()
+
+
+def test_stalled_streams_are_cut_after_a_thread_was_refused_once(no_threads: threading.Event) -> None:
+    class Context:
+        cut = threading.Event()
+
+        def cancel(self) -> None:
+            self.cut.set()
+
+    stalls = Stalls(0.1)
+    no_threads.set()
+    first = stalls.watched(Context(), ["a", "b"])  # type: ignore[arg-type]
+    assert next(first) == "a"
+    no_threads.clear()
+    second = stalls.watched(Context(), ["a", "b"])  # type: ignore[arg-type]
+    assert next(second) == "a"
+    assert Context.cut.wait(20)
+
+
+def test_revoked_callers_are_expelled_after_a_thread_was_refused_once(no_threads: threading.Event) -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.cut = threading.Event()
+
+        def add_callback(self, _callback: object) -> bool:
+            return True
+
+        def cancel(self) -> None:
+            self.cut.set()
+
+    expeller = Expeller(lambda _: True, lambda *_: None)
+    who = Identity(name="mallory", role=Role.USER, cluster="c", key_id="0" * 32)
+    contexts = [Context(), Context()]
+    no_threads.set()
+    with pytest.raises(Unavailable, match="no thread left"):  # a stream that nobody looks at is not served
+        expeller.watch("/rmgr.v1.Node/Logs", who, contexts[0])  # type: ignore[arg-type]
+    no_threads.clear()
+    expeller.watch("/rmgr.v1.Node/Logs", who, contexts[1])  # type: ignore[arg-type]
+    assert contexts[1].cut.wait(20)
+
+
+def test_what_garbage_gives_back_while_its_user_is_counted_stops_nobody() -> None:
+    bounds = Bounds()
+
+    class Left:
+        def __del__(self) -> None:
+            bounds.give_back("watches", "mallory")
+
+    class Reading(dict[str, int]):
+        """Looked through while a collection of garbage comes upon something of the same user."""
+
+        def items(self) -> object:  # type: ignore[override]
+            Left()
+            return super().items()
+
+    bounds.take("watches", "mallory", 3)
+    bounds._users["mallory"].held = Reading(watches=3)  # type: ignore[assignment]
+    counted = threading.Thread(target=bounds._count, args=(time.monotonic(),), daemon=True)
+    counted.start()
+    counted.join(20)
+    assert not counted.is_alive()
+    assert bounds.used("mallory") == {"watches": 2}
