@@ -14,6 +14,7 @@ from typing import Any
 
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, is_ending
+from rmgr.client.echo import LiveEcho
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
 from rmgr.client.opening import Opening
@@ -41,7 +42,7 @@ class Core(Tasks):
     """The tasks of one Executor.
 
     Args:
-        cap: most slots in use at once, None = no cap. on_output: what becomes of what calls print.
+        cap: most slots in use at once, None = no cap. on_output: what becomes of what calls print. is_live: it is written as it comes.
         group: workers are shared inside it only.
     """
 
@@ -55,6 +56,7 @@ class Core(Tasks):
         initializer: tuple[Callable[..., object], tuple[Any, ...]] | None,
         group: str,
         on_output: Output | None,
+        is_live: bool = False,
         timeout_s: float,
     ) -> None:
         super().__init__(connection)
@@ -63,6 +65,7 @@ class Core(Tasks):
         self.is_shut = False
         self._timeout_s = timeout_s
         self._on_output = on_output
+        self._live = LiveEcho(self) if is_live else None
         self._has_initializer = initializer is not None
         digest = ""
         if initializer is not None:
@@ -116,8 +119,13 @@ class Core(Tasks):
         with self._adding:
             self.check_open()
             if self._throttle is None:
-                return super().add(spec, payloads)
+                added = super().add(spec, payloads)
+                if self._live is not None:
+                    self._live.begin()
+                return added
             self.opened()
+            if self._live is not None:
+                self._live.begin()
             calls = [Call(spec, *self._slim(payload), Future(self)) for payload in payloads]
             self._throttle.add(calls)
             return [call.future for call in calls]
@@ -140,7 +148,10 @@ class Core(Tasks):
             refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
             if refused is not None:
                 self._fail(refused)
-        if self._on_output is not None:
+        if self._live is not None:
+            for outcome in outcomes:
+                self._live.ended(outcome, outcome.attempt or fragment.attempt)
+        elif self._on_output is not None:
             for outcome in outcomes:
                 if outcome.log != (b"", b"") or outcome.log_parts != (0, 0):
                     self._tell_output(outcome, outcome.attempt or fragment.attempt)
@@ -264,7 +275,9 @@ class Core(Tasks):
             while left := [*self.unfinished(), *(self._throttle.waiting() if self._throttle is not None else ())]:
                 for future in left:
                     future.wait()
-        if self._on_output is not None and self.lane is not None and self.connection.is_usable:
+        if self._live is not None and self.connection.is_usable:
+            self._live.settle(10.0)
+        elif self._on_output is not None and self.lane is not None and self.connection.is_usable:
             written = threading.Event()
             self.call_soon(written.set)
             written.wait(10.0)

@@ -46,7 +46,8 @@ class Executor(stdlib.Executor):
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
         output: "echo" writes what calls print to this process's stdout and stderr as they end (as a process pool's
-            workers do); "log" leaves it to `rmgr logs`.
+            workers do); "live" writes it line by line as it comes, for calls that last, with the task before each line
+            where there are several ("42_7: text"); "log" leaves it to `rmgr logs`.
         connection: default `rmgr.connect()`.
     Raises: ValueError, NotConnected, Infeasible, NotFound (queue), PickleFailed (initializer).
     """
@@ -80,8 +81,8 @@ class Executor(stdlib.Executor):
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")
-        if output not in {"echo", "log"}:
-            raise ValueError(f"output must be 'echo' or 'log', not {output!r}")
+        if output not in {"echo", "live", "log"}:
+            raise ValueError(f"output must be 'echo', 'live' or 'log', not {output!r}")
         self._cap = max_workers
         options = Options(
             queue=queue,
@@ -108,6 +109,7 @@ class Executor(stdlib.Executor):
             initializer=None if initializer is None else (initializer, tuple(initargs)),
             group=uuid.uuid4().hex if initializer is not None else "",
             on_output=echo.write if output == "echo" else None,
+            is_live=output == "live",
             timeout_s=timeout,
         )
         _executors.add(core)

@@ -68,7 +68,7 @@ def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, fo
     while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
         _pause(deadline)
     left = {future.index: future for future in futures if future.index >= 0}
-    reach, cutter = Reach(source.connection), _Cutter()
+    reach, cutter = Reach(source.connection), Cutter()
     live = LiveOutput(reach, source.number, wanted=frozenset(left), streams=streams)
     try:
         while True:
@@ -112,7 +112,7 @@ def _so_far(reach: Reach, number: int, wanted: dict[int, Future], streams: tuple
                         yield Piece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
 
 
-class _Cutter:
+class Cutter:
     """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
 
     def __init__(self) -> None:

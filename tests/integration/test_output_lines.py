@@ -70,3 +70,29 @@ def test_a_call_of_an_executor_is_followed_too(connection: Connection, tmp_path:
         assert next(lines) == "begun"
         gate.touch()
         assert list(lines) == ["done", "no end of line"]
+
+
+def test_an_executor_writes_lines_as_they_come(connection: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gates, out = [tmp_path / name for name in "ab"], ""
+    with rmgr.Executor(output="live", connection=connection) as executor:
+        futures = [executor.submit(talk, str(gate)) for gate in gates]
+        end = time.monotonic() + 60
+        while out.count(": begun\n") < 2:
+            out += capfd.readouterr().out
+            assert time.monotonic() < end, out
+        assert not any(future.done() for future in futures)
+        for gate in gates:
+            gate.touch()
+        assert executor.submit(print, "at once").result(60) is None
+    out += capfd.readouterr().out
+    wanted = [f"{future.task_id}: {text}" for future in futures for text in ("begun", "done", "no end of line")]
+    number = futures[0].task_id.partition("_")[0]
+    assert sorted(out.splitlines()) == sorted([*wanted, f"{number}_2: at once"])
+
+
+def test_the_lines_of_one_call_stand_alone(connection: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gate").touch()
+    with rmgr.Executor(1, output="live", connection=connection) as executor:
+        executor.submit(talk, str(tmp_path / "gate"))
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("begun\ndone\nno end of line\n", "careful\n")
