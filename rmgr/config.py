@@ -326,7 +326,11 @@ def _convert(kind: type[Any], key: str, value: Any, where: str) -> Any:
             return tuple(part for part in value.split(",") if part) if isinstance(value, str) else tuple(str(part) for part in value)
     except KeyError:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid", hint="true or false") from None
-    except (TypeError, ValueError, OverflowError, UsageError) as error:
+    except ValueError as error:
+        if hint not in {int, float} or isinstance(error, UsageError):
+            raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
+        raise ConfigError(f"{where}: {key} = {value!r} is not valid: a {'whole ' * (hint is int)}number is needed") from None
+    except (TypeError, OverflowError, UsageError) as error:
         raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from error
     raise ConfigError(f"{where}: {key} = {value!r} is not valid: {getattr(hint, '__name__', hint)} expected")
 

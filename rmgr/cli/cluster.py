@@ -14,7 +14,7 @@ from rmgr.cli.draining import no_node
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
 from rmgr.cli.tables import draw, table_options
-from rmgr.errors import NotFound
+from rmgr.errors import DeadlineExceeded, NotFound, Unavailable
 from rmgr.model.units import format_duration
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
@@ -24,7 +24,9 @@ _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 @command(
     "status",
     examples="rmgr status\nrmgr status --json | jq .healthy\nrmgr status --watch",
-    exits="0 healthy: work that may run will run. 1 something is wrong (it says what, and what to type), 5 ZooKeeper cannot be reached",
+    exits="""\
+0 healthy: work that may run will run. 1 something is wrong (it says what, and what to type),
+5 ZooKeeper cannot be reached, 6 --timeout ran out""",
 )
 @click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
 def status(session: Session, watch: bool) -> None:
@@ -37,7 +39,12 @@ def status(session: Session, watch: bool) -> None:
         healthy = view.healthy
         emit(shapes.status(view)) if session.json else _draw_status(view)
 
-    draw(session, once, watch=watch)
+    try:
+        draw(session, once, watch=watch)
+    except Unavailable as error:
+        if session.is_over():
+            raise DeadlineExceeded(f"{error.message}: no answer within {session.timeout_s:g} s (--timeout)", hint=error.hint) from error
+        raise
     if not healthy:
         raise WorkEnded(1)
 

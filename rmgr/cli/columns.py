@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rmgr.cli.render import Column, age, clock, elapsed
 from rmgr.model.node import NodeState
 from rmgr.model.states import Reason, State
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import JobView, NodeView, QueueView
 
 
@@ -162,7 +162,7 @@ def _limit_size(queue: QueueView) -> str:
 
 def _reserved(queue: QueueView) -> str:
     cores = sum(held.cores for held in queue.held)
-    return f"{cores} cores for {', '.join(dict.fromkeys(held.job for held in queue.held))}" if cores else ""
+    return f"{counted(cores, 'core')} for {', '.join(dict.fromkeys(held.job for held in queue.held))}" if cores else ""
 
 
 QUEUE_COLUMNS = (

@@ -156,6 +156,13 @@ class Session:
         self._owned.append(closable)
         return closable
 
+    def is_over(self) -> bool:
+        """Nothing is left of `--timeout` that a question could be answered in."""
+        if self.timeout_s is None:
+            return False
+        left = self.timeout_s - (time.monotonic() - self.started)
+        return left < 0.2
+
     def left_s(self, most: float | None = None) -> float | None:
         """Seconds until `--timeout`, at most `most`; None when neither limits. Raises DeadlineExceeded when it is over."""
         if self.timeout_s is None:

@@ -110,7 +110,11 @@ def fetch_files(session: Session, item: Followed) -> None:
         for end in sorted(item.ends.values(), key=lambda end: end.position):
             target = Path(expand(pattern, end, submission.name))
             try:
-                if str(target) not in started and (target.exists() or not target.parent.is_dir()):
+                if not target.parent.is_dir():
+                    where = f"{('-o', '-e')[number]} {target}: there is no directory {target.parent} here"
+                    session.note(f"{where}; where a node has none either it was not written: rmgr logs {end.id}")
+                    break  # one word of them all
+                if str(target) not in started and target.exists():
                     continue  # the node wrote it: it is this machine, or a shared file system
                 store = session.data_store() if end.log_parts[number] else None
                 parts = read_ended(

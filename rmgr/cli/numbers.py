@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.errors import NotFound
 from rmgr.model.array import parse_array
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -22,7 +23,8 @@ def positions_of(session: Session, number: int, shown: Sequence[int], *, total: 
     for index in shown:
         position = array.position_of(index) if array else index
         if position is None or (total is not None and position >= total):
-            told = f"its array is {submission.array}" if array else f"it has {total} tasks, counted from 0" if total is not None else ""
+            has = f"it has {counted(total, 'task')}, counted from 0" if total is not None else ""
+            told = f"its array is {submission.array}" if array else has
             raise NotFound(f"there is no task {number}_{index}" + (f": {told}" if told else ""), hint=f"rmgr tasks {number}")
         positions.append(position)
     return positions

@@ -86,7 +86,9 @@ def parse_states(text: str) -> tuple[State, ...]:
         elif name in State.__members__:
             states.append(State(name))
         else:
-            raise nearest("state", name, State.__members__)
+            others = ", ".join(f"{word} ({state})" for word, state in _OTHER_STATES.items())
+            told = nearest("state", name, State.__members__)
+            raise UsageError(told.message, hint=f"{told.hint}; also {others}")
     return tuple(states)
 
 

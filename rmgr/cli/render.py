@@ -217,7 +217,8 @@ def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: i
         ]
         if not able:
             break
-        widths[max(able, key=lambda at: (widths[at], at))] -= 1
+        # What a line is read for goes last: the reason, the error.
+        widths[max(able, key=lambda at: (not heads[at].endswith(("REASON", "REASON)", "ERROR", "FIX")), widths[at], at))] -= 1
     return widths
 
 

@@ -17,6 +17,7 @@ from rmgr.model.block import MAX_TASKS
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission
 from rmgr.model.submission import Work as Kind
+from rmgr.model.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -113,6 +114,10 @@ def prepare(session: Session, work: Work) -> Draft:
     found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
     nodes = [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
     draft = admit(draft, settings, nodes, partition=options.partition, tasks=len(payloads))
+    if options.time_us == 0:
+        limit_us = draft.request.time_limit_us
+        told = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
+        session.note(f"-t 0 sets no time limit{told}")
     _check_dependencies(session, coordinator, draft)
     _check_inputs(session, options)
     _check_outputs(session, draft, len(payloads))
@@ -365,7 +370,7 @@ def _check_size(record: Submission) -> None:
     size = len(encode_record(record))
     for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):
         if len(text) > _MAX_WORD:
-            raise RequestTooLarge(f"{option} has {len(text)} characters; at most {_MAX_WORD} are recorded", hint="a shorter one")
+            raise UsageError(f"{option} has {len(text)} characters; at most {_MAX_WORD} are recorded", hint="a shorter one")
     if size > _MAX_RECORD_BYTES:
         raise RequestTooLarge(
             f"the command and its environment take {size} bytes; at most {_MAX_RECORD_BYTES} are recorded",

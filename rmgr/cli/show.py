@@ -15,7 +15,7 @@ from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, now_us, paint, printable, table
 from rmgr.cli.selectors import Target, parse_one, resolve
 from rmgr.coord.asked import in_words
-from rmgr.errors import NotFound
+from rmgr.errors import NotFound, UsageError
 from rmgr.model.states import State
 from rmgr.model.units import format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
@@ -32,10 +32,13 @@ _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
     rmgr show last --json""",
     exits=_EXITS,
 )
-@click.argument("selector", metavar="ID")
-def show(session: Session, selector: str) -> None:
+@click.argument("words", metavar="ID", nargs=-1, required=True)
+def show(session: Session, words: tuple[str, ...]) -> None:
     """All that is known of a submission, or of one task with its attempts."""
-    target = find_one(session, selector)
+    if len(words) > 1:  # `show job 1`, as other systems have it
+        about = "rmgr nodes" if words[0].startswith("node") else "rmgr queues" if words[0].startswith(("queue", "part")) else "rmgr show"
+        raise UsageError(f"show takes one ID, not {len(words)} words", hint=f"{about} {words[-1]}")
+    target = find_one(session, words[0])
     job = session.query().job(target.submission)
     if target.tasks:
         task = find_task(session, job, target.tasks[0])

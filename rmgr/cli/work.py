@@ -16,6 +16,7 @@ from rmgr.cli.selectors import Filter, parse, resolve
 from rmgr.cli.tables import draw, filter_options, table_options
 from rmgr.errors import NotFound
 from rmgr.model.states import State
+from rmgr.model.units import counted
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000
@@ -96,7 +97,7 @@ def tasks(
         table(found, columns.task_columns(now_us()), layout)
         if following is not None:
             sys.stdout.flush()
-            session.note(f"{len(found)} tasks are shown; --cursor {following} shows the next, --limit 0 all")
+            session.note(f"{counted(len(found), 'task')} shown; --cursor {following} shows the next, --limit 0 all")
 
     draw(session, once, watch=watch)
 

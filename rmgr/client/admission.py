@@ -19,7 +19,7 @@ from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Request, checked_resources, needs_of
 from rmgr.model.submission import Submission, Work
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 
 _MAX_CORES = 99_999
 
@@ -173,10 +173,12 @@ def _check_partition(partition: str, settings: ClusterSettings) -> None:
     known = sorted({queue.partition for queue in settings.queues})
     if partition not in known:
         close = difflib.get_close_matches(partition, known, 1, 0.5)
-        raise NotFound(
-            f"--partition: no queue is in a partition {partition!r}; there are {', '.join(known)}",
-            hint=f"did you mean {close[0]!r}?" if close else "rmgr queues -o queue,partition",
-        )
+        if settings.queue(partition) is not None:  # Slurm's word for a queue
+            hint = f"did you mean the queue: -q {partition}?"
+        else:
+            hint = f"did you mean {close[0]!r}?" if close else "rmgr queues -o queue,partition"
+        there = f"there {'are' if len(known) > 1 else 'is'} {', '.join(known)}"
+        raise NotFound(f"--partition: no queue is in a partition {partition!r}; {there}", hint=hint)
 
 
 def _no_place_queue(partition: str) -> Infeasible:
@@ -248,7 +250,8 @@ def _check_limits(request: Request, draft: Submission, queue: QueueSpec, cores: 
         raise UsageError("memory, time, retries, back-off and caps cannot be negative", hint="0, or leave it out, for no limit")
     hint = "rmgr queues shows the limits; choose another queue with -q"
     if queue.max_cores and cores > queue.max_cores:
-        raise Infeasible(f"{cores} cores are more than queue {queue.name} allows ({queue.max_cores})", hint=hint)
+        asked = f"{counted(cores, 'core')} {'are' if cores != 1 else 'is'}"
+        raise Infeasible(f"{asked} more than queue {queue.name} allows ({queue.max_cores})", hint=hint)
     if queue.max_memory_bytes and request.memory_bytes > queue.max_memory_bytes:
         raise Infeasible(
             f"{format_size(request.memory_bytes)} of memory are more than queue {queue.name} allows "
@@ -303,10 +306,10 @@ def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]
             hint=f"known features: {', '.join(known) or 'none'}; rmgr nodes",
         )
     largest = max(with_features, key=lambda node: (node.capacity.cores, node.capacity.memory_bytes, node.node))
-    need = f"{request.cores} cores" + (f" and {format_size(request.memory_bytes)}" if request.memory_bytes else "")
+    need = counted(request.cores, "core") + (f" and {format_size(request.memory_bytes)}" if request.memory_bytes else "")
     need += "".join(f", {count} {name}" for name, count in needs_of(request.resources))
     raise Infeasible(
-        f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {largest.capacity.cores} cores "
+        f"no node can ever run this: it needs {need}; the largest node, {largest.node}, has {counted(largest.capacity.cores, 'core')} "
         f"and {format_size(largest.capacity.memory_bytes)}{told_resources(request, with_features, largest)}",
         hint="ask for less, or add a larger node; rmgr nodes",
     )

@@ -11,7 +11,7 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import FROM_START, MAX_INDEX, Rigid
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request, needs_of
-from rmgr.model.units import format_size
+from rmgr.model.units import counted, format_size
 
 _MAX_PROCESSES = 9_999_999
 
@@ -95,7 +95,7 @@ def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
         largest = max((here[name] for name in able), key=lambda node: (node.capacity.cores, node.capacity.memory_bytes, node.node))
         raise Infeasible(
             f"no node can ever run one of these processes: {needs.text}; the largest node of {_where(needs)}, {largest.node}, has "
-            f"{largest.capacity.cores} cores and {format_size(largest.capacity.memory_bytes)}"
+            f"{counted(largest.capacity.cores, 'core')} and {format_size(largest.capacity.memory_bytes)}"
             + told_resources(needs.request, [here[name] for name in able], largest),
             hint="ask for less with -c, --mem; rmgr nodes",
         )

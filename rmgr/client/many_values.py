@@ -48,7 +48,7 @@ def _steps(pairs: Iterable[tuple[str, Any]]) -> Iterator[dict[str, tuple[Encodin
     step: dict[str, tuple[Encoding, bytes]] = {}
     size = 0
     for key, value in pairs:
-        made = encoded(keys.check_user_key(key), value)
+        made = encoded(keys.check_new_key(key), value)
         if step and (len(step) >= _PUT_VALUES or size + len(made[1]) > _PUT_BYTES or key in step):
             yield step
             step, size = {}, 0

@@ -179,14 +179,19 @@ class ProgressDisplay:
 def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
 
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("[red]{task.fields[failed]}"),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=24)),
+        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),  # what the numbers leave, of any width
+        MofNCompleteColumn(table_column=whole()),
+        TextColumn("[red]{task.fields[failed]}", table_column=whole()),
+        TextColumn("{task.fields[rate]}", table_column=whole()),
+        TextColumn("{task.fields[left]}", table_column=whole()),
+        expand=True,
         console=Console(file=stream),
         auto_refresh=True,
         refresh_per_second=10,

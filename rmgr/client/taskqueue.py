@@ -30,7 +30,7 @@ from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, pyth
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, giving_slot_back
-from rmgr.coord.keys import check_user_key
+from rmgr.coord.keys import check_new_key, check_user_key
 from rmgr.coord.ownership import trusted
 from rmgr.coord.ports import SessionState
 from rmgr.coord.records import encode_keyed
@@ -274,9 +274,8 @@ class TaskQueue(FollowsOutput):
 
     def _check_keys(self, inputs: Sequence[str], outputs: Sequence[str], *, overwrite: bool, timeout_s: float) -> None:
         """Refuses keys that cannot be, and output keys that are known here to be taken. Reads nothing but those that were seen before."""
-        for key in (*inputs, *outputs):
-            check_user_key(key)
-        if len(set(outputs)) != len(outputs):
+        written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
+        if len(written) != len(outputs):
             raise UsageError(f"an output key stands twice in {list(outputs)}")
         if overwrite or not outputs:
             return

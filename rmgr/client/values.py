@@ -76,6 +76,7 @@ class Values:
 
     def put_owned(self, key: str, encoding: Encoding, write: Callable[[bool, Note], None], *, overwrite: bool, timeout: float) -> None:
         """Has `write(overwrite, note)` write a value with the right deed, unless the key is somebody else's."""
+        keys.check_new_key(key)
         if self.deeds is None:
             write(overwrite, b"")
             return

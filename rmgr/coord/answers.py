@@ -39,6 +39,7 @@ from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Work
+from rmgr.model.units import counted
 from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.
@@ -321,7 +322,7 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
         whys, start_us = _why(snapshot, submission, job, None)
         return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
     if position >= progress.total:
-        raise NotFound(f"there is no task {number}_{position}: {number} has {progress.total} tasks", hint=f"rmgr tasks {number}")
+        raise NotFound(f"there is no task {number}_{position}: {number} has {counted(progress.total, 'task')}", hint=f"rmgr tasks {number}")
     shown = f"{number}_{shown_index(submission.array, position)}"
     final = progress.state_of(position)
     here = next((b for b in blocks if b.key.first <= position < b.key.end and not b.done >> (position - b.key.first) & 1), None)
@@ -344,6 +345,10 @@ def _nowhere(id_: str, count: int) -> WhyView:
     return WhyView(what="nowhere", id=id_, detail=f"{detail}; if the leader's next look finds the same, it ends FAILED, DATA_LOST")
 
 
+def _all_ended(job: JobView) -> str:
+    return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
+
+
 def _verb(block: ClaimedBlock) -> str:
     return "claimed by" if block.allocation is None else "placed on"
 
@@ -352,7 +357,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     """What it waits for, and when it is expected to start, 0 = unknown."""
     if job.state.is_final:
         ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
-        return [WhyView(what="ended", id=str(job.id), detail=f"all {job.tasks} tasks have ended: {ended}. {job.detail}".strip())], 0
+        return [WhyView(what="ended", id=str(job.id), detail=f"{_all_ended(job)}: {ended}. {job.detail}".strip())], 0
     why, start_us = [], 0
     if position is None and (absent := snapshot.nowhere.get(job.id, ())):
         why.append(_nowhere(str(job.id), len(absent)))
@@ -371,10 +376,11 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
     elif submission.phase is Phase.CANCELLED:
         why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
     if waiting := snapshot.waiting.get(job.id, 0):
-        why.append(WhyView(what="backoff", id=str(job.id), detail=f"{waiting} tasks wait to run again after a failed attempt"))
+        why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
     if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own
-        told = "run on" if submission.rigid is not None else "are claimed by"
-        why.append(WhyView(what="running", id=str(job.id), detail=f"{running} of {job.tasks} tasks {told} {', '.join(job.nodes)}"))
+        told = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
+        some = f"{running} of {counted(job.tasks, 'task')}"
+        why.append(WhyView(what="running", id=str(job.id), detail=f"{some} {told} {', '.join(job.nodes)}"))
     if error := snapshot.aside.get(paths.sub(job.id)):
         why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
     why += stop_whys(_blocks(snapshot, job.id), snapshot)
@@ -402,7 +408,7 @@ def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, positi
         if submission.ends_with_owner:
             goes_on = "the leader ends it in a moment"
         return [WhyView(what="owner", id=str(job.id), detail=f"{job.detail}; its program does not live any more: {goes_on}")], 0
-    held = f"all {job.tasks} tasks have ended" if job.tasks else "it has no task yet"
+    held = _all_ended(job) if job.tasks else "it has no task yet"
     detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
     return [WhyView(what="open", id=str(job.id), detail=detail)], 0
 
@@ -434,11 +440,13 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
     )
     lacking = _lacking(free, needs) if free and needs else ""
+    before = f"{counted(ahead, 'task')} stand{'s' * (ahead == 1)} before it in queue {queue.name}"
     if free and not lacking:
-        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {ahead} tasks stand before it in queue {queue.name}")]
+        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}")]
     if lacking:
-        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {ahead} tasks stand before it in queue {queue.name}")]
-    detail = f"all {len(fitting)} fitting nodes are busy; {ahead} tasks stand before it in queue {queue.name}"
+        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {before}")]
+    busy = f"all {len(fitting)} fitting nodes are busy" if len(fitting) != 1 else "the only fitting node is busy"
+    detail = f"{busy}; {before}"
     return [WhyView(what="resources", id=queue.name, detail=detail)]
 
 

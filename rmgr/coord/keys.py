@@ -260,6 +260,13 @@ def check_user_key(user_key: str) -> str:
     return user_key
 
 
+def check_new_key(user_key: str) -> str:
+    """As `check_user_key`, for a key that is written: no part of it is . or .., which mean something else wherever keys become files."""
+    if not {".", ".."}.isdisjoint(check_user_key(user_key).split("/")):
+        raise UsageError(f"the key {user_key[:80]!r} has . or .. between its slashes", hint="keys are names, not paths: write it out")
+    return user_key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
     """Where the value of an output key is to be found: the `n`-th result of the committed attempt of a task.

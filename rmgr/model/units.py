@@ -95,6 +95,11 @@ def check_size(size_bytes: int, told: str) -> int:
     return size_bytes
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_duration(seconds: float) -> str:
     """Seconds as people read them: `0.4s`, `12s`, `3:05`, `1:02:03`, `2-03:04:05`."""
     if seconds < 10:

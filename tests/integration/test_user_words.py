@@ -27,7 +27,7 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
         (["--store", "mysql:foo", "jobs"], "'mysql:foo' is not the URL of a store"),
         (["submit", "-t", "12:99:00", "--", "true"], "minutes and seconds go to 59"),
         (["submit", "-a", "1-99999999999", "--", "true"], "99999999999 is larger than"),
-        (["submit", "--gpus", "1", "--", "true"], "no node can ever run this: it needs 1 cores, 1 gpu"),
+        (["submit", "--gpus", "1", "--", "true"], "no node can ever run this: it needs 1 core, 1 gpu"),
         (["submit", "-N", "3", "-n", "2", "--", "true"], "-N 3 nodes are more than -n 2 processes"),
         (["submit", "--no-resubmit", "--requeue", "--", "true"], "contradict each other"),
     ],
@@ -86,7 +86,7 @@ def test_an_open_task_queue_says_that_it_is_open(sh: Shell, connection: Connecti
     with TaskQueue(len, connection=connection) as queue:
         assert queue.submit_call(b"abc").result(timeout=60) == 3
         said = sh.ok("explain", str(queue.id)).out
-        assert "all 1 tasks have ended; its TaskQueue is still open for more" in said
+        assert "its only task has ended; its TaskQueue is still open for more" in said
         assert f"rmgr cancel {queue.id}" in said
 
 

@@ -215,7 +215,7 @@ def test_a_running_job_shows_all_nodes_of_its_allocation():
     assert [(node.cores_used, node.running) for node in nodes(facts)] == [(2, 1), (2, 1)]
     assert nodes(facts)[1].memory_used_bytes == 128 << 20
     assert explain(facts, 42, 0).why[0].detail == "placed on n1, n2, attempt 1"
-    assert explain(facts, 42, None).why[0].detail == "1 of 1 tasks run on n1, n2"
+    assert explain(facts, 42, None).why[0].detail == "1 of 1 task runs on n1, n2"
 
 
 def test_a_job_that_has_ended_is_remembered_with_all_its_nodes():
@@ -270,7 +270,7 @@ def test_other_resources_are_counted_on_nodes_and_named_where_they_are_lacking()
 def test_explain_names_what_blocks():
     waiting = {42: (SUB, progress(4))}
     busy = snapshot(submissions=waiting | {7: (replace(SUB, id=7), progress(9))}, claimed=(claimed(submission=7, count=4),))
-    assert ("resources", "all 1 fitting nodes are busy; 5 tasks stand before it in queue default") in why(explain(busy, 42, None))
+    assert ("resources", "the only fitting node is busy; 5 tasks stand before it in queue default") in why(explain(busy, 42, None))
     large = {42: (replace(SUB, request=Request(cores=64)), progress(4))}
     assert "none of the 1 nodes that are up fits 64 cores" in why(explain(snapshot(submissions=large, claimed=()), 42, None))[0][1]
     assert why(explain(snapshot(submissions=waiting, claimed=(), alive=frozenset()), 42, None))[0][0] == "nodes"

@@ -98,3 +98,38 @@ def test_times_are_iso_8601_in_utc() -> None:
     assert render.iso(0) is None
     assert render.iso(1_790_000_000_123_456) == "2026-09-21T14:13:20.123Z"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", render.iso(1) or "")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_table_fits_the_terminal_and_the_reason_is_cut_last(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    reason = "RESOURCES: waits for four cores"
+    names = ("JOBID", "NAME", "USER", "QUEUE", "STATE", "NODES(REASON)")
+    row = {"JOBID": "42", "NAME": "n" * 60, "USER": "u" * 20, "QUEUE": "q" * 20, "STATE": "INITIAL", "NODES(REASON)": reason}
+    columns = [
+        Column(name=name, text=lambda item, name=name: item[name], is_id=name == "JOBID", state=name == "STATE") for name in names
+    ]
+    screen = Terminal()
+    table([row], columns, Layout(), screen)
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[1].endswith(reason)
+    assert len(lines[1]) > width - 6  # what room there is is used
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_a_progress_bar_fits_the_terminal_and_uses_it(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    from rmgr.client.progress import Counts, ProgressDisplay
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    with ProgressDisplay("a-name-that-is-much-longer-than-a-name-should-be", stream=screen) as display:
+        display.update(Counts(total=1_000_000, final=123_456, failed=4_321))
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", drawn) if "123456" in line]
+    assert lines
+    assert "123456/1000000" in lines[-1]
+    assert "4321 failed" in lines[-1]
+    assert width - 2 <= len(lines[-1]) <= width

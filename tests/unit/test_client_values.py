@@ -126,7 +126,7 @@ def test_what_no_node_can_run_is_refused_naming_the_largest() -> None:
     settings = ClusterSettings()
     with pytest.raises(Infeasible, match=r"it needs 32 cores; the largest node, b, has 16 cores and 32G"):
         admit(draft_of(Options(cores=32), work=Work.COMMAND), settings, nodes)
-    with pytest.raises(Infeasible, match=r"it needs 1 cores and 64G"):
+    with pytest.raises(Infeasible, match=r"it needs 1 core and 64G"):
         admit(draft_of(Options(memory="64G"), work=Work.COMMAND), settings, nodes)
     assert admit(draft_of(Options(cores=32), work=Work.COMMAND), settings, []).queue == "default"
 

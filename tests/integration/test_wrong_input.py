@@ -1,0 +1,92 @@
+"""What is typed wrong, or as other systems have it: one line for each, what is said, and the exit code."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from commands import Shell
+
+from rmgr.dev.cluster import DevCluster
+
+pytestmark = pytest.mark.usefixtures("live")
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("wrong"), live_cluster.environment())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["help"], 0, "Usage: rmgr"),
+        (["--version"], 0, "rmgr "),
+        (["-h"], 0, "Usage: rmgr"),
+        (["help", "submit"], 0, "Usage: rmgr submit"),
+        (["show", "99999999999999999999"], 3, "there is no submission 99999999999999999999"),
+        (["cancel", "-u", "nobody-at-all"], 0, "nothing is there to be changed"),
+        (["show", "n1"], 2, "rmgr nodes n1"),
+        (["show", "job", "1"], 2, "rmgr show 1"),
+        (["show", "node", "n1"], 2, "rmgr nodes n1"),
+        (["show"], 2, "Missing argument 'ID'"),
+        (["submit", "--dry-run", "-t", "0", "--", "true"], 0, "-t 0 sets no time limit: it runs until it ends"),
+        (["submit", "--wait", "--", "/nonexistent"], 127, "next: rmgr explain"),
+        (["submit", "--wait", "-o", "/nonexistent/dir/x", "--", "true"], 0, "there is no directory /nonexistent/dir here"),
+        (["store", "put", "a/../b", "-"], 2, "has . or .. between its slashes"),
+        (["submit", "--name", "x" * 10_000, "--", "true"], 2, "--name has 10000 characters; at most 1000 are recorded"),
+        (["jobs", "-s", "weird"], 2, "PENDING (INITIAL)"),
+        (["submit", "--partition", "batch", "--", "true"], 3, "did you mean the queue: -q batch?"),
+        (["submit", "--partition", "batch", "--", "true"], 3, "there is default"),
+        (["submit", "--gpus", "1", "--", "true"], 2, "it needs 1 core, 1 gpu"),
+    ],
+)
+def test_it_is_answered_with_what_helps(sh: Shell, words: list[str], code: int, told: str) -> None:
+    ended = sh(*words)
+    assert ended.code == code, ended
+    assert told in ended.out + ended.err
+
+
+def test_a_number_that_is_none_in_a_variable(live: DevCluster, tmp_path: Path) -> None:
+    sh = Shell(tmp_path, live.environment() | {"RMGR_STARTER_CORES": "abc"})
+    ended = sh("starter")
+    assert (ended.code, "cores = 'abc' is not valid: a whole number is needed" in ended.err) == (2, True), ended
+
+
+@pytest.mark.parametrize("words", [["n1", "n2"], ["n1,n2"], ["n[1-2]"]])
+def test_several_nodes_are_drained_at_once(sh: Shell, words: list[str]) -> None:
+    sh.ok("drain", *words)
+    try:
+        assert {node["id"] for node in sh.ok("nodes", "--json").json["nodes"] if node["state"] in {"draining", "drained"}} == {"n1", "n2"}
+    finally:
+        sh.ok("resume", *words)
+
+
+def test_one_is_one(sh: Shell) -> None:
+    number = sh.submit("--", "true")
+    sh.ok("wait", number)
+    assert "its only task has ended" in sh.ok("explain", number).out
+    assert "it has 1 task, counted from 0" in sh("show", f"{number}_9").err
+
+
+def test_a_status_keeps_its_time_while_zookeeper_is_stopped(live: DevCluster, sh: Shell) -> None:
+    (server,) = [process.id for process in live.state.processes if process.role == "zookeeper"]
+    live.kill(server, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        ended = sh("status", "--timeout", "2s")
+        took_s = time.monotonic() - began
+    finally:
+        live.kill(server, signal.SIGCONT)
+    live.wait_healthy(nodes=3, deadline_s=60.0)
+    assert ended.code == 6, ended
+    assert 2.0 <= took_s < 3.5 + _start_s(sh)
+
+
+def _start_s(sh: Shell) -> float:
+    """What a command costs before and after it has waited, here and now."""
+    began = time.monotonic()
+    sh("version")
+    return 2 * (time.monotonic() - began)
