@@ -40,6 +40,8 @@ _BATCH = 256
 _BATCH_BYTES = 1024 * 1024
 #: A gateway that says nothing for so long at the start is left for the next one.
 _WELCOME_S = 3.0
+#: Twice as long after each try in vain, so often at most: who gives up before a gateway full of work comes to him begins at its end again.
+_MOST_DOUBLED = 2
 _DEFAULT_TIMEOUT_S = 10.0
 _SLOWEST_S = 1.0  # between two tries
 _END = None
@@ -121,6 +123,7 @@ class GatewayLink:
         self._outbox: queue.SimpleQueue[_Flying | None] = queue.SimpleQueue()
         self._call: Any = None
         self._heard_s = clock()
+        self._tries = 0  # in a row that came to nothing
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
 
@@ -178,7 +181,7 @@ class GatewayLink:
 
     def check(self) -> None:
         """Leaves a gateway that has said nothing for too long. Called every 0.1 s."""
-        limit_s = max(2.0, self.session_timeout_s / 2) if self._up else _WELCOME_S
+        limit_s = max(2.0, self.session_timeout_s / 2) if self._up else _WELCOME_S * 2 ** min(self._tries, _MOST_DOUBLED)
         if self._call is not None and self._clock() - self._heard_s > limit_s:
             self.last_error = f"the gateway has said nothing for {limit_s:.0f} s"
             self._heard_s = self._clock()
@@ -187,7 +190,6 @@ class GatewayLink:
     # -- the stream's thread
 
     def _run(self) -> None:
-        tries = 0
         while not self._closing.is_set():
             endpoint = self._gateways.current
             was_up = False
@@ -203,8 +205,8 @@ class GatewayLink:
                 was_up = self._up
                 self._lost()
             self._gateways.failed(endpoint)
-            tries = 0 if was_up else tries + 1
-            self._closing.wait(min(_SLOWEST_S, 0.05 * 2**tries) * random.uniform(0.5, 1.0))
+            self._tries = 0 if was_up else self._tries + 1
+            self._closing.wait(min(_SLOWEST_S, 0.05 * 2**self._tries) * random.uniform(0.5, 1.0))
 
     def _stream(self, endpoint: str) -> None:
         outbox = self._outbox = queue.SimpleQueue()
