@@ -22,8 +22,7 @@ import msgspec
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
-from rmgr.coord.validity import decode
+from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -36,7 +35,7 @@ from rmgr.daemons.starter_ranks import Door
 from rmgr.daemons.starter_reservations import Reservations
 from rmgr.daemons.starter_spares import Spares
 from rmgr.daemons.starter_verdict import Verdicts
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError
+from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Shape
 from rmgr.model.node import NodeRecord
@@ -161,10 +160,6 @@ class Jobs:
                 del self._coming[guid]
             elif (info := self._shared.records.get(coming.key.submission)) is not None:
                 del self._coming[guid]
-                if info.record.rigid is None:
-                    why = f"no leader places work of submission {coming.key.submission}: Starters pull it"
-                    self._refuse(guid, coming, why)
-                    continue
                 block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
                 block.info = info
                 failpoint("starter.job_taken")
@@ -218,11 +213,8 @@ class Jobs:
         coming = self._coming[guid]
         coming.is_reading = False
         try:
-            data = decode(found.data, BlockData, paths.block_name(coming.key)) if found is not None else None
-        except InvalidRecord as error:
-            self._refuse(guid, coming, error.message)
-            return
-        except RmgrError as error:
+            data = decode_block(found.data) if found is not None else None
+        except (RmgrError, msgspec.MsgspecError) as error:
             self._not_read(coming, error)
             return
         if found is None or data is None or data.allocation is None or data.incarnation != self._node.incarnation:
@@ -232,12 +224,6 @@ class Jobs:
             self._node.orders.left(coming.key)
         else:
             coming.data, coming.version = data, found.version
-
-    def _refuse(self, guid: str, coming: _Coming, why: str) -> None:
-        """No leader has put that there: nothing of it runs, and the order goes."""
-        self._log.warning("order_refused", guid=guid, block=paths.block_name(coming.key), why=why)
-        self._coming.pop(guid, None)
-        self._node.orders.left(coming.key)
 
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False

@@ -9,7 +9,6 @@ import json
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,15 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths, quotas
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.records import decode_record, encode_block, encode_fragment, encode_record
+from rmgr.coord.records import decode_record, encode_fragment, encode_record
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
 from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, Order
-from rmgr.model.placing import Allocation
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Work
-from tests.harness.attacker import Person, Scene, changed, unique, until
+from tests.harness.attacker import Person, Scene, unique, until
 
 HEAP_MIB = 128  # of the scene's server
 
@@ -184,26 +182,6 @@ def test_a_direct_user_says_that_others_tasks_were_cancelled(scene: Scene) -> No
     assert isinstance(scene.mallory.commit(Create(paths.fragment_prefix(number), told, sequence=True)), Committed)
     with scene.ann.connection() as connection, pytest.raises(CancelledError):
         TaskQueue.attach(number, connection=connection).future(0).result(60)
-
-
-@pytest.mark.parametrize("crooked", [False, True], ids=["true", "crooked"])
-def test_what_no_leader_places_does_not_start_by_an_order(scene: Scene, crooked: bool) -> None:
-    """Signed by ann for the queue from which Starters pull: mallory puts it on the node himself, with an allocation of his own making."""
-    number, key, data = scene.intercepted()
-    node = scene.cluster.snapshot().nodes["n1"]
-    allocation = Allocation(shares=(("n1", 1), ("../n2", -1)) if crooked else (("n1", 1),), threads=1)
-    mine = changed(data, allocation=allocation, incarnation=node.incarnation, claimed_us=1, stamp="0" * 12)
-    placed = replace(key, seq=7)
-    path, order = paths.running_block("n1", placed), paths.inbox("n1", paths.start_order(uuid.uuid4().hex[:12], placed))
-    said = encode_record(InboxOrder(order=Order.START, submission=number, index=0, extra={"block": paths.block_name(placed)}))
-    scene.mallory.commit(Create(paths.gate(number)))
-    assert isinstance(scene.mallory.commit(Create(path, encode_block(mine)), Create(order, said)), Committed)
-    until("the order is refused", lambda: scene.ann.zk.stat(order).result(60) is None)
-    [outcome] = scene.outcomes(scene.submit())
-    assert outcome.state is State.COMPLETED
-    assert scene.ann.zk.get(paths.fragment(number, 0)).result(60) is None
-    log = scene.cluster.log_file("n1").read_text()
-    assert log.count(f'"block":"{paths.block_name(placed)}"') + log.count(f'"block": "{paths.block_name(placed)}"') < 5
 
 
 def test_a_direct_user_cancels_what_others_run_by_an_order(scene: Scene) -> None:
