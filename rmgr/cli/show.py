@@ -32,13 +32,14 @@ _EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
     rmgr show last --json""",
     exits=_EXITS,
 )
-@click.argument("words", metavar="ID", nargs=-1, required=True)
-def show(session: Session, words: tuple[str, ...]) -> None:
+@click.argument("selectors", metavar="ID", nargs=-1, required=True)
+def show(session: Session, selectors: tuple[str, ...]) -> None:
     """All that is known of a submission, or of one task with its attempts."""
-    if len(words) > 1:  # `show job 1`, as other systems have it
-        about = "rmgr nodes" if words[0].startswith("node") else "rmgr queues" if words[0].startswith(("queue", "part")) else "rmgr show"
-        raise UsageError(f"show takes one ID, not {len(words)} words", hint=f"{about} {words[-1]}")
-    target = find_one(session, words[0])
+    if len(selectors) > 1:  # `show job 1`, as other systems have it
+        kind = selectors[0]
+        about = "rmgr nodes" if kind.startswith("node") else "rmgr queues" if kind.startswith(("queue", "part")) else "rmgr show"
+        raise UsageError(f"show takes one ID, not {len(selectors)} words", hint=f"{about} {selectors[-1]}")
+    target = find_one(session, selectors[0])
     job = session.query().job(target.submission)
     if target.tasks:
         task = find_task(session, job, target.tasks[0])
