@@ -85,7 +85,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
         belong_together(session, tree=meta)
         session.oldest = meta.oldest
     except BaseException:
-        coordinator.close(timeout_s=1.0)
+        coordinator.close(timeout_s=0.1 if session.is_over() else 1.0)
         raise
     return coordinator
 
