@@ -24,13 +24,14 @@ _RETRY_S = 1.0
 class LivingOwners:
     """Args: changed: called with guids whose entries have come, gone, or were read.
 
-    Cost: an entry is read once, when it has come; what is kept of it is its record.
+    Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
     """
 
     def __init__(self, desk: Desk, changed: Callable[[Collection[str]], None]) -> None:
         self._desk = desk
         self._changed = changed
         self._names = names_below(desk, paths.SUBMITTERS, self._listed)
+        self._reading: set[str] = set()
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
         self._gone: dict[int, float] = {}  # submission -> since when its owner is missing
@@ -47,6 +48,9 @@ class LivingOwners:
     def looks_after(self, submission: Submission) -> bool:
         """Its owner lives. Cost: O(entries of that guid), which are one."""
         entries = self._entries.get(submission.owner, {})
+        for name in [name for name, entry in entries.items() if entry is None and name not in self._reading]:
+            self._reading.add(name)
+            self._read(submission.owner, name)
         return any(entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission)) for entry in entries.values())
 
     def gone_since(self, submission: Submission) -> float | None:
@@ -69,7 +73,8 @@ class LivingOwners:
         names = self._names.value or ()
         now: dict[str, set[str]] = {}
         for name in names:
-            now.setdefault(paths.entry_guid(name), set()).add(name)
+            if guid := paths.entry_guid(name):  # else it is nobody's, and no submission names it
+                now.setdefault(guid, set()).add(name)
         changed: set[str] = set()
         for guid in [guid for guid, entries in self._entries.items() if not entries.keys() <= now.get(guid, set())]:
             changed.add(guid)
@@ -83,17 +88,19 @@ class LivingOwners:
             for name in sorted(some - entries.keys()):
                 changed.add(guid)
                 entries[name] = None
-                self._read(guid, name)
         if changed:
             self._changed(changed)
 
     def _read(self, guid: str, name: str) -> None:
-        if name in self._entries.get(guid, {}):
+        if name not in self._entries.get(guid, {}):
+            self._reading.discard(name)
+        else:
             again = partial(self._desk.after, _RETRY_S, partial(self._read, guid, name))
             self._desk.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
 
     def _found(self, guid: str, name: str, found: Stamped | None) -> None:
         entries = self._entries.get(guid, {})
+        self._reading.discard(name)
         if name not in entries or found is None:
             return  # it has gone, as the list will tell
         try:

@@ -163,6 +163,18 @@ def test_an_entry_in_another_users_name_is_not_that_of_the_owner(bench: Bench, i
     assert bench.phase(number) is Phase.CLOSED
 
 
+def test_entries_that_no_submission_names_are_not_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    get = bench.leader_coordinator.get
+    monkeypatch.setattr(bench.leader_coordinator, "get", lambda path, **options: read.append(path) or get(path, **options))
+    bench.lead()
+    bench.submitter.submit(1, owner="", complete=False)
+    for name in (f"{paths.SUBMITTERS}/junk", f"{paths.submitter('e' * 32)}0000000001", f"{paths.SUBMITTERS}/s--0000000002"):
+        committed(bench.outside, Multi(name="ATTACK", ops=(Create(name, bytes(15_000)),), proof=Exists(name)))
+    bench.advance(5.0)
+    assert not [path for path in read if path.startswith(f"{paths.SUBMITTERS}/")]
+
+
 def test_a_queue_that_nobody_owns_is_ended_after_retention(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
