@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
 from typing import Self
@@ -332,8 +333,14 @@ class CassandraStore:
                 whole = digest.digest()
                 manifests[key] = Manifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
 
-        for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
-            pass
+        try:
+            for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
+                pass
+        except BaseException:
+            with suppress(RmgrError):  # what was written goes as soon as it may: the notes above give the longest value its time
+                again = [self._journal.note(generation, key, later_s=deadline.timeout_s) for key, generation in generations.items()]
+                self._calls.all(again, deadline, doing)
+            raise
         return manifests
 
     def _write(
