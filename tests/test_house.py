@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -176,6 +177,16 @@ def test_nothing_names_a_path_or_a_package_index_of_one_machine() -> None:
         except UnicodeDecodeError:
             continue
         found += [shown(path, n) for n, line in enumerate(lines, 1) if machine.search(line)]
+    assert found == []
+
+
+def test_the_version_stands_in_one_place() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    number = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
+    held = {"pyproject.toml", "CHANGELOG.md", "deploy/Dockerfile"}  # the image's: tests/unit/test_compose_file.py
+    found = [
+        shown(p) for p in files(".py", ".md", ".sh", ".yml", ".toml", "") if shown(p) not in held and number.search(p.read_text("utf-8"))
+    ]
     assert found == []
 
 

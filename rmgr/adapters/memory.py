@@ -321,7 +321,7 @@ class MemoryCoordinator(SessionCoordinator):
             assert isinstance(link, _MemoryLink)
             link.answers.append(partial(link.event, table, path))
             if link._owner is not self and link._owner.auto:  # noqa: SLF001 - same module
-                link._owner.pump()  # noqa: SLF001
+                link._owner.pump()  # noqa: SLF001 - same module
 
     def pump(self) -> None:
         """Auto mode: steps until nothing moves; one thread at a time, the others leave their work to it."""

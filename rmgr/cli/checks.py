@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc import LeaderClient
     from rmgr.cli.context import Session
 
-#: Oldest versions that are known to work; as in pyproject.toml.
-PACKAGES = {
-    "click": "8.1.7",
-    "cloudpickle": "3.0",
-    "cryptography": "42",
-    "grpcio": "1.71.2",
-    "kazoo": "2.10",
-    "msgspec": "0.18.6",
-    "prometheus-client": "0.20",
-    "protobuf": "5.29",
-    "psutil": "5.9",
-    "rich": "13.7",
-    "structlog": "24.1",
-}
 _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
 _SLOW_FSYNC_MS = 50.0
 _SKEW_S = 2.0
@@ -93,19 +79,25 @@ def this_python(_session: Session) -> Checks:
     yield Check(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
-    missing, old = [], []
-    for package, oldest in PACKAGES.items():
+    try:
+        required = [one for one in metadata.requires("rmgr") or () if "extra ==" not in one]
+    except metadata.PackageNotFoundError:
+        required = []  # it runs from a source tree that is not installed
+    problems = []
+    for requirement in required:
+        package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         try:
             found = metadata.version(package)
         except metadata.PackageNotFoundError:
-            missing.append(package)
+            problems.append(f"{package} is missing")
             continue
-        if _numbers(found) < _numbers(oldest):
-            old.append(f"{package} {found} (needs {oldest})")
-    problems = [f"missing: {', '.join(missing)}"] if missing else []
-    problems += [f"too old: {', '.join(old)}"] if old else []
+        oldest, newer = re.search(r">=\s*([\d.]+)", requirement), re.search(r"<\s*([\d.]+)", requirement)
+        if oldest and _numbers(found) < _numbers(oldest[1]):
+            problems.append(f"{package} {found} is too old, it must be {oldest[1]} at least")
+        elif newer and _numbers(found) >= _numbers(newer[1]):
+            problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
     fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
-    yield Check(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(PACKAGES)} packages are new enough", fix=fix)
+    yield Check(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
 
 
 def this_machine(_session: Session) -> Checks:

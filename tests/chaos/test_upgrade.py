@@ -72,7 +72,7 @@ def test_a_rolling_upgrade_loses_no_work_and_fails_no_attempt(chaos: Chaos) -> N
     assert {view.state for view in tasks.values()} == {State.COMPLETED}
     assert {view.attempt for sub in (number, late) for view in chaos.tasks(sub)} == {1}, "drained, not killed"
     versions = {node["id"]: node["version"] for node in json_nodes(chaos)}
-    assert (versions["n1"], versions["n2"]) == ("0.2.0", "0.2.0")
+    assert (versions["n1"], versions["n2"]) == ("9.1.0", "9.1.0")
     for name in ("n1", "n2", "n3", "w1", "w2"):
         log = chaos.cluster.log_file(name).read_text()
         assert "Traceback" not in log, f"{name}: {log[-3000:]}"
@@ -98,5 +98,5 @@ def test_a_daemon_or_client_two_releases_away_is_told_what_to_do(chaos: Chaos) -
         found = list(together.map(start, (["starter", "--node", "n9"], ["watchdog"], ["jobs"])))
     for refused in found:
         assert refused.returncode == 2, refused
-        assert f"0.3.0 (protocol {PROTOCOL + 2}) is too new for the cluster, which speaks protocol {PROTOCOL}" in refused.stderr
+        assert f"9.2.0 (protocol {PROTOCOL + 2}) is too new for the cluster, which speaks protocol {PROTOCOL}" in refused.stderr
         assert f"upgrade every daemon to a release with protocol {PROTOCOL + 1} first" in refused.stderr

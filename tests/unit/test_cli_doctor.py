@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 
 from rmgr.adapters import zk_wire
@@ -44,3 +46,24 @@ def test_a_starter_that_cannot_hold_the_scores_of_work_is_told() -> None:
     assert lacking.ok
     assert "to -200" in lacking.fix
     assert "CAP_SYS_RESOURCE" in lacking.fix
+
+
+def test_packages_are_held_to_what_the_installation_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = ["kazoo>=2.11,<2.12", "rich>=13.7,<16", "structlog>=24.1", "numpy>=1.24 ; extra == 'examples'".replace("'", '"')]
+    has = {"kazoo": "2.12.0", "rich": "13.6.2"}
+
+    def version(package: str) -> str:
+        if package not in has:
+            raise metadata.PackageNotFoundError(package)
+        return has[package]
+
+    monkeypatch.setattr(metadata, "requires", lambda _package: required)
+    monkeypatch.setattr(metadata, "version", version)
+    _, packages = checks.this_python(None)  # type: ignore[arg-type]
+    assert not packages.ok
+    assert packages.detail == (
+        "kazoo 2.12.0 is too new, it must be before 2.12; rich 13.6.2 is too old, it must be 13.7 at least; structlog is missing"
+    )
+    has |= {"kazoo": "2.11.3", "rich": "15.9", "structlog": "26.1.0"}
+    _, packages = checks.this_python(None)  # type: ignore[arg-type]
+    assert (packages.ok, packages.detail) == (True, "3 packages are as required")
