@@ -222,13 +222,6 @@ class TaskFailed(RmgrError):
         self.work_exit_code = work_exit_code
 
 
-class TaskCancelled(RmgrError):
-    """A task ended CANCELLED."""
-
-    code = "CONFLICT"
-    exit_code = 130
-
-
 class RemoteTraceback(Exception):
     """The `__cause__` of an exception that was raised inside a task: its traceback there, as text."""
 

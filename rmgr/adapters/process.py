@@ -115,16 +115,6 @@ class NodeRunner:
         self.slots[slot.name] = slot
         return slot
 
-    def put_file(self, name: str, data: bytes) -> str:
-        """Path of a file of this node with `data` (functions, archives: named by hash, written once, kept until `close`)."""
-        path = self.cache / name
-        if not path.exists():
-            part = self.cache / f".{name}.{uuid.uuid4().hex[:8]}"
-            part.write_bytes(data)
-            part.chmod(0o644)
-            part.replace(path)
-        return str(path)
-
     def renew_lease(self, end_ns: int) -> None:
         """Exclusive work may run until `end_ns` (CLOCK_BOOTTIME); 0: kill it now."""
         self.lease_end_ns = end_ns

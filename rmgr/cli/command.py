@@ -17,8 +17,6 @@ from rmgr.cli.params import DURATION
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_GLOBAL = "rmgr_global"
-
 
 class GlobalOption(click.Option):
     """An option that every command understands; its value goes to the session, never to the command."""

@@ -72,7 +72,7 @@ def migrate(session: Session, selector: str, to: str, grace_us: int) -> None:
 
 
 def vacate(session: Session, node: str) -> StopRequest:
-    """Every placed job with a part on a drained node goes on elsewhere. Raises as `ask_to_move`."""
+    """Every placed job with a part on a drained node goes on elsewhere. Raises as `ask_each_to_move` returns."""
     request = StopRequest(kind=StopKind.VACATE, node=node, detail=f"node {node} drains, as {session.me} wants it")
     (answer,) = _ask(session, [(node, request)])
     if isinstance(answer, RmgrError):

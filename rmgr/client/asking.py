@@ -50,24 +50,16 @@ def ask_to_cancel(coordinator: Coordinator, submission: int, indices: Sequence[i
     return ended
 
 
-def ask_to_move(coordinator: Coordinator, request: StopRequest, *, shown: str, deadline_s: float) -> StopRequest:
-    """Has the leader ask placed jobs to save their state, or to go on elsewhere; waits until it is known what came of it.
-
-    Args: shown: the job or node, for messages. deadline_s: monotonic.
-    Returns: the request with its answer; jobs that refused are in `left` where several were asked.
-    Raises: what the leader says (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded when nothing is known in time (it is
-        done as soon as somebody leads), CoordinationUnavailable.
-    """
-    (answer,) = ask_each_to_move(coordinator, [(shown, request)], deadline_s=deadline_s)
-    if isinstance(answer, RmgrError):
-        raise answer
-    return answer
-
-
 def ask_each_to_move(
     coordinator: Coordinator, asked: Sequence[tuple[str, StopRequest]], *, deadline_s: float
 ) -> list[StopRequest | RmgrError]:
-    """The same of several at once, each by its own name: its answer, or what `ask_to_move` would raise of it."""
+    """Has the leader ask placed jobs to save their state, or to go on elsewhere; waits until it is known what came of it.
+
+    Args: asked: (the job or node, for messages; the request). deadline_s: monotonic.
+    Returns: of each its request with the answer (jobs that refused are in `left` where several were asked), or the error: what the leader
+        says (NotFound, StateConflict, Infeasible, Unavailable); DeadlineExceeded when nothing is known in time (it is done as soon as
+        somebody leads), CoordinationUnavailable.
+    """
     sent: list[tuple[str, StopRequest, str | RmgrError]] = []
     for shown, request in asked:
         sent.append((shown, request, _tried(partial(_send, coordinator, request, deadline_s, _slow(shown, request)))))

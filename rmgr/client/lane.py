@@ -7,7 +7,6 @@ Parts live on the Submitter's thread; `add`, `flush`, `wait_room`, `drop` and `c
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,6 @@ from rmgr.model.version import CLOSED_UNASKED
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
 
-_LOG = logging.getLogger("rmgr.submitter")
 #: More than this unsent and `wait_room` waits.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024

@@ -7,7 +7,6 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -34,7 +33,6 @@ from rmgr.runtime.failpoint import failpoint
 if TYPE_CHECKING:
     from rmgr.client.lane import Lane
 
-_LOG = logging.getLogger("rmgr.submitter")
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
 _REFUSED_TASKS = 40

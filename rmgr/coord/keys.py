@@ -61,8 +61,6 @@ BY_CONTENT = frozenset({"fn", "mod", "file"})
 
 #: Families of the outputs of tasks.
 OUTPUTS = frozenset({"out", "final"})
-#: Families of rows beside which lies whose they are.
-OWNED = frozenset({"name", "share", *OUTPUTS})
 
 
 def family(key: str) -> str:
@@ -135,17 +133,6 @@ def parse_output(key: str) -> Output:
     return Output(sub=sub, index=index, attempt=attempt, n=n)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPart:
-    """One piece of what an attempt wrote to a stream; parts count from 0."""
-
-    sub: int
-    index: int
-    attempt: int
-    stream: str
-    part: int
-
-
 def log(sub: int, index: int, attempt: int, stream: str, part: int) -> str:
     """`log/<sub>/<index>/<attempt>/<stream>/<part>`; `stream` is one of `STREAMS`."""
     return f"{logs_of(sub, index, attempt, stream)}{_number(part)}"
@@ -159,15 +146,6 @@ def logs_of(sub: int, index: int | None = None, attempt: int | None = None, stre
     if stream not in STREAMS:
         raise UsageError(f"there is no stream {stream!r}", hint=f"one of {', '.join(STREAMS)}")
     return f"{prefix}{stream}/"
-
-
-def parse_log(key: str) -> LogPart:
-    """The reverse of `log`. Raises: `UsageError`."""
-    match key.split("/"):
-        case ["log", sub, index, attempt, stream, part] if stream in STREAMS and all(map(_is_number, (sub, index, attempt, part))):
-            _is_made(key, log(int(sub), int(index), int(attempt), stream, int(part)))
-            return LogPart(sub=int(sub), index=int(index), attempt=int(attempt), stream=stream, part=int(part))
-    raise UsageError(f"{key!r} is not the key of a log part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

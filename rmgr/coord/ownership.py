@@ -239,8 +239,3 @@ def _ask(look: Look, key: str, write: str) -> str:
     if not look.holder.owner:
         return f"an operator gives it an owner: rmgr store adopt {key} --owner {look.person.name or 'NAME'}"
     return f"ask {look.holder.owner}: rmgr store share {key} --with {look.person.name or 'NAME'}{write}"
-
-
-def is_pickle(about: About) -> bool:
-    """Loading it would run code."""
-    return about.encoding is Encoding.PICKLE

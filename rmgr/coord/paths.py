@@ -88,7 +88,6 @@ _KEY = re.compile(
     r"\.(0(?!00000)[0-9]{5})\.((?!00000)[0-9]{5})\.([0-9]{9})-([0-9]{10})"
 )
 _RESERVED = re.compile(rf"r-({_NUMBER})\.({_NUMBER})")
-_FRAGMENT = re.compile(r"r-([0-9]{10})")
 _SEQUENCE = re.compile(r"-([0-9]{10})\Z")
 
 
@@ -329,12 +328,6 @@ def parse_number(name: str) -> int | None:
     """Reverse of `str`: a submission's number, or that of its bucket. None for a name that is no such number."""
     number = int(name) if _DECIMAL.fullmatch(name) else None
     return number if number is not None and number <= MAX_NUMBER else None
-
-
-def parse_fragment(name: str) -> int | None:
-    """`r-0000000007` -> 7; None for another name."""
-    match = _FRAGMENT.fullmatch(name)
-    return int(match[1]) if match is not None else None
 
 
 def token(digest: str) -> str:

@@ -143,11 +143,6 @@ def _plain(value: object) -> object:
 # -- the tree of arguments -------------------------------------------------------------------------------------------------------
 
 
-def root_of(payloads: Sequence[bytes]) -> bytes:
-    """Root of the tree over all arguments of a block. Cost: 0.2 us an argument, 0.5 us more for each of 32 bytes or more."""
-    return _Tree(payloads, 0, len(payloads), ()).root()
-
-
 class _Tree:
     """Arguments `low`..`low + len(payloads)` of `total`, and a proof for the rest. Raises NotSealed if they do not fit."""
 
@@ -199,7 +194,8 @@ class _Tree:
 def narrowed(seal: Seal | None, payloads: Sequence[bytes], base: int, first: int, count: int) -> Seal | None:
     """The seal of a part: `count` tasks from `first` on, out of `payloads` from `base` on.
 
-    A seal that does not fit its block stays as it is: it is refused by who verifies it. Cost: as `root_of`, of what goes.
+    A seal that does not fit its block stays as it is: it is refused by who verifies it. Cost: 0.2 us an argument that goes, 0.5 us more
+    for each of 32 bytes or more.
     """
     if seal is None or not payloads or count < 1 or (first == base and count == len(payloads)):
         return seal
@@ -242,7 +238,7 @@ def block_statement(
 
     Args:
         payloads, base: the arguments that will be used (of a row: not read, its name holds its hash).
-    Raises: NotSealed when no signature could fit. Cost: as `root_of`.
+    Raises: NotSealed when no signature could fit. Cost: 0.2 us an argument, 0.5 us more for each of 32 bytes or more.
     """
     if not (seal.first <= key.first and key.end <= seal.first + seal.count):
         raise NotSealed(f"tasks {key.first}..{key.end - 1} are not among {seal.first}..{seal.first + seal.count - 1}, which were signed")

@@ -35,7 +35,6 @@ from rmgr.sched.plan import (
     Decision,
     HoldCores,
     Migrate,
-    Noted,
     Plan,
     Preempt,
     Reject,
@@ -45,7 +44,6 @@ from rmgr.sched.plan import (
     Route,
     Start,
     Suspend,
-    Unreserve,
     WakeAt,
     Why,
 )
@@ -54,10 +52,6 @@ from rmgr.sched.state import ClusterState
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
 _NOTHING = WakeAt(0, Why("", ""))
-#: Decisions that are records, and nothing else.
-_RECORDS = (Reserve, Unreserve, Noted, HoldCores, ReleaseHold, Route)
-#: Decisions that are orders to the head of a job that runs.
-_MOVES = (Migrate, Preempt, Suspend, Resume)
 _RETRY_S = 1.0
 
 

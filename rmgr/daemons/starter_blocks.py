@@ -20,7 +20,7 @@ import msgspec
 
 from rmgr.coord import keys, ops
 from rmgr.coord.multi import Multi
-from rmgr.coord.records import brief, encode_block, encode_failed, encode_outcomes
+from rmgr.coord.records import brief, encode_block, encode_outcomes
 from rmgr.coord.seal import narrowed
 from rmgr.model.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
@@ -393,8 +393,3 @@ def failed_record(block: ClaimedBlock, index: int, **end: object) -> FailedRange
         alone=key.count == 1,
         **end,  # type: ignore[arg-type]
     )
-
-
-def failed_bytes(record: FailedRange) -> int:
-    """Size of the znode of a failed attempt."""
-    return len(encode_failed(record))

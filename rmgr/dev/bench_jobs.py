@@ -50,7 +50,6 @@ _CORES = (8, 32)
 _JOBS, _SUBMISSIONS, _PARALLEL = 2_000, 200, 100
 _WARM = 5
 _PATIENCE_S = 300.0
-_POLL_S = 0.0005
 SETUP = f"1 ZooKeeper (fsync), SQLite, {_NODES} Starters of %d cores, queue {_QUEUE} (easy)"
 #: Says when it runs, then what its ranks say: nanoseconds since the epoch, one file each.
 _SCRIPT = """date +%s%N > "$1.script"

@@ -108,10 +108,6 @@ class VirtualRunner:
         """See `NodeRunner`."""
         return VirtualSlot(self, number)
 
-    def put_file(self, name: str, data: bytes) -> str:  # noqa: ARG002 - the signature of `NodeRunner`
-        """Nobody reads it."""
-        return name
-
     def renew_lease(self, end_ns: int) -> None:
         """Nothing runs that could outlive it."""
 

@@ -33,11 +33,6 @@ class CallRecords:
             before = ()
         self.measured[server.name] = (*(old for old in before if old.at_us < server.at_us), server)[-MEASUREMENTS:]
 
-    def forget(self, server: str) -> None:
-        """The server is gone; what was learnt of it goes, too."""
-        self.measured.pop(server, None)
-        self.learnt = {key: known for key, known in self.learnt.items() if key[0] != server}
-
     def answer(self, answered: Answered) -> None:
         """Adds an answered call, and what it shows of its server's performance: a mean first, then a moving average."""
         self.answered = tuple(sorted((*self.answered, answered), key=_when))[-ANSWERED:]

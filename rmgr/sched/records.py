@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from rmgr.sched.job import Placement, Running, Span
+from rmgr.sched.job import Running, Span
 
 #: Cores as spans of nodes: first..last, so many cores on each.
 Cores: TypeAlias = tuple[Span, ...]
@@ -247,6 +247,3 @@ class Learnt(NamedTuple):
     operations_per_s: float
     calls: int = 1
     partition: str = "default"
-
-
-Placements: TypeAlias = tuple[tuple[int, Placement], ...]

@@ -279,12 +279,6 @@ class ClusterState:
         part.servers[server.name] = server
         part.records_of_calls.measure(server)
 
-    def server_gone(self, name: str, partition: str = "default") -> None:
-        """The server is gone for good, with everything that is known of it."""
-        part = self._partition(partition)
-        part.servers.pop(name, None)
-        part.records_of_calls.forget(name)
-
     # -- decisions that were carried out ----------------------------------------------------------------------------------------
 
     def carried_out(self, decision: Decision, now: int) -> Running | None:
@@ -409,7 +403,6 @@ class ClusterState:
             part.forget(job.id)
         if self._dependents and job.id in self._dependents:
             self._settle(job.id)
-
 
     # -- dependencies -------------------------------------------------------------------------------------------------------
 

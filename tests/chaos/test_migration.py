@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
-from rmgr.client.asking import ask_to_move
+from rmgr.client.asking import ask_each_to_move
 from rmgr.coord import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.request import StopKind, StopRequest
@@ -142,7 +142,9 @@ def migrate_all(chaos: Chaos, attempts: Mapping[int, int], *, killing: bool) -> 
 
     def ask(number: int) -> StopRequest:
         request = StopRequest(kind=StopKind.MIGRATE, submission=number, attempt=attempts[number], detail="the test")
-        return ask_to_move(chaos.cluster.coordinator, request, shown=str(number), deadline_s=time.monotonic() + 120.0)
+        (answer,) = ask_each_to_move(chaos.cluster.coordinator, [(str(number), request)], deadline_s=time.monotonic() + 120.0)
+        assert isinstance(answer, StopRequest), answer
+        return answer
 
     with ThreadPoolExecutor(len(attempts)) as pool:
         asks = [pool.submit(ask, number) for number in attempts]

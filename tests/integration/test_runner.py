@@ -81,16 +81,14 @@ def test_arguments_may_come_in_a_file(node: WorkNode, worker: Worker, tmp_path: 
     assert node.result(seq) == 2_000_000
 
 
-def test_a_large_function_comes_from_a_file(node: WorkNode, worker: Worker) -> None:
+def test_a_large_function_comes_from_a_file(node: WorkNode, worker: Worker, tmp_path: Path) -> None:
     table = os.urandom(100_000)
     blob = cloudpickle.dumps(lambda i: table[i])
     name = hashlib.sha256(blob).hexdigest()
+    file = tmp_path / name
+    file.write_bytes(blob)
     seq = node.runner.next_seq()
-    worker.send(
-        TaskBatch(
-            shape=Shape(), function=name, path=node.runner.put_file(name, blob), items=(TaskItem(seq, 0, payload=pickle.dumps(((7,), {}))),)
-        )
-    )
+    worker.send(TaskBatch(shape=Shape(), function=name, path=str(file), items=(TaskItem(seq, 0, payload=pickle.dumps(((7,), {}))),)))
     assert node.result(seq) == table[7]
 
 

@@ -153,10 +153,7 @@ class Story:
 
     def server(self) -> None:
         name = self.chance.choice("st")
-        if self.chance.randrange(4):
-            self.state.server_changed(Server(name, 1.5, self.chance.randint(0, 3), (("c", 2.0),), self.now, "calls"))
-        else:
-            self.state.server_gone(name, "calls")
+        self.state.server_changed(Server(name, 1.5, self.chance.randint(0, 3), (("c", 2.0),), self.now, "calls"))
 
     def leave(self) -> None:
         waiting = self.state.snapshot().waiting

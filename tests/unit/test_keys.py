@@ -26,10 +26,8 @@ def test_an_output_key_is_parsed_back(sub: int, index: int, attempt: int, n: int
 
 
 @given(NUMBERS, NUMBERS, SHORT, st.sampled_from(keys.STREAMS), NUMBERS)
-def test_a_log_key_is_parsed_back(sub: int, index: int, attempt: int, stream: str, part: int) -> None:
-    key = keys.log(sub, index, attempt, stream, part)
-    assert keys.parse_log(key) == keys.LogPart(sub=sub, index=index, attempt=attempt, stream=stream, part=part)
-    assert key.startswith(keys.logs_of(sub, index, attempt, stream))
+def test_a_log_key_begins_as_its_stream(sub: int, index: int, attempt: int, stream: str, part: int) -> None:
+    assert keys.log(sub, index, attempt, stream, part).startswith(keys.logs_of(sub, index, attempt, stream))
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, SHORT), unique=True))
@@ -139,7 +137,6 @@ def test_what_is_no_pointer_is_data_lost(data: bytes) -> None:
         lambda: keys.parse_output("out/1/2/3"),
         lambda: keys.parse_output("log/1/2/3/4"),
         lambda: keys.parse_output("out/1/2/3/x"),
-        lambda: keys.parse_log("log/1/2/3/stdin/0"),
         lambda: keys.parse_history("hist/12"),
         lambda: keys.parse_history("page/9999999999"),
         lambda: keys.user_key("out/1"),

@@ -11,7 +11,7 @@ import pytest
 from rmgr import errors
 from rmgr.errors import NotFound
 from rmgr.model.block import BlockKey, pending_indices, runs
-from rmgr.model.ids import AttemptId, TaskId, check_name, parse_attempt, parse_submission, parse_task, taskq_name
+from rmgr.model.ids import check_name, parse_submission, taskq_name
 from rmgr.model.resources import Capacity, Request
 from rmgr.model.states import TRANSITIONS, State, check_transition, diagram
 from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
@@ -45,17 +45,14 @@ def test_the_map_shows_the_diagram_of_the_table():
 
 
 def test_ids_read_what_they_write():
-    assert parse_task(str(TaskId(42, 7))) == TaskId(42, 7)
-    assert parse_attempt(str(AttemptId(42, 7, 2))) == AttemptId(42, 7, 2)
-    assert parse_attempt("42_7.2").task == TaskId(42, 7)
     assert taskq_name(42) == "taskq-0000000042"
     assert parse_submission("taskq-0000000042") == parse_submission("42") == 42
 
 
 @pytest.mark.parametrize("text", ["", "x", "42_", "_7", "42_7_1", "-1", "42_7.2", "99999999999_1", "42 7", "../42"])
-def test_a_malformed_task_id_says_how_ids_look(text):
+def test_a_malformed_id_says_how_ids_look(text):
     with pytest.raises(errors.UsageError) as caught:
-        parse_task(text)
+        parse_submission(text)
     assert "42_7" in caught.value.hint
 
 

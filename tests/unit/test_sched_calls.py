@@ -103,8 +103,6 @@ def test_measurements_and_answers_are_bounded_and_survive_a_change_of_leader() -
     assert ClusterState.restored(snapshot).snapshot() == snapshot
     state.server_changed(server("a", load=9, at_us=99, life=1))
     assert [one.load for one in state.snapshot().measured] == [9]  # an earlier life says nothing of this one
-    state.server_gone("a", "calls")
-    assert (state.snapshot().measured, state.snapshot().learnt) == ((), ())
 
 
 def test_learnt_performance_is_a_mean_by_function_and_power_of_two_and_bounded() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
-from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block
+from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal import block_statement, seal_blocks
-from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_bytes, failed_record, split_share
+from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_record, split_share
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
 from rmgr.model.states import Reason, State
@@ -220,7 +220,7 @@ def test_failed_attempts_carry_their_own_arguments_and_counters() -> None:
     data = decode_block(record.block)
     assert (data.payloads, data.base, data.done, data.retries) == ((b"p11",), 11, 0, 2)
     assert (record.seq, record.alone) == (5, False)
-    assert failed_bytes(record) < MAX_ZNODE_BYTES
+    assert len(encode_failed(record)) < MAX_ZNODE_BYTES
     block.live -= 1
     block.settle_failed(11, record, 1.0)
     multi = block.complete(block.take_part(), 7, "s")

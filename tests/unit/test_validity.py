@@ -262,9 +262,9 @@ def test_numbers_are_read_back(number: int) -> None:
     assert paths.parse_number(str(number)) == number
 
 
-@pytest.mark.parametrize("key", ["out/1/0/1/0", "out/0000000001/0000000000/00001/" + "9" * 5000, "log/1/1/1/stdout/1", "events/1/1/1"])
+@pytest.mark.parametrize("key", ["out/1/0/1/0", "out/0000000001/0000000000/00001/" + "9" * 5000, "events/1/1/1"])
 def test_keys_of_the_store_are_read_only_as_they_are_written(key: str) -> None:
-    parse = {"out": keys.parse_output, "log": keys.parse_log, "eve": keys.parse_events}[key[:3]]
+    parse = {"out": keys.parse_output, "eve": keys.parse_events}[key[:3]]
     with pytest.raises(UsageError):
         parse(key)
 
