@@ -32,6 +32,7 @@ from rmgr.adapters.cassandra_statements import STATEMENTS, Request, ask
 from rmgr.adapters.cassandra_threads import use_daemons
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
+from rmgr.model.units import counted
 
 try:
     import cassandra as driver
@@ -426,7 +427,7 @@ def meaning(error: BaseException, target: CassandraTarget) -> Exception:
             return Lost(f"{error.received_responses} of {error.required_responses} replicas have {doing} in time", is_outage=False)
         case driver.CoordinationFailure():
             doing = "write" if isinstance(error, driver.WriteFailure) else "read"
-            return Lost(f"{error.failures} nodes could not {doing} (read-only, or no space left on them?)", is_outage=False)
+            return Lost(f"{counted(error.failures, 'node')} could not {doing} (read-only, or no space left on them?)", is_outage=False)
         case driver.AuthenticationFailed():
             return _not_admitted(target)
         case driver.Unauthorized():

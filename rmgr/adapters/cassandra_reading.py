@@ -17,6 +17,7 @@ from rmgr.adapters.cassandra_statements import Request, ask
 from rmgr.adapters.store_rules import Deadline, about_of, data_lost, verify
 from rmgr.coord.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
+from rmgr.model.units import counted
 
 #: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
 _WINDOW = 8
@@ -97,7 +98,7 @@ class Reader:
 
     def get_noted_many(self, keys: list[str], deadline: Deadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
         """Values of those `keys` that have one; of those above `largest` bytes only what is known of them."""
-        doing = f"read {len(keys)} values"
+        doing = f"read {counted(len(keys), 'value')}"
         found: dict[str, tuple[bytes | None, About]] = {}
         chunked: dict[str, Manifest] = {}
         for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
@@ -120,7 +121,7 @@ class Reader:
 
     def about_many(self, keys: list[str], deadline: Deadline) -> dict[str, About]:
         """What is known of those `keys` that have a value."""
-        doing = f"look at {len(keys)} values"
+        doing = f"look at {counted(len(keys), 'value')}"
         answers = map(manifest_of, self._calls.each([ask("value", key) for key in keys], deadline, doing))
         found = {key: manifest for key, manifest in zip(keys, answers, strict=True) if manifest is not None and manifest.is_live}
         return {key: about_of(manifest.size, manifest.encoding, manifest.digest) for key, manifest in found.items()}

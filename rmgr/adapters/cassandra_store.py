@@ -58,6 +58,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
+from rmgr.model.units import counted
 
 #: Chunks of one upload in flight: 4 MiB.
 UPLOAD_WINDOW = 8
@@ -148,7 +149,7 @@ class CassandraStore:
             check_size(key, len(value))
         beside = {key: note for (key, _), note in zip(rows, notes_of(rows, notes), strict=True)}
         for group in _groups(dict(rows)):
-            doing = f"put {len(group)} values ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
+            doing = f"put {counted(len(group), 'value')} ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
             if not overwrite:
                 self._refuse_existing(group, deadline, doing)
             large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
@@ -165,7 +166,7 @@ class CassandraStore:
         """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
         deadline = Deadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
-        doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {len(wanted)} values"
+        doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {counted(len(wanted), 'value')}"
         seen = look(self._calls, wanted, deadline, doing)
         stamps = {key: self._clock.next_us(stamp) for key, (_, stamp) in seen.items()}
         live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}

@@ -21,6 +21,7 @@ import psutil
 
 from rmgr.adapters.cgroup import kill_group, remove_group
 from rmgr.errors import StateConflict
+from rmgr.model.units import counted
 
 _RECORDS = "records"
 #: A spawner whose Starter died ends its work itself: it gets this long.
@@ -99,11 +100,11 @@ def reap(directory: Path) -> list[str]:
                 done.append(f"killed process {process.pid} of an older incarnation")
     for path in (path for record in records for path in _strings(record.get("cgroups"))):
         if killed := kill_group(Path(path)):
-            done.append(f"killed {killed} processes in {path}")
+            done.append(f"killed {counted(killed, 'process')} in {path}")
         if not remove_group(Path(path), wait_s=1.0):
             done.append(f"cannot remove {path}")
     markers = sorted({str(record["marker"]) for record in records if record.get("marker")})
-    done.extend(f"killed {killed} processes marked {marker}" for marker in markers if (killed := kill_marked(marker)))
+    done.extend(f"killed {counted(killed, 'process')} marked {marker}" for marker in markers if (killed := kill_marked(marker)))
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             remove_tree(entry)

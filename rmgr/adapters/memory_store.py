@@ -25,6 +25,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
+from rmgr.model.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,7 @@ class MemoryStore:
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
-        self._begin(timeout_s, f"look at {len(keys)} values")
+        self._begin(timeout_s, f"look at {counted(len(keys), 'value')}")
         with self._shelf.lock:
             rows = {key: self._alive(check_key(key)) for key in keys}
         return {key: row.about for key, row in rows.items() if row is not None}
@@ -179,7 +180,7 @@ class MemoryStore:
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
-        self._begin(timeout_s, f"read {len(keys)} values")
+        self._begin(timeout_s, f"read {counted(len(keys), 'value')}")
         with self._shelf.lock:
             rows = {key: self._alive(check_key(key)) for key in keys}
         return {

@@ -49,6 +49,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
+from rmgr.model.units import counted
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 
@@ -169,7 +170,7 @@ class GatewayStore:
                         raise
                 return [key for key in request.keys if self._call(stub.Delete, pb.KeyRequest(key=key), deadline).deleted]
 
-            told = self._repeat(ask, deadline, f"delete {len(some)} values", doubt=doubt)
+            told = self._repeat(ask, deadline, f"delete {counted(len(some), 'value')}", doubt=doubt)
             gone.update(request.keys if doubt else told)
         return [key for key in dict.fromkeys(keys) if key in gone]
 
@@ -225,7 +226,7 @@ class GatewayStore:
                 call = stub.About(request, timeout=self._left(deadline), metadata=self._metadata)
                 return [row for rows in call for row in rows.rows]
 
-            for row in self._repeat(read, deadline, f"look at {len(some)} values"):
+            for row in self._repeat(read, deadline, f"look at {counted(len(some), 'value')}"):
                 found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
         return found
 
@@ -247,7 +248,7 @@ class GatewayStore:
                 call = stub.GetMany(request, timeout=self._left(deadline), metadata=self._metadata)
                 return [row for rows in call for row in rows.rows]
 
-            for row in self._repeat(read, deadline, f"read {len(some)} values"):
+            for row in self._repeat(read, deadline, f"read {counted(len(some), 'value')}"):
                 is_known = bool(row.sha256)  # an older gateway says neither this nor what was noted
                 if is_known and not row.large:
                     found[row.key] = row.data, told_about(row, row.data)
@@ -344,8 +345,7 @@ class GatewayStore:
                 self._repeat(write, deadline, "write")
             return True
 
-        what = f"write {rows[0][0]!r}" if len(rows) == 1 else f"write {len(rows)} values"
-        self._repeat(write, deadline, what, mine=None if overwrite else all_mine)
+        self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if overwrite else all_mine)
 
     def _get(self, key: str, deadline: Deadline) -> Any:
         found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")

@@ -37,6 +37,7 @@ from rmgr.adapters.workevents import (
 from rmgr.model import frames
 from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.model.states import Reason
+from rmgr.model.units import counted
 from rmgr.model.version import PROTOCOL
 from rmgr.runner import home
 from rmgr.runner.board import Board
@@ -377,7 +378,7 @@ class Slot:
             self._cgroup.close()
         leftovers.forget(self.runner.directory, self.name)
         self.runner.slots.pop(self.name, None)
-        events: list[WorkEvent] = [Surprised(self, "leftovers", f"{killed} processes of {self.marker}")] if killed else []
+        events: list[WorkEvent] = [Surprised(self, "leftovers", f"{counted(killed, 'process')} of {self.marker}")] if killed else []
         events.append(
             SlotLost(
                 slot=self,

@@ -43,6 +43,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
+from rmgr.model.units import counted
 
 T = TypeVar("T")
 
@@ -169,7 +170,7 @@ class SqliteStore:
         gone: set[str] = set()
         for start in range(0, len(wanted), _DELETED_ROWS):
             some = wanted[start : start + _DELETED_ROWS]
-            doing = f"delete {len(wanted)} values ({some[0]!r} ...)"
+            doing = f"delete {counted(len(wanted), 'value')} ({some[0]!r} ...)"
             gone.update(self._write(partial(table.delete_many, keys=some), deadline, len(some) * _ROW_BYTES, doing))
         return [key for key in wanted if key in gone]
 
@@ -213,7 +214,7 @@ class SqliteStore:
         found: dict[str, About] = {}
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
             some = wanted[start : start + table.KEYS_PER_STATEMENT]
-            with self._reading(deadline, f"look at {len(wanted)} values in", some[0]) as connection:
+            with self._reading(deadline, f"look at {counted(len(wanted), 'value')} in", some[0]) as connection:
                 batch = table.select_heads(connection, some)
             found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
         return found
@@ -245,7 +246,7 @@ class SqliteStore:
         chunked: list[str] = []
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
             some = wanted[start : start + table.KEYS_PER_STATEMENT]
-            with self._reading(deadline, f"read {len(wanted)} values from", some[0]) as connection:
+            with self._reading(deadline, f"read {counted(len(wanted), 'value')} from", some[0]) as connection:
                 batch = table.select_many(connection, some, largest)
             for row in batch:
                 if row.size > largest:
@@ -354,7 +355,7 @@ class SqliteStore:
     def _put_rows(
         self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline, replaces: Mapping[str, bytes] = NOTHING
     ) -> None:
-        doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {len(batch)} values ({batch[0].key!r} ...)"
+        doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
         if overwrite:
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
             return

@@ -18,6 +18,7 @@ from rmgr.adapters.sqlite_rows import Row
 from rmgr.adapters.sqlite_writer import Write, Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms, patience_s, pieces
 from rmgr.errors import RmgrError, StoreUnavailable, ValueTooLarge
+from rmgr.model.units import counted
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class ChunkRows:
                 if connection.in_transaction:
                     connection.execute("COMMIT")
         if len(chunks) != now.chunks:
-            raise data_lost(key, f"{now.chunks - len(chunks)} of {now.chunks} chunks are missing")
+            raise data_lost(key, f"{len(chunks)} of {counted(now.chunks, 'chunk')} found")
         return now, b"".join(chunks)
 
     def stream(self, row: Row, timeout_s: float) -> Iterator[bytes]:

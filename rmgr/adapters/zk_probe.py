@@ -125,7 +125,7 @@ def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
             "must belong together, be in date and name the host: rmgr doctor",
         )
     if found & {Finding.ANSWERS, Finding.NO_QUORUM}:
-        hint = f"more than half of the {len(looks)} servers must run: start the others"
+        hint = f"more than half of the servers ({len(looks)}) must run: start the others"
         return CoordinationUnavailable(f"ZooKeeper at {hosts} has no quorum: {sentences}", hint=hint)
     if found & {Finding.SILENT, Finding.CLOSES}:
         hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"

@@ -13,6 +13,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit
 from rmgr.errors import NotFound
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.coord.ports import Store
@@ -44,7 +45,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
         if session.json:
             emit({"logs": found})
         else:
-            sys.stdout.writelines(f"{one['log']}\t{one['pieces']} pieces\n" for one in found)
+            sys.stdout.writelines(f"{one['log']}\t{counted(one['pieces'], 'piece')}\n" for one in found)
         return
     epoch, log = _chosen(logs, which)
     rows = (store.get(keys.events(epoch, log, piece)) for piece in range(logs[epoch, log]))

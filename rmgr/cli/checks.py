@@ -21,7 +21,7 @@ from rmgr.cli.checks_security import credentials, root, talkative
 from rmgr.cli.checks_work import containment
 from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
 from rmgr.model.node import NodeState
-from rmgr.model.units import format_size
+from rmgr.model.units import counted, format_size
 from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def zookeeper_servers(session: Session) -> Checks:
             yield Check(name=name, ok=look.finding is Finding.ANSWERS, detail=look.what, fix=fix)
             continue
         version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
-        yield Check(name=name, ok=True, detail=f"{version}, {look.mode}, {look.fact('Connections:')} connections")
+        yield Check(name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}")
         yield from _measured(name, look.server, tls, is_secured=security is not None)
     serving = sum(look.finding in {Finding.SERVES, Finding.ANSWERS} for look in looks)
     if len(looks) > 1 and serving <= len(looks) // 2:
@@ -223,8 +223,9 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured:
     if limit is None:
         return
     if limit[1] != "0":
+        told = f"{counted(int(limit[1]), 'connection')} from one address"
         fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
-        yield Check(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=f"{limit[1]} connections from one address", fix=fix)
+        yield Check(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=told, fix=fix)
     else:
         yield Check(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
 
@@ -281,10 +282,10 @@ def access_lists(session: Session) -> Checks:
         return
     report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
     if not report.deviations:
-        yield Check(name="access lists", ok=True, detail=f"{report.checked} znodes looked at, each as it should be")
+        yield Check(name="access lists", ok=True, detail=f"{counted(report.checked, 'znode')} looked at, each as it should be")
         return
     found = "; ".join(item.sentence(coordinator.lists) for item in report.deviations[:5])
-    detail = f"{len(report.deviations)} of {report.checked} znodes have another list than they should: {found}"
+    detail = f"{len(report.deviations)} of {counted(report.checked, 'znode')} have another list than they should: {found}"
     yield Check(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
 
 
@@ -358,7 +359,8 @@ def cluster(session: Session) -> Checks:
     yield from _parts(view)
     yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
-    yield Check(name="work", ok=True, detail=f"{len(facts.submissions)} submissions in memory, {waiting} tasks not ended")
+    told = f"{counted(len(facts.submissions), 'submission')} in memory, {counted(waiting, 'task')} not ended"
+    yield Check(name="work", ok=True, detail=told)
 
 
 def _parts(view: StatusView) -> Checks:
@@ -368,7 +370,7 @@ def _parts(view: StatusView) -> Checks:
         yield Check(name=name, ok=part.level != Level.PROBLEM, detail=part.told or part.reason, fix=part.fix)
     if more := view.parts[_MOST_PARTS:]:
         is_well = all(part.level != Level.PROBLEM for part in more)
-        yield Check(name="more", ok=is_well, detail=f"{len(more)} more parts are not well", fix="rmgr status --json | jq .parts")
+        yield Check(name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts")
 
 
 def _answers(leader: LeaderClient) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmgr.errors import RmgrError
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ def credentials(session: Session) -> Iterator[Check]:
     fix = ""
     if left_days < SOON_DAYS:
         command = f"rmgr admin add-user {who.name}" if who.is_person else "rmgr admin rotate tls"
-        fix = f"they end in {max(0, int(left_days))} days: ask the cluster's admin for new ones ({command})"
+        fix = f"they end in {counted(max(0, int(left_days)), 'day')}: ask the cluster's admin for new ones ({command})"
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {day(mine.not_after_s)}; {mine.directory}"
     yield Check(name="credentials", ok=True, detail=detail, fix=fix)
 

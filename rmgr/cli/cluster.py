@@ -15,7 +15,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
 from rmgr.cli.tables import draw, table_options
 from rmgr.errors import DeadlineExceeded, NotFound, Unavailable
-from rmgr.model.units import format_duration
+from rmgr.model.units import counted, format_duration
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
@@ -161,7 +161,7 @@ def _draw_status(view: StatusView) -> None:
     for item in view.policies:
         out.write(f"{paint('placing  ', 'bold', out)}  {_placing(item)}\n")
         for fault in item.faults:
-            told = f"{fault.policy} was skipped {fault.count} times, the last time: {fault.error}"
+            told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
             out.write(f"{paint('fault', 'red', out)}      {printable(told)}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
     for word, colour, told in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
@@ -173,7 +173,7 @@ def _draw_status(view: StatusView) -> None:
 
 
 def _placing(view: PolicyView) -> str:
-    passes = f"; {view.passes} passes, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
+    passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
     return printable(f"{view.policy} in partition {view.partition}{passes}")
 
 

@@ -93,6 +93,13 @@ class RmgrGroup(_Help, click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args or self.invoke_without_command else ["--help"])
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole: lines are wrapped, nothing is cut off."""
+        found = [(name, made) for name in self.list_commands(ctx) if (made := self.get_command(ctx, name)) and not made.hidden]
+        if found:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, made.get_short_help_str(limit=10_000)) for name, made in found])
+
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             known = self.list_commands(ctx)

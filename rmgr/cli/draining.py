@@ -15,6 +15,7 @@ from rmgr.cli.params import nearest
 from rmgr.cli.placed_options import parse_nodes
 from rmgr.cli.render import emit
 from rmgr.errors import NotFound
+from rmgr.model.units import counted
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 
@@ -58,7 +59,7 @@ def _emptied(session: Session, node: str) -> dict[str, Any]:
     moved = [shown[number, index] for number, index, _ in answer.done]
     left = [{"id": shown[number, index], "why": why} for number, index, why in answer.left]
     if not session.json:
-        sys.stdout.write(f"{node} drains: {len(moved)} jobs left it{': ' if moved else ''}{' '.join(moved)} (rmgr resume {node})\n")
+        sys.stdout.write(f"{node} drains: {counted(len(moved), 'job')} left it{': ' * bool(moved)}{' '.join(moved)} (rmgr resume {node})\n")
         for number, index, what in answer.done:
             sys.stdout.write(f"{shown[number, index]}: {what}\n")
     for one in left:

@@ -15,7 +15,7 @@ from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import RmgrError
 from rmgr.model.states import Reason, State
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -43,7 +43,7 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
     if with_tail and first.state is State.FAILED:
         lines += _tail(session, first)
     if len(failed) > 1:
-        lines.append(f"{len(failed)} of {item.total} tasks did not complete: rmgr tasks {item.number} --state failed,cancelled")
+        lines.append(f"{len(failed)} of {counted(item.total, 'task')} did not complete: rmgr tasks {item.number} --state failed,cancelled")
     steps = [f"rmgr logs {id_}" if with_tail and first.node else f"rmgr show {id_}"]
     if first.reason == Reason.START_FAILED:  # it has written nothing
         steps.clear()

@@ -20,6 +20,7 @@ from rmgr.cli.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.states import State
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.model.array import Array
@@ -187,6 +188,6 @@ def _ask(session: Session, asked: Sequence[tuple[str, StopRequest]]) -> list[Sto
     if not session.query().has_leader():
         session.note("no WatchDog leads just now: the one that will is asked")
     elif asked[0][1].kind is not StopKind.VACATE:
-        shown = asked[0][0] if len(asked) == 1 else f"each of {len(asked)} jobs"
+        shown = asked[0][0] if len(asked) == 1 else f"each of {counted(len(asked), 'job')}"
         session.note(f"{shown} is asked to save its state, and has its grace for that; Ctrl-C ends the wait, and no job")
     return ask_each_to_move(session.coordinator(), asked, deadline_s=time.monotonic() + timeout_s)

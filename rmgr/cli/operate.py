@@ -13,6 +13,7 @@ from rmgr.errors import CoordinationUnavailable, StateConflict
 from rmgr.model.identity import Role
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -86,7 +87,7 @@ def apply_settings(session: Session, settings: ClusterSettings, version: int) ->
                 names = coordinator.children(path, timeout_s=timeout_s).result(timeout_s + 1.0)
                 if names:
                     raise StateConflict(
-                        f"queue {queue.name} still holds work ({len(names)} blocks), so it cannot be removed",
+                        f"queue {queue.name} still holds work ({counted(len(names), 'block')}), so it cannot be removed",
                         hint=f'let it run dry first (state = "closed"), or: rmgr cancel --queue {queue.name} --user USER',
                     )
     directories = [path for queue in settings.queues for path in (paths.pending(queue.name), paths.held(queue.name))]

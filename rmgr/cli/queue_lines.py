@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rmgr.cli.columns import node_list
 from rmgr.cli.render import Column, clock, paint, printable
-from rmgr.model.units import format_duration
+from rmgr.model.units import counted, format_duration
 from rmgr.model.views import ClassView, PromiseView, QueueView
 
 
@@ -93,11 +93,11 @@ def _fired(found: ClassView) -> Sequence[tuple[str, str]]:
     if not found.max_reservations or not found.is_known:
         return ()
     priority, head, no_waiter = found.fired
-    return (("fired", f"priority {priority}, head {head}, no waiter {no_waiter} times (reservations made)"),)
+    return (("fired", f"priority {priority}, head {head}, no waiter {counted(no_waiter, 'time')} (reservations made)"),)
 
 
 def _promise(promise: PromiseView) -> str:
     free = f", {promise.held} of them free already" if promise.held else ""
     waits = f"; waits for the end of {node_list(promise.waits_for, most=8)}" if promise.waits_for else ""
     start = f"; starts by {clock(promise.expected_start_us)}" if promise.expected_start_us else ""
-    return f"{promise.cores} cores for {promise.job}{free}{waits}{start}"
+    return f"{counted(promise.cores, 'core')} for {promise.job}{free}{waits}{start}"

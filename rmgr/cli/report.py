@@ -20,7 +20,7 @@ from rmgr.cli.render import Column, Layout, clock, emit, iso, now_us, table
 from rmgr.cli.tables import draw, table_options
 from rmgr.cli.usage import GROUPS, PERCENTS, Days, Report, Usage, Waits, Wanted
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 
 _HOUR_US = 3_600_000_000
 
@@ -117,7 +117,8 @@ def report(
         if not made.seen:
             session.note("the history is empty: nothing has ended yet" + (f" of user {user}" if user else ""))
         elif made.first_us is None:
-            session.note(f"nothing of the {made.seen:,} submissions in the history is in this report: look at --since, --until and filters")
+            seen = counted(made.seen, "submission")
+            session.note(f"nothing of the {seen} in the history is in this report: look at --since, --until and filters")
         if session.json:
             emit(_document(made, machine))
         elif as_csv:
@@ -205,10 +206,11 @@ def _draw(made: Report, machine: _Machine, layout: Layout) -> None:
     if waits:
         out.write("\n")
         table(waits, _WAIT_COLUMNS, Layout(header=layout.header))
-    told = f"{_hours(total.core_us)} core hours used by {total.jobs} submissions from {clock(machine.begin_us)} to {clock(machine.end_us)}"
+    span = f"from {clock(machine.begin_us)} to {clock(machine.end_us)}"
+    told = f"{_hours(total.core_us)} core hours used by {counted(total.jobs, 'submission')} {span}"
     share = _utilisation(made, machine, total)
     if share is not None:
-        told += f", {share:.1%} of what {cores} cores have"
+        told += f", {share:.1%} of what {counted(cores, 'core')} have"
     out.write(f"\n{told}\n")
     out.flush()
 

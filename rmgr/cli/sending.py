@@ -17,7 +17,7 @@ from rmgr.model.block import MAX_TASKS
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission
 from rmgr.model.submission import Work as Kind
-from rmgr.model.units import format_duration
+from rmgr.model.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -359,7 +359,7 @@ def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterS
     stat = coordinator.stat(paths.pending(record.queue), timeout_s=10.0).result(11.0)
     if stat is not None and stat.children + more > cap:
         raise QueueFull(
-            f"queue {record.queue} is full: {stat.children} blocks wait, at most {cap} may, and this is {more} more",
+            f"queue {record.queue} is full: {counted(stat.children, 'waiting block')}, at most {cap} may wait, and this is {more} more",
             hint="wait until some have run (rmgr queues), or send more tasks in one submission: --array, --each-line",
         )
 

@@ -17,7 +17,7 @@ from rmgr.cli.selectors import Target, parse_one, resolve
 from rmgr.coord.asked import in_words
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.states import State
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
 _SHOWN_FAILURES = 5
@@ -269,7 +269,7 @@ def _request(job: JobView) -> str:
     cores = f"{job.cores} core{'s' if job.cores != 1 else ''}"
     asked = f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
     asked += "".join(f", {count} {name}" for name, count in sorted(job.resources.items()))
-    return f"{job.processes} processes of {asked}" if job.processes > 1 else asked
+    return f"{counted(job.processes, 'process')} of {asked}" if job.processes > 1 else asked
 
 
 def _moving(view: MovingView | None) -> str:

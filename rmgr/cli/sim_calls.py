@@ -17,6 +17,7 @@ from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.cli.sim_paper import parse_seed_count
 from rmgr.cli.sim_sweep import parse_names
 from rmgr.errors import UsageError
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.sim.calls.results import Summary
@@ -106,7 +107,8 @@ def calls(
     if session.json:
         emit(document(summaries))
         return
-    sys.stdout.write(f"{scenario.name}: {scenario.about or 'no description'}; {len(seeds)} replications of {scenario.requests} requests\n")
+    about = scenario.about or "no description"
+    sys.stdout.write(f"{scenario.name}: {about}; {counted(len(seeds), 'replication')} of {counted(scenario.requests, 'request')}\n")
     _show(summaries)
     if out is not None:
         sys.stdout.write(f"written: {out}\n")

@@ -16,6 +16,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import Parsed, parse_pair
 from rmgr.cli.render import emit
 from rmgr.errors import UsageError
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.sim.replay import History
@@ -125,7 +126,7 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
     if session.json:
         emit({"log": str(log), **told, "same": found.same, "answered_s": round(found.answered_s, 6)})
         return
-    sys.stdout.write(f"{log.name}: {len(found.recorded):,} calls, {found.same:,} go to the same server under {policy}\n")
+    sys.stdout.write(f"{log.name}: {counted(len(found.recorded), 'call')}, {found.same:,} go to the same server under {policy}\n")
     for side, (name, sends) in sides.items():
         shares = ", ".join(f"{server} {count}" for server, count in found.shares(sends).items())
         sys.stdout.write(f"  {side:10}{name:10} {shares}; predicted {found.predicted_s(sends):.3f} s in the mean\n")
@@ -138,7 +139,7 @@ def _tell_same(session: Session, log: Path, history: History) -> None:
         emit({"log": str(log), "policy": history.opening.policy, "replay": found})
         return
     sys.stdout.write(
-        f"{log}: {history.passes:,} passes of {history.opening.policy} over {history.told:,} facts; "
+        f"{log}: {counted(history.passes, 'pass')} of {history.opening.policy} over {history.told:,} facts; "
         f"all {history.decided:,} decisions are the recorded ones\n"
     )
 
@@ -171,7 +172,7 @@ def _compare(
     if out is not None:
         write_run(out, result, workload_name=world.workload.name, manifest=_manifest(log, history, policy, params, configuration))
     if world.left_out:
-        session.note(f"{world.left_out} jobs whose end is not in the log are left out")
+        session.note(f"left out: {counted(world.left_out, 'job')} whose end is not in the log")
     before, after = summary(world.result), summary(result)
     if session.json:
         old, new = (reproducible(found) for found in (before, after))
@@ -204,7 +205,7 @@ def _manifest(log: Path, history: History, policy: str, params: dict[str, str], 
 
 
 def _table(log: Path, jobs: int, old: str, new: str, before: dict[str, int | float], after: dict[str, int | float]) -> Iterable[str]:
-    yield f"{log.name}: {jobs:,} jobs as recorded and under {new}"
+    yield f"{log.name}: {counted(jobs, 'job')} as recorded and under {new}"
     yield f"  {'':24}{old[-20:]:>20}{new[-20:]:>20}{'change':>10}"
     for name, (told, unit, digits) in _COMPARED.items():
         a, b = before[name], after[name]

@@ -19,7 +19,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION_US, Parsed, parse_pair
 from rmgr.cli.render import emit
 from rmgr.cli.sim_options import parse_factor
-from rmgr.model.units import format_duration
+from rmgr.model.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.sim.experiment import Experiment
@@ -165,7 +165,7 @@ def run(
         write_run(out, result, workload_name=workload.name, manifest=_manifest(experiment, result, workload.name))
     found = summary(result)
     for fault, times in result.faults:
-        session.note(f"policy failed {times} times, and lost its decisions each time: {fault}")
+        session.note(f"policy failed {counted(times, 'time')}, and lost its decisions each time: {fault}")
     if session.json:
         emit(
             {
@@ -195,7 +195,9 @@ def _told(
     """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
     jobs, processors = len(workload.jobs), result.processors
     nodes = experiment.node_count(processors)
-    machine = f"{processors:,} processors" if nodes == processors else f"{nodes:,} nodes with {processors:,} cores in all"
+    machine = counted(processors, "processor")
+    if nodes != processors:
+        machine = f"{counted(nodes, 'node')} with {counted(processors, 'core')} in all"
     machine += f" of drawn speeds in {experiment.sites} sites" if experiment.sites else ""
     offered = _load(workload)
     touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
@@ -203,9 +205,9 @@ def _told(
     share = found["jobs_waiting_zero"] / jobs
     params = "".join(f" {name}={value}" for name, value in sorted(experiment.params.items()))
     yield f"{workload.name} under {experiment.policy}{params} on {machine}"
-    yield f"  workload      {jobs:,} jobs submitted in {span}, offered load {'-' if offered is None else f'{offered:.4f}'}"
+    yield f"  workload      {counted(jobs, 'job')} submitted in {span}, offered load {'-' if offered is None else f'{offered:.4f}'}"
     if touched:
-        yield f"  normalised    of {workload.touched['records read']:,} records: {'; '.join(touched)}"
+        yield f"  normalised    of {counted(workload.touched['records read'], 'record')}: {'; '.join(touched)}"
     yield (
         f"  wait          mean {found['mean_waiting_time']:,.2f} s, median {found['median_waiting_time']:,} s, "
         f"max {found['max_waiting_time']:,} s; {share:.1%} of the jobs do not wait"
@@ -214,12 +216,12 @@ def _told(
     yield f"  slowdown      mean {found['mean_slowdown']:,.4f}, bounded (tau 10 s) {found['mean_bounded_slowdown']:,.4f}"
     yield f"  utilisation   {found['utilisation']:.5f} over a makespan of {found['makespan']:,} s"
     if found["jobs_rejected"]:
-        yield f"  rejected      {found['jobs_rejected']:,} jobs that can never run here"
+        yield f"  rejected      {counted(found['jobs_rejected'], 'job')} that can never run here"
     told = [f"{found[name]:,} {what}" for name, what in _HAPPENED.items() if found[name]]
     if told:
         yield f"  happened      {', '.join(told)}"
     yield (
-        f"  simulated     {found['passes']:,} passes in {found['wall_seconds']:.2f} s, {found['jobs_per_second']:,.0f} jobs/s; "
+        f"  simulated     {counted(found['passes'], 'pass')} in {found['wall_seconds']:.2f} s, {found['jobs_per_second']:,.0f} jobs/s; "
         f"seed {result.seed}{'; schedule validated' if validated else ''}"
     )
     if out is not None:

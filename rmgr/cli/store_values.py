@@ -19,6 +19,7 @@ from rmgr.cli.render import printable
 from rmgr.coord import keys
 from rmgr.coord.ports import Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
+from rmgr.model.units import counted
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds
@@ -346,7 +347,7 @@ def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[l
             except PermissionDenied:
                 left += 1
         if left:
-            sys.stderr.write(f"rmgr: {left} keys of others begin with {prefix} too, and stay\n")
+            sys.stderr.write(f"rmgr: {counted(left, 'key')} of others begin with {prefix} too, and stay\n")
     return deleted, missing
 
 

@@ -16,7 +16,7 @@ from rmgr.cli.render import clock, emit, iso, printable
 from rmgr.cli.sending import Draft, Sent, prepare, send
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Phase
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import WhatIfView
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
@@ -125,9 +125,9 @@ def tell_dry(session: Session, draft: Draft) -> None:
     out = sys.stdout
     out.write(f"would submit {record.name}: {draft.tasks} task{'s' if draft.tasks != 1 else ''} to queue {record.queue}\n")
     rigid = record.rigid
-    several = f"{rigid.processes} processes of " if rigid is not None and rigid.processes > 1 else ""
+    several = f"{counted(rigid.processes, 'process')} of " if rigid is not None and rigid.processes > 1 else ""
     out.write(
-        f"  each: {several}{record.request.cores} cores{memory}{time}, retries {record.retries}, "
+        f"  each: {several}{counted(record.request.cores, 'core')}{memory}{time}, retries {record.retries}, "
         f"resubmit {'yes' if record.resubmit else 'no'}\n"
     )
     if rigid is not None:

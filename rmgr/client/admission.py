@@ -289,7 +289,7 @@ def _check_partition_limits(request: Request, queue: QueueSpec, settings: Cluste
         )
     for most, whose in ((limits.max_cpus_per_user, "user"), (limits.max_cpus_per_account, "account")):
         if most and cores > most:
-            raise Infeasible(f"{cores} cores never run in {where}: a {whose} may have {most} at once", hint=hint)
+            raise Infeasible(f"{counted(cores, 'core')} never run in {where}: a {whose} may have {most} at once", hint=hint)
 
 
 def _check_nodes(request: Request, queue: QueueSpec, nodes: Sequence[NodeRecord]) -> None:

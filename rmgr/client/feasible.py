@@ -11,7 +11,7 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import FROM_START, MAX_INDEX, Rigid
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request, needs_of
-from rmgr.model.units import counted, format_size
+from rmgr.model.units import counted, format_size, plural
 
 _MAX_PROCESSES = 9_999_999
 
@@ -36,7 +36,7 @@ class Needs:
         each = f"{request.cores} core{'s' if request.cores != 1 else ''}"
         each += f" and {format_size(request.memory_bytes)}" if request.memory_bytes else ""
         each += "".join(f", {count} {name}" for name, count in needs_of(request.resources))
-        return f"{processes} processes of {each} each" if processes > 1 else f"a process of {each}"
+        return f"{counted(processes, 'process')} of {each} each" if processes > 1 else f"a process of {each}"
 
 
 def check_shape(rigid: Rigid, tasks: int = 1) -> None:
@@ -49,7 +49,7 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
         raise UsageError(f"-N {rigid.nodes} is no number of nodes", hint="-N 1 or more, or without -N: wherever they fit")
     if rigid.nodes > rigid.processes:
         raise UsageError(
-            f"-N {rigid.nodes} nodes are more than -n {rigid.processes} processes: each node has at least one",
+            f"-N {rigid.nodes} nodes are more than -n {counted(rigid.processes, 'process')}: each node has at least one",
             hint=f"-n {rigid.nodes}, or -N {rigid.processes}",
         )
     both = sorted(set(rigid.nodelist) & set(rigid.exclude))
@@ -57,14 +57,14 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
         raise UsageError(f"{', '.join(both)}: both in --nodelist and in --exclude", hint="take it out of one of them")
     if rigid.nodelist and rigid.nodes > len(set(rigid.nodelist)):
         raise UsageError(
-            f"-N {rigid.nodes} nodes, and --nodelist names only {len(set(rigid.nodelist))}",
+            f"-N {counted(rigid.nodes, 'node')}, and --nodelist names only {len(set(rigid.nodelist))}",
             hint=f"name more nodes, or -N {len(set(rigid.nodelist))}",
         )
     if rigid.restart == FROM_START and (rigid.checkpoint_every_us > 0 or rigid.checkpoint):
         option = "--checkpoint-every" if rigid.checkpoint_every_us > 0 else "--checkpoint"
         raise UsageError(f"{option}: nothing is stored of a job with --restart-from start", hint="without one of them")
     if tasks > MAX_INDEX:
-        raise UsageError(f"{tasks} tasks: a placed submission has at most {MAX_INDEX}", hint="submit it in parts")
+        raise UsageError(f"{counted(tasks, 'task')}: a placed submission has at most {MAX_INDEX}", hint="submit it in parts")
 
 
 def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:
@@ -137,15 +137,15 @@ def _check_spread(needs: Needs, rooms: list[int]) -> None:
     usable = [room for room in rooms if room]
     if rigid.nodes > len(usable):
         raise Infeasible(
-            f"-N {rigid.nodes} nodes are more than {_where(needs)} has for this: {len(usable)}",
+            f"-N {rigid.nodes} is more than {_where(needs)} has for this: {counted(len(usable), 'node')}",
             hint=f"-N {len(usable)} at most, or without -N: wherever they fit; rmgr nodes",
         )
     most = -(-rigid.processes // rigid.nodes)
     if usable[rigid.nodes - 1] < most:
         able = sum(room >= most for room in usable)
         raise Infeasible(
-            f"{needs.text}, spread over {rigid.nodes} nodes, are {most} on a node; {_where(needs)} has {able or 'no'} such "
-            f"node{'s' if able != 1 else ''}",
+            f"{needs.text}, spread over {counted(rigid.nodes, 'node')}, are {most} on a node; {_where(needs)} has {able or 'no'} such "
+            f"{plural(able, 'node')}",
             hint="more nodes (-N), fewer processes (-n), fewer cores each (-c), or without -N: wherever they fit; rmgr nodes",
         )
 
@@ -169,4 +169,4 @@ def _where(needs: Needs) -> str:
 
 
 def _nodes(count: int) -> str:
-    return f"{count} nodes have" if count != 1 else "one node has"
+    return f"{counted(count, 'node')} have" if count != 1 else "one node has"

@@ -29,6 +29,7 @@ from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.units import counted
 from rmgr.model.version import CLOSED_UNASKED
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Lane:
     def _full_error(self) -> RmgrError:
         if self._sender.full:
             return QueueFull(
-                f"queue {self.submission.queue} holds its maximum of {self.pending_cap} waiting blocks",
+                f"queue {self.submission.queue} holds its maximum of {counted(self.pending_cap, 'waiting block')}",
                 hint="wait until some have been taken (timeout=...), or raise max_pending_blocks: rmgr config apply",
             )
         return DeadlineExceeded(f"submission {self.number}: too much is waiting to be sent ({self._sender.trouble or 'ZooKeeper is slow'})")

@@ -14,6 +14,7 @@ from rmgr.errors import ConfigError, Infeasible, NotFound
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Request
+from rmgr.model.units import counted
 from rmgr.model.views import ClassView, QueueView
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def check_class(request: Request, rigid: Rigid, queue: QueueSpec, settings: Clus
 def _refusal(
     shape: tuple[int, int], cpus: int, named: str, open_to: tuple[QueueClass, ...], others: tuple[QueueClass, ...], queue: QueueSpec
 ) -> Infeasible:
-    told = f"{shape[0]} processes x {shape[1]} threads ({cpus} CPUs)"
+    told = f"{counted(shape[0], 'process')} x {counted(shape[1], 'thread')} ({counted(cpus, 'CPU')})"
     if not named:
         limits = "; ".join(f"{known.name}: {known.limits}" for known in open_to)
         return Infeasible(f"no queue class of partition {queue.partition} admits {told} for their time limit", hint=limits)

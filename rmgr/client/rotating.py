@@ -24,6 +24,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict, UsageError
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, SealedSecret
+from rmgr.model.units import counted
 
 _TIMEOUT_S = 10.0
 #: Roles whose holders fetch a new secret by themselves.
@@ -65,14 +66,14 @@ def rotate(
     report(f"both secrets of role {role} are good now; its daemons fetch the new one")
     _publish(coordinator, renewed, role, (old_id, new_id))
     mended = check_tree(coordinator, mend=True).mended
-    report(f"access lists of {mended} znodes name both; waiting {grace_s:.0f} s")
+    report(f"access lists of {counted(mended, 'znode')} name both; waiting {grace_s:.0f} s")
     sleep(grace_s)
     _publish(coordinator, renewed, role, (new_id,))
     for _ in range(_ROUNDS):
         mended = check_tree(coordinator, mend=True).mended
         if not mended:
             break
-        report(f"the old secret of role {role} is off {mended} znodes")
+        report(f"the old secret of role {role} is off {counted(mended, 'znode')}")
         sleep(_ROUND_S)
     return renewed
 

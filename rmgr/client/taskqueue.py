@@ -408,7 +408,7 @@ class TaskQueue(FollowsOutput):
                 if deadline.is_over:
                     story = self._tasks.trouble()
                     raise DeadlineExceeded(
-                        f"{counts.total - counts.final} of {counts.total} tasks of {self.name} have not ended within {timeout:g} s"
+                        f"{counts.total - counts.final} of {counts.total} in {self.name} have not ended within {timeout:g} s"
                         + (f"; {story}" if story else ""),
                         hint="they go on; call wait_all again",
                     )

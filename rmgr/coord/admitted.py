@@ -9,6 +9,7 @@ from __future__ import annotations
 from rmgr.model.block import BlockKey
 from rmgr.model.queue import QueueSpec
 from rmgr.model.submission import Submission
+from rmgr.model.units import counted
 
 
 def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:
@@ -25,7 +26,7 @@ def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newe
     if queue.state == "closed":
         return f"queue {queue.name} is closed"
     if queue.max_cores and key.cores > queue.max_cores:
-        return f"queue {queue.name} allows {queue.max_cores} cores"
+        return f"queue {queue.name} allows {counted(queue.max_cores, 'core')}"
     if queue.max_memory_bytes and record.request.memory_bytes > queue.max_memory_bytes:
         return f"queue {queue.name} allows {queue.max_memory_bytes} bytes of memory"
     if key.priority > queue.max_priority:

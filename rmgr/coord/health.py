@@ -20,6 +20,7 @@ from rmgr.model.queue import Dispatch, QueueSpec
 from rmgr.model.resources import needs_of
 from rmgr.model.states import State
 from rmgr.model.submission import Phase, Submission
+from rmgr.model.units import counted
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
 #: Nodes that get a sentence each; of more in the same state, how many. Requests that differ and are compared with all nodes.
@@ -122,7 +123,7 @@ def parts(
         fix = "mend or remove that znode; the leader's log has the traceback (set_aside)"
         found.append(PartView(kind="record", id=path, state="set aside", reason=reason, fix=fix, level=Level.WARNING))
     if (more := len(snapshot.aside) - _SHOWN) > 0:
-        reason = f"the leader has set {more} more znodes aside"
+        reason = f"the leader has set {counted(more, 'more znode')} aside"
         found.append(PartView(kind="record", id="", state="set aside", reason=reason, fix="its log names them", level=Level.WARNING))
     return tuple(found + _waiting(snapshot, views, live))
 
@@ -206,7 +207,7 @@ def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Subm
     """That no node which takes work fits pulled work, and which of the others would. views: of its partition, some of them up."""
     request, needs = submission.request, needs_of(submission.request.resources)
     up = [view for view in views if view.state == NodeState.UP]
-    detail = f"none of the {len(up)} nodes that are up fits {request.cores} cores, {request.memory_bytes // (1024 * 1024)} MiB"
+    detail = f"none of {counted(len(up), 'node')} up fits {counted(request.cores, 'core')}, {request.memory_bytes // (1024 * 1024)} MiB"
     detail += "".join(f", {count} {name}" for name, count in needs)
     detail += f", features {','.join(request.features)}" if request.features else ""
     out = [view for view in views if view.state != NodeState.UP and can_run(snapshot, view, submission)]
@@ -243,7 +244,7 @@ def sentences(found: Sequence[PartView], level: Level) -> tuple[str, ...]:
             if seen[part.state] > _SHOWN:
                 continue
         told.append(part.told or part.reason)
-    told += [f"{count - _SHOWN} more nodes are {state}: rmgr nodes" for state, count in seen.items() if count > _SHOWN]
+    told += [f"{state}: {counted(count - _SHOWN, 'more node')}: rmgr nodes" for state, count in seen.items() if count > _SHOWN]
     return tuple(told)
 
 

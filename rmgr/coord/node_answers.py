@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rmgr.model.node import NodeState
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request, needs_of
-from rmgr.model.units import utc
+from rmgr.model.units import counted, utc
 from rmgr.model.views import NodeView, WhyView
 
 #: Nodes that are named; of more, how many.
@@ -57,8 +57,11 @@ def allowed_whys(views: Sequence[NodeView], rigid: Rigid | None) -> list[WhyView
     parts = []
     for name in rigid.nodelist[:_SHOWN]:
         view = known.get(name)
-        free = "" if view is None else f"{name} is {_state(view)}, {max(0, view.cores - view.cores_used)} of its {view.cores} cores free"
-        parts.append(free or f"{name} is not known")
+        if view is None:
+            parts.append(f"{name} is not known")
+        else:
+            free = max(0, view.cores - view.cores_used)
+            parts.append(f"{name} is {_state(view)}, {free} of its {counted(view.cores, 'core')} free")
     return [WhyView(what="nodelist", id=",".join(rigid.nodelist[:_SHOWN]), detail="; ".join(parts) + _more(len(rigid.nodelist)))]
 
 
@@ -78,9 +81,9 @@ def room_whys(views: Sequence[NodeView], request: Request, rigid: Rigid | None, 
     drained = _resumable(gone)
     starts = gone and not any(view.trouble for view in gone)
     hint = f"rmgr resume {drained[0]}" if drained else "start their Starters; rmgr nodes" if starts else "rmgr nodes"
-    detail = f"the nodes that are up have room for {sum(rooms)} of its {rigid.processes} processes"
+    detail = f"the nodes that are up have room for {sum(rooms)} of its {counted(rigid.processes, 'process')}"
     if sum(rooms) >= rigid.processes:
-        detail = f"too few nodes are up for {rigid.processes} processes, spread over {rigid.nodes} nodes"
+        detail = f"too few nodes are up for {counted(rigid.processes, 'process')}, spread over {counted(rigid.nodes, 'node')}"
     return [WhyView(what="nodes", id=partition, detail=f"{detail}, even when they are empty{f'; {_told(gone)}' if gone else ''}: {hint}")]
 
 

@@ -24,6 +24,7 @@ from rmgr.model.node import InboxOrder, Order
 from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold, Reserved
 from rmgr.model.resources import Needs
+from rmgr.model.units import counted
 
 #: What a block may still become longer by while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024
@@ -114,9 +115,10 @@ def too_large(job: Assigned, most: int) -> str:
     block = next(op for op in job.ops if op.path == job.target)
     size, cap = len(getattr(block, "data", b"")), most_bytes(block.path) - _GROWS_BYTES
     if size > cap:
-        return f"with its {len(job.fences)} nodes its arguments are {size} bytes, and at most {cap} are committed: larger ones are stored"
+        what = f"with {counted(len(job.fences), 'node')} its arguments"
+        return f"{what} are {size} bytes, and at most {cap} are committed: larger ones are stored"
     if len(job.ops) + 2 > MAX_OPS_OF_ONE_JOB or sum(map(size_of, job.ops)) > most:
-        return f"a job cannot be put on {len(job.fences)} nodes by one commit"
+        return f"a job cannot be put on {counted(len(job.fences), 'node')} by one commit"
     return ""
 
 

@@ -11,7 +11,7 @@ from rmgr.model.placing import Rigid, job_label
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
-from rmgr.model.units import utc
+from rmgr.model.units import counted, utc
 from rmgr.model.views import FaultView, MovingView, PlacedView, PolicyView, WhyView
 
 #: `PlacedView.state` beside "waiting".
@@ -169,7 +169,7 @@ def route_whys(snapshot: ClusterSnapshot, submission: Submission, position: int 
         if owner == submission.id and view.route and position in {None, index}
     )
     known = {view.id: view.of_class for view in snapshot.placing.classes if queue is not None and view.partition == queue.partition}
-    shape = f"{rigid.processes} processes x {submission.request.cores} threads" if rigid is not None else ""
+    shape = f"{counted(rigid.processes, 'process')} x {counted(submission.request.cores, 'thread')}" if rigid is not None else ""
     whys = []
     for route in routes or ([named] if named else []):
         found = known.get(route)
@@ -208,7 +208,7 @@ def placed_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueS
     if len(told) > _MOST:
         whys.append(WhyView(what="more", id=str(number), detail=f"{len(told) - _MOST} other reasons: rmgr explain {number}_INDEX"))
     whys += failed or [
-        WhyView(what="fault", id=name, detail=f"policy {name} was skipped {count} times, the last time because {error}")
+        WhyView(what="fault", id=name, detail=f"policy {name} was skipped {counted(count, 'time')}, the last time because {error}")
         for name, count, error in part.faults
     ]
     whys += [WhyView(what="node", id=node, detail=f"{node} {_GAVE_BACK} in {left_s:.0f} s") for node, left_s in part.resting[:_MOST]]

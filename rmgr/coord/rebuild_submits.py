@@ -158,7 +158,7 @@ def _check_block(multi: Multi, at: int, key: BlockKey, data: BlockData, number: 
     asked = (key.priority, key.cores, key.memory_mib, key.attempt)
     told = (facts.priority, facts.cores, facts.memory_mib, 1)
     require(asked == told, multi, at, f"(priority, cores, MiB, attempt) are {asked}, its submission says {told}")
-    require(1 <= key.count <= (1 if facts.is_placed else MAX_TASKS), multi, at, f"{key.count} tasks are no block")
+    require(1 <= key.count <= (1 if facts.is_placed else MAX_TASKS), multi, at, f"{key.count} is no number of tasks in a block")
     for name, untouched in _UNTOUCHED:
         if getattr(data, name) != untouched:
             raise unlike(multi, at, f"{name} is said by the leader and by Starters alone, and of a new block not yet")

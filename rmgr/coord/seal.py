@@ -41,6 +41,7 @@ from rmgr.model.placing import Allocation
 from rmgr.model.resources import MIB
 from rmgr.model.states import State
 from rmgr.model.submission import Submission
+from rmgr.model.units import counted
 
 #: Fields of a submission's record that are not signed, and why.
 RECORD_UNSIGNED = {
@@ -158,7 +159,7 @@ class _Tree:
         groups = -(-total // _WIDTH)
         at = [self._start, low - before, behind - high, groups - self._stop]
         if len(proof) != sum(at):
-            raise NotSealed(f"its proof has {len(proof)} parts where {sum(at)} are needed")
+            raise NotSealed(f"its proof has {counted(len(proof), 'part')} where {sum(at)} are needed")
         self._left = list(proof[: at[0]])
         inner = [b"\0" + text if len(text) < _SHORT else b"\1" + hashlib.sha256(text).digest() for text in payloads]
         self._leaves = [*proof[at[0] : at[0] + at[1]], *inner, *proof[at[0] + at[1] : at[0] + at[1] + at[2]]]
@@ -279,7 +280,7 @@ def check_shape(key: BlockKey, record: Submission, allocation: Allocation | None
         here = allocation.shares[0][1]  # of its processes: a placed job has the cores of its head
         asked = (asked[0] * here, asked[1] * here)
     if (key.cores, key.memory_mib) != asked:
-        raise NotSealed(f"it asks for {key.cores} cores and {key.memory_mib} MiB, its submission for {asked[0]} and {asked[1]}")
+        raise NotSealed(f"it asks for {counted(key.cores, 'core')} and {key.memory_mib} MiB, its submission for {asked[0]} and {asked[1]}")
 
 
 def row_digest(row: str) -> str | None:

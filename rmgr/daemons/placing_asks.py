@@ -28,6 +28,7 @@ from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavaila
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.request import StopKind, StopRequest
+from rmgr.model.units import counted
 from rmgr.sched.job import Job, Node, nodes_of
 from rmgr.sched.pool_node import room_if_empty
 from rmgr.sched.state import ClusterState
@@ -285,7 +286,7 @@ class Asks:
             why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
             raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
         if not self._could(job, _only(to)):
-            wanted = f"{job.processes} x {job.threads} cores"
+            wanted = f"{job.processes} x {counted(job.threads, 'core')}"
             raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
         return _only(to)
 

@@ -15,6 +15,7 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation, Rigid, job_id
 from rmgr.model.resources import MIB, needs_of
 from rmgr.model.submission import Submission
+from rmgr.model.units import counted
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass
 
@@ -140,7 +141,7 @@ def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -
     found = next((known for known in classes if name == known.name), None)
     if found is None or found.admits(job):
         return ""
-    asked = f"{job.wanted[0]} processes x {job.wanted[1]} threads ({job.wanted_cpus} CPUs)"
+    asked = f"{counted(job.wanted[0], 'process')} x {counted(job.wanted[1], 'thread')} ({counted(job.wanted_cpus, 'CPU')})"
     return f"queue class {name}, which its user named, allows {found.limits}; it asks for {asked}"
 
 

@@ -100,7 +100,7 @@ def said(why: Why, records: Records = _NO_RECORDS) -> str:
             return found["before"] + ", ".join(_shown(part, records) for part in str(fact).split(", "))
         return str(fact) + (found["us"] or "")
 
-    return _PLACE.sub(put, why.text)
+    return _PLACE.sub(put, why.agreed)
 
 
 def label(job: int, records: Records = _NO_RECORDS) -> str:

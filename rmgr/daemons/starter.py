@@ -114,7 +114,7 @@ def node_names(config: StarterConfig) -> tuple[str, ...]:
     """Names of the nodes that the process stands for. Raises ConfigError, UsageError."""
     base = check_name("node", config.node or socket.gethostname().partition(".")[0])
     if not 1 <= config.nodes <= MAX_NODES:
-        raise ConfigError(f"{config.nodes} virtual nodes in one Starter; the limit is {MAX_NODES}", hint="start several Starters")
+        raise ConfigError(f"nodes = {config.nodes} in one Starter; the limit is {MAX_NODES}", hint="start several Starters")
     return (base,) if config.nodes == 1 else tuple(check_name("node", f"{base}-{number}") for number in range(config.nodes))
 
 

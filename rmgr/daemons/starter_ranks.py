@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.adapters.rpc_ranks import Link, Peers, Step
 from rmgr.daemons.starter_checkpoint_parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.model.units import counted
 from rmgr.runner import ranks
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ class Door:
                 link.close()
                 continue
             if len(self._links) >= self._most or not PLACES.take(self._uid):
-                _refuse(link, f"processes of the job have {len(self._links)} connections to its other nodes, and may have no more")
+                _refuse(link, f"the job has {counted(len(self._links), 'connection')} to its other nodes, and may have no more")
                 continue
             with self._lock:
                 self._links.add(link)

@@ -61,6 +61,7 @@ from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
+from rmgr.model.units import counted
 from rmgr.model.version import OWNED
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
@@ -362,7 +363,7 @@ def _serve(
             failpoint("submitter.round")
             watch.look()
             notifier.ready()
-            told = f"serving {len(sessions)} clients" if watch.is_there else "degraded: no contact with ZooKeeper"
+            told = f"serving {counted(len(sessions), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
             notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
     finally:
         notifier.stopping()

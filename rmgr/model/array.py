@@ -9,6 +9,7 @@ from math import gcd
 
 from rmgr.errors import UsageError
 from rmgr.model.ids import MAX_NUMBER
+from rmgr.model.units import counted
 
 #: Tasks of one array at most.
 MAX_TASKS = 10_000_000
@@ -59,7 +60,7 @@ def parse_array(text: str) -> Array:
         starts.append(total)
         total += len(part)
     if total > MAX_TASKS:
-        raise UsageError(f"{text!r} has {total} tasks; the limit is {MAX_TASKS}", hint="submit it in parts")
+        raise UsageError(f"{text!r} has {counted(total, 'task')}; the limit is {MAX_TASKS}", hint="submit it in parts")
     _refuse_repeats(text, parts)
     return Array(parts, tuple(starts), int(cap) if percent else 0)
 

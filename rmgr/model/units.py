@@ -96,8 +96,17 @@ def check_size(size_bytes: int, told: str) -> int:
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 core`, `2 cores`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 core`, `2 cores`, `3,000 processes`, `0 policies`."""
+    return f"{count:,} {plural(count, noun)}"
+
+
+def plural(count: float, noun: str) -> str:
+    """`noun` as it stands after `count`."""
+    if count == 1:
+        return noun
+    if noun.endswith("y") and noun[-2:-1] not in "aeou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "sh", "ch", "x")) else f"{noun}s"
 
 
 def format_duration(seconds: float) -> str:

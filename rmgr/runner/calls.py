@@ -14,6 +14,7 @@ import msgspec
 from rmgr.errors import PickleFailed, RmgrError
 from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.model.states import Reason
+from rmgr.model.units import counted
 from rmgr.runner.remote import dump_exception, dump_value
 from rmgr.runner.versions import mismatch
 
@@ -124,9 +125,9 @@ class Results:
         elif isinstance(value, (tuple, list)) and len(value) == count:
             values = tuple(value)
         else:
-            got = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
+            got = f"{counted(len(value), 'value')}" if isinstance(value, (tuple, list)) else f"one {type(value).__name__}"
             raise WrongCount(
-                f"the function returned {got} for {count} output keys", hint="return a tuple with one value for each output key"
+                f"the function returned {got} for {counted(count, 'output key')}", hint="return a tuple with one value for each output key"
             )
         return TaskExtra(values=tuple(self._value(seq, number, one) for number, one in enumerate(values)))
 

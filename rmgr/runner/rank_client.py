@@ -65,7 +65,7 @@ class Place:
     def spread(self, processes: int) -> list[tuple[str, int, int]]:
         """(node, first rank, ranks): node after node, each as many as it has. Raises: NotInJob for more than there are."""
         if not 0 < processes <= self.processes:
-            raise NotInJob(f"{processes} ranks in an allocation of {self.processes} processes: rmgr submit -n {processes} asks for more")
+            raise NotInJob(f"-n {processes} is more than the job has ({self.processes}): rmgr submit -n {processes} asks for so many")
         found, first = [], 0
         for node, count in self.shares:
             taken = min(count, processes - first)

@@ -27,6 +27,7 @@ import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker 
 from rmgr.model import frames
 from rmgr.model.frames import FrameError, FrameReader, Setup, ToSpawner
 from rmgr.model.states import Reason
+from rmgr.model.units import counted
 from rmgr.runner import dispositions
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import DirectoryGone, Launcher
@@ -292,7 +293,7 @@ class Spawner:
         """Ends what the last piece of work left behind; returns how many processes that was."""
         killed, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if killed:
-            self._surprise("leftovers", f"{killed} processes killed")
+            self._surprise("leftovers", f"{counted(killed, 'process')} killed")
         if left and self._dirty_since is None:
             self._dirty_since = time.clock_gettime_ns(CLOCK)
             self._next_tick = -math.inf
@@ -304,7 +305,7 @@ class Spawner:
         if not left:
             self._dirty_since = None
         elif now - self._dirty_since > _STUBBORN_NS:
-            self._surprise("escaped", f"{left} processes cannot be killed")
+            self._surprise("escaped", f"{counted(left, 'process')} cannot be killed")
             self._commands.report(now, at_once=True)
             self._end()
 

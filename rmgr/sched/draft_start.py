@@ -15,7 +15,7 @@ from rmgr.sched.records import Hold
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 TOO_LARGE = "needs {} x {} cores, {} are free"
 SCATTERED = "needs {} x {} cores, {} are free, but where it may run there is room for {} such processes"
-NOT_EMPTY = "needs {} x {} cores and its nodes for itself, {} nodes are empty"
+NOT_EMPTY = "needs {} x {} cores and its nodes for itself, {} nodes empty"
 NO_SPANS = Why("nodes", "a placement is a tuple of spans: first node, last node, processes on each")
 HAS_HOLD = Why("hold", "it has been promised the cores of running jobs")
 

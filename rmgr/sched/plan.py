@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -12,6 +13,19 @@ from rmgr.sched.records import Gang, Hold
 #: `of_tuple(Start, (...))`: a named tuple in half the time that its own constructor takes. For what every pass makes, and nothing else.
 of_tuple = tuple.__new__
 
+#: Nouns that a fact counts, and how one of them is called.
+_ONE = {
+    "cores": "core",
+    "CPUs": "CPU",
+    "jobs": "job",
+    "nodes": "node",
+    "others": "other",
+    "processes": "process",
+    "such processes": "such process",
+    "threads": "thread",
+}
+_COUNTED = re.compile(rf"\{{\}}(?: ({'|'.join(_ONE)})\b)?")
+
 
 class Why(NamedTuple):
     """A reason: the rule that decided, and a sentence with its facts. The sentence is put together only when somebody reads it."""
@@ -21,7 +35,18 @@ class Why(NamedTuple):
     facts: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.text.format(*self.facts)}"
+        return f"{self.rule}: {self.agreed.format(*self.facts)}"
+
+    @property
+    def agreed(self) -> str:
+        """`text` with its nouns in the number of the facts before them: `needs {} x {} core` where that is 1."""
+        facts = iter(self.facts)
+
+        def put(found: re.Match[str]) -> str:
+            is_one = next(facts, None) == 1
+            return f"{{}} {_ONE[found[1]]}" if is_one and found[1] else found[0]
+
+        return _COUNTED.sub(put, self.text)
 
 
 # -- decisions: orders to the driver --------------------------------------------------------------------------------------

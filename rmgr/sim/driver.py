@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import count
 
 from rmgr.errors import RmgrError
+from rmgr.model.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
@@ -192,13 +193,13 @@ class _Run:
 
     def _starves(self, why: str) -> RmgrError:
         stuck, setting = self._world.waiting(), self._setting
-        told = "; ".join(f"job {job.number} ({job.processors} processors): {self._why(job)}" for job in stuck[:_SHOWN])
+        told = "; ".join(f"job {job.number} ({counted(job.processors, 'processor')}): {self._why(job)}" for job in stuck[:_SHOWN])
         more = f" (and {len(stuck) - _SHOWN} more)" if len(stuck) > _SHOWN else ""
-        faults = f"; it failed {sum(self._faults.values())} times, {next(iter(self._faults))}" if self._faults else ""
+        faults = f"; it failed {counted(sum(self._faults.values()), 'time')}, {next(iter(self._faults))}" if self._faults else ""
         closed = self._upsets.closed
         if closed:
             why = f"{closed} of {len(self._world.nodes)} nodes are down or drained, and nothing is to come that would open them"
-        return RmgrError(f"policy {setting.policy} leaves {len(stuck)} jobs waiting for ever: {told}{more}{faults}", hint=why)
+        return RmgrError(f"policy {setting.policy} leaves {counted(len(stuck), 'job')} waiting for ever: {told}{more}{faults}", hint=why)
 
     def _why(self, job: Job) -> str:
         return str(self._plan.why(job.number, self._world.partition_of(job)) or "no reason given")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from rmgr.errors import UsageError
+from rmgr.model.units import counted
 
 #: The 18 fields, in order, as error messages name them.
 FIELDS = (
@@ -124,11 +125,11 @@ class SwfReader:
         if len(words) < len(FIELDS):
             missing = FIELDS[len(words)]
             raise UsageError(
-                f"{self.path}, line {line}: {len(words)} fields instead of 18, field {len(words) + 1} ({missing}) is missing",
+                f"{self.path}, line {line}: {counted(len(words), 'field')} instead of 18, field {len(words) + 1} ({missing}) is missing",
                 hint="a trace that was cut off ends like this; unknown values are written as -1",
             )
         if len(words) > len(FIELDS):
-            raise UsageError(f"{self.path}, line {line}: {len(words)} fields instead of 18", hint="comments begin with ';'")
+            raise UsageError(f"{self.path}, line {line}: {counted(len(words), 'field')} instead of 18", hint="comments begin with ';'")
         return Record(*values)
 
     def _number(self, word: bytes, line: int, at: int) -> int:

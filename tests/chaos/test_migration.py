@@ -317,7 +317,7 @@ def test_a_job_that_was_moved_as_often_as_it_may_be_stays(moving: Chaos, program
     assert len(programs.lines(heads[0])) == 1, "it went for the first head, and has passed the second"
     late.enough()
     late.wait_end(second)
-    words = "it is not moved again: that was done 1 times, and 1 is the most"
+    words = "it is not moved again: that was done 1 time, and 1 is the most"
     eventually("it says why it stays", lambda: words in reason_of(moving, passed), within=PATIENCE_S)
     eventually("the head says so", lambda: f"jobs {passed} passed it and go on" in reason_of(moving, heads[1]), within=PATIENCE_S)
     told = json.loads(moving.rmgr("show", str(passed), "--json").stdout)

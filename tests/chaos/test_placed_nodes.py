@@ -155,7 +155,7 @@ def test_a_node_that_comes_back_smaller_is_not_given_more_than_it_has(jobs: Chao
     assert len(jobs.spans(wide)) == 1
     told = jobs.rmgr("explain", str(wide)).stdout
     assert "more than partition default has" in told
-    assert "n3 is up, 1 of its 1 cores free" in told
+    assert "n3 is up, 1 of its 1 core free" in told
     refused = jobs.rmgr("submit", "-q", "batch", "-c", "2", "--nodelist", "n3", "--", "true")
     assert (refused.returncode, "n3, has 1 core " in refused.stderr) == (2, True), refused.stderr
     jobs.restart("n3", cores=2)

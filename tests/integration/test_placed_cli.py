@@ -101,7 +101,7 @@ def look_at_classes(sh: Shell) -> None:
     for words in ((), ("--dry-run",)):
         refused = sh("submit", *words, "-q", "one", "-n", "2", "--", "true")
         assert refused.code == 2
-        assert "queue class one does not admit 2 processes x 1 threads (2 CPUs)" in refused.err
+        assert "queue class one does not admit 2 processes x 1 thread (2 CPUs)" in refused.err
         assert "-q more admits it" in refused.err
     assert sh.ok("submit", "--dry-run", "--json", "-q", "one", "--", "true").json["would"]["class"] == "one"
     sh.ok("cancel", "--queue", "more")

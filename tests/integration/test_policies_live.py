@@ -100,7 +100,7 @@ def test_a_limit_of_a_policy_file_holds_and_its_stage_for_another_partition_does
     sh.ok("policy", "set", "limited.toml", "--partition", "far")
     first, second = (sh.submit("-q", "far", "--", "sleep", "60") for _ in range(2))
     until(lambda: runs(cluster, "f1", first), lambda: sh("explain", first))
-    until(lambda: "may run 1 jobs at once and does" in sh.ok("explain", second).out, lambda: sh("explain", second))
+    until(lambda: "may run 1 job at once and does" in sh.ok("explain", second).out, lambda: sh("explain", second))
     assert not runs(cluster, "f1", second)  # the other core is free
     sh.ok("cancel", first)
     until(lambda: runs(cluster, "f1", second), lambda: sh("explain", second))

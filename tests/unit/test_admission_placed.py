@@ -72,7 +72,7 @@ def test_what_goes_to_a_place_queue_is_a_placed_job_whatever_it_asks_for() -> No
         (Rigid(processes=11), {}, Infeasible, "are more than partition default ever has: its 3 nodes have room for 10 | -n 10 at most"),
         (Rigid(processes=0), {}, UsageError, "-n 0 is not between 1 and | -n: processes of one job"),
         (Rigid(processes=2, nodes=-1), {}, UsageError, "-N -1 is no number of nodes | -N 1 or more"),
-        (Rigid(processes=4, nodes=4), {}, Infeasible, "-N 4 nodes are more than partition default has for this: 3 | -N 3 at most"),
+        (Rigid(processes=4, nodes=4), {}, Infeasible, "-N 4 is more than partition default has for this: 3 nodes | -N 3 at most"),
         (Rigid(processes=10, nodes=2), {}, Infeasible, "spread over 2 nodes, are 5 on a node; partition default has no such nodes"),
         (Rigid(processes=7, nodes=3), {}, Infeasible, "are 3 on a node; partition default has 2 such nodes"),
         (Rigid(processes=2), {"cores": 5}, Infeasible, "the largest node of partition default, n2, has 4 cores and 8.0G"),
@@ -256,10 +256,10 @@ def test_a_job_is_sent_to_a_class_by_hand(policy: str) -> None:
 @pytest.mark.parametrize(
     ("queue", "rigid", "more", "told"),
     [
-        ("small", Rigid(processes=3), {}, "class small does not admit 3 processes x 1 threads | CPUs <= 2 | -q wide admits it"),
-        ("wide", Rigid(), {"cores": 2}, "1 processes x 2 threads (2 CPUs) | CPUs <= 8, threads a process <= 1 | small"),
+        ("small", Rigid(processes=3), {}, "class small does not admit 3 processes x 1 thread | CPUs <= 2 | -q wide admits it"),
+        ("wide", Rigid(), {"cores": 2}, "1 process x 2 threads (2 CPUs) | CPUs <= 8, threads a process <= 1 | small"),
         ("quick", Rigid(processes=3), {"time": "1m", "cores": 2}, "(6 CPUs) | time < 1:00:00 | no class of this partition admits"),
-        ("quick", Rigid(), {}, "1 threads (1 CPUs) for their time limit | CPUs <= 4, time | -q small"),
+        ("quick", Rigid(), {}, "1 thread (1 CPU) for their time limit | CPUs <= 4, time | -q small"),
     ],
 )  # fmt: skip
 def test_what_the_named_class_does_not_admit_is_refused_here_and_by_the_gateway(

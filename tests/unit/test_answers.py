@@ -264,15 +264,15 @@ def test_other_resources_are_counted_on_nodes_and_named_where_they_are_lacking()
             told = dict(why(explain(busy, 42, None)))
             assert told["resources"].startswith("it needs 1 gpu, and on node n1 2 of 2 are in use; ")
     many = {42: (replace(mine, request=Request(resources={"gpu": 3})), progress(4))}
-    assert "1 cores, 0 MiB, 3 gpu" in why(explain(snapshot(submissions=many, claimed=(), nodes={"n1": node}), 42, None))[0][1]
+    assert "1 core, 0 MiB, 3 gpu" in why(explain(snapshot(submissions=many, claimed=(), nodes={"n1": node}), 42, None))[0][1]
 
 
 def test_explain_names_what_blocks():
     waiting = {42: (SUB, progress(4))}
     busy = snapshot(submissions=waiting | {7: (replace(SUB, id=7), progress(9))}, claimed=(claimed(submission=7, count=4),))
-    assert ("resources", "the only fitting node is busy; 5 tasks stand before it in queue default") in why(explain(busy, 42, None))
+    assert ("resources", "the only fitting node is busy; 5 tasks before it in queue default") in why(explain(busy, 42, None))
     large = {42: (replace(SUB, request=Request(cores=64)), progress(4))}
-    assert "none of the 1 nodes that are up fits 64 cores" in why(explain(snapshot(submissions=large, claimed=()), 42, None))[0][1]
+    assert "none of 1 node up fits 64 cores" in why(explain(snapshot(submissions=large, claimed=()), 42, None))[0][1]
     assert why(explain(snapshot(submissions=waiting, claimed=(), alive=frozenset()), 42, None))[0][0] == "nodes"
     held = {42: (replace(SUB, phase=Phase.HELD, reason="USER_HOLD"), progress(4))}
     assert "rmgr release 42" in why(explain(snapshot(submissions=held, claimed=()), 42, None))[0][1]
@@ -360,4 +360,4 @@ def test_a_partition_without_a_node_that_takes_work_says_which_are_drained_and_w
     assert "too few nodes are up for 3 processes, spread over 3 nodes" in told.detail
     assert "n3 fenced: start" in told.detail
     (told,) = room_whys(up, Request(cores=5), Rigid(), "big")  # its node came back with fewer cores
-    assert told.detail == "the nodes that are up have room for 0 of its 1 processes, even when they are empty: rmgr nodes"
+    assert told.detail == "the nodes that are up have room for 0 of its 1 process, even when they are empty: rmgr nodes"

@@ -137,7 +137,7 @@ def test_a_wait_that_takes_too_long_says_so_and_changes_nothing(cluster: Cluster
         future = queue.submit_call(1)
         with pytest.raises(TimeoutError, match=f"task {queue.id}_0 is not done within 0.05 s"):
             future.result(0.05)
-        with pytest.raises(DeadlineExceeded, match=r"1 of 1 tasks of taskq-0000000001 have not ended within 0\.05 s"):
+        with pytest.raises(DeadlineExceeded, match=r"1 of 1 in taskq-0000000001 have not ended within 0\.05 s"):
             queue.wait_all(timeout=0.05)
         with pytest.raises(TimeoutError, match=r"1 \(of 1\) futures unfinished"):
             next(queue.as_completed([future], timeout=0.05))

@@ -175,7 +175,7 @@ def test_of_hundreds_of_lost_nodes_some_are_named_and_all_are_counted() -> None:
     many = [record(f"n{number:03}") for number in range(100)]
     answer = told(facts(*many, record("b1", "big"), record("z1"), alive=frozenset({"g-b1", "g-z1"})))
     assert len(answer.problems) == 9
-    assert answer.problems[-1] == "92 more nodes are lost: rmgr nodes"
+    assert answer.problems[-1] == "lost: 92 more nodes: rmgr nodes"
     assert sum(part.level == Level.PROBLEM for part in answer.parts) == 100
 
 

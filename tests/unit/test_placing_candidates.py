@@ -225,6 +225,6 @@ def test_a_job_is_moved_so_often_and_not_again(fails_over: bool, own: bool) -> N
         assert grid.asked() == []
         assert grid.where(last) == {}
         told = [grid.view(number).reason for number in passed]
-        assert all("it is not moved again: that was done 1 times, and 1 is the most" in reason for reason in told), told
+        assert all("it is not moved again: that was done 1 time, and 1 is the most" in reason for reason in told), told
     finally:
         grid.bench.close()

@@ -72,12 +72,12 @@ def test_a_job_stands_in_the_class_that_its_user_named_under_every_leader(bench:
 def test_what_its_class_does_not_admit_is_set_aside_with_the_reason_and_others_are_placed(bench: Bench) -> None:
     """Whoever went round his client; also before and after another leader has come."""
     large, threads = submit(bench, 3, "small"), submit(bench, 1, "small", request=Request(cores=3))
-    told = "queue class small, which its user named, allows CPUs <= 2, threads a process <= 2; it asks for 3 processes x 1 threads (3 CPUs)"
+    told = "queue class small, which its user named, allows CPUs <= 2, threads a process <= 2; it asks for 3 processes x 1 thread (3 CPUs)"
     for _ in range(2):
         assert bench.leader is not None
         jobs = bench.leader.placer.view().jobs
         assert told in jobs[large, 0].reason
-        assert "it asks for 1 processes x 3 threads" in jobs[threads, 0].reason
+        assert "it asks for 1 process x 3 threads" in jobs[threads, 0].reason
         assert submit(bench, 1, "small") in running(bench)
         bench.lead()
         bench.advance(1)
@@ -130,7 +130,7 @@ def test_explain_names_the_class_and_the_rule_that_chose_it(bench: Bench) -> Non
     details = [answers.explain(snapshot, number, None).why[-1] for number in (chosen, named)]
     assert [(why.what, why.id) for why in details] == [("class", "small"), ("class", "wide")]
     assert details[0].detail == (
-        "its queue class, chosen for 2 processes x 1 threads by connection_reservation: the strictest that admits it "
+        "its queue class, chosen for 2 processes x 1 thread by connection_reservation: the strictest that admits it "
         "(CPUs <= 2, threads a process <= 2)"
     )
     assert details[1].detail == "its queue class, named by its user (-q wide) (CPUs <= 8, threads a process <= 2)"

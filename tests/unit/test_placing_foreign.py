@@ -142,7 +142,7 @@ def test_a_plug_in_places_as_it_says_with_its_notes_and_reasons(world: Callable[
     assert it.bench.leader is not None
     placer = it.bench.leader.placer
     last = (more[2], 0)
-    it.until(lambda: placer.view().jobs[last].reason == "waits for 1 cores")
+    it.until(lambda: placer.view().jobs[last].reason == "waits for 1 core")
     assert placer.state is not None
     notes = placer.state.partitions["default"].notes
     assert set(notes) == {"the_good_one"}

@@ -27,7 +27,7 @@ def test_ranks_fill_node_after_node() -> None:
     place = rank_client.Place(here="a", shares=(("a", 1), ("b", 2), ("c", 2)), door="")
     assert place.spread(5) == [("a", 0, 1), ("b", 1, 2), ("c", 3, 2)]
     assert place.spread(2) == [("a", 0, 1), ("b", 1, 1)]
-    with pytest.raises(rank_client.NotInJob, match="6 ranks in an allocation of 5"):
+    with pytest.raises(rank_client.NotInJob, match=r"-n 6 is more than the job has \(5\)"):
         place.spread(6)
 
 

@@ -162,7 +162,7 @@ def test_easy_backfills_what_ends_before_the_shadow_or_fits_beside_it() -> None:
     assert started(plan) == [3, 5]  # 3 uses up the extra node, 4 would delay the head, 5 ends in time
     assert str(plan.why(5)) == "backfill: fits now without delaying job 2"
     assert str(plan.why(4)) == "easy: does not fit now, or would delay the head of the queue"
-    assert str(plan.why(2)) == "resources: needs 4 x 1 cores, 2 are free"
+    assert str(plan.why(2)) == "resources: needs 4 x 1 core, 2 are free"
 
 
 def test_threads_of_a_process_share_a_node_and_memory_is_counted() -> None:

@@ -55,7 +55,7 @@ def test_the_policy_of_the_readme_does_what_it_says(example: types.ModuleType) -
     plan = run_pass(state, SUBMITTED, now=0, seed=0, pipeline=(Stage(example.KeepRoom()),))
     assert plan.faults == ()
     assert [d.job_id for d in plan.decisions if isinstance(d, Start)] == [1, 3]
-    assert str(plan.why(2)) == "keep_room: would leave 1 cores free for short jobs"
+    assert str(plan.why(2)) == "keep_room: would leave 1 core free for short jobs"
 
 
 @pytest.mark.parametrize("example", ["nearest"], indirect=True)

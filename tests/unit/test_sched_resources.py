@@ -62,7 +62,7 @@ def test_what_keeps_a_job_waiting_beside_free_cores_is_said() -> None:
     alone, wide = Job(id=2, submit_us=0, processes=2, exclusive=True, spread=True), Job(id=3, submit_us=0, threads=3)
     state = cluster(Job(id=1, submit_us=0, processes=2), Job(id=4, submit_us=0, processes=2), alone, wide, gpus=(0, 0))
     state.job_started(1, ((0, 0, 2),), 0)
-    assert said(state, 2) == "resources: needs 2 x 1 cores and its nodes for itself, 1 nodes are empty"
+    assert said(state, 2) == "resources: needs 2 x 1 core and its nodes for itself, 1 node empty"
     state.job_started(4, ((1, 1, 2),), 0)
     assert said(state, 3) == "resources: needs 1 x 3 cores, 4 are free, but where it may run there is room for 0 such processes"
 
@@ -75,7 +75,7 @@ def test_what_no_node_ever_has_is_told_by_name() -> None:
         "size: needs 1 x 3 gpu: more than partition default has",
         "size: needs 3 x 1 gpu: more than partition default has",
         "size: needs 1 x 1 tape: more than partition default has",
-        "size: needs 9 x 1 cores: more than partition default has",
+        "size: needs 9 x 1 core: more than partition default has",
     ]
     state.node_changed(Node(id=1, cores=4, resources=(("gpu", 1), ("tape", 1))))
     assert sorted(state.partitions["default"].infeasible) == [1, 4]

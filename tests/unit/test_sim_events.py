@@ -306,7 +306,7 @@ def test_events_of_what_is_not_there_are_told(event: Event, told: str) -> None:
 
 
 def test_jobs_that_wait_for_closed_nodes_are_told_so() -> None:
-    with pytest.raises(RmgrError, match="leaves 1 jobs waiting for ever") as error:
+    with pytest.raises(RmgrError, match="leaves 1 job waiting for ever") as error:
         run(a_workload(a_job(1, 0, 9, 2), a_job(2, 1, 9, 3)), a_setting("easy", NodesDrain(SECOND, ((0, 1),))))
     assert error.value.hint == "2 of 4 nodes are down or drained, and nothing is to come that would open them"
 
@@ -318,6 +318,6 @@ def test_a_policy_that_only_ever_asks_for_another_pass_ends_the_run() -> None:
         def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:
             draft.wake_at(draft.now_us + 1, Why("dozing", "later"))
 
-    with pytest.raises(RmgrError, match="policy dozing leaves 1 jobs waiting for ever") as error:
+    with pytest.raises(RmgrError, match="policy dozing leaves 1 job waiting for ever") as error:
         run(a_workload(a_job(1, 0, 9, 2)), replace(a_setting(), pipeline=(Stage(Dozing()),), policy="dozing"))
     assert "it asked for 10,000 passes in a row" in error.value.hint

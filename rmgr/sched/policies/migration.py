@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from rmgr.model.units import counted
 from rmgr.sched.parameters import about
 from rmgr.sched.partition import arrival
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
@@ -131,7 +132,7 @@ class Migration:
         if not job.saves and self.candidates is Candidates.SAVERS:
             return "it is not moved: nothing says that it saves its state (submit --checkpoint does, or one answer to a request)"
         caps = [cap for cap in (self.max_moves, job.max_moves) if cap and job.moves >= cap]
-        return f"it is not moved again: that was done {job.moves} times, and {min(caps)} is the most" if caps else ""
+        return f"it is not moved again: that was done {counted(job.moves, 'time')}, and {min(caps)} is the most" if caps else ""
 
     def _followers_of(self, draft: Draft, head: Job) -> list[Running]:
         """The latest start first. With followers=head: First-Fit started them while the head waited, as it waits now, ahead of them."""
