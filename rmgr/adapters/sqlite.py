@@ -17,7 +17,6 @@ from itertools import chain
 from typing import Self, TypeVar
 
 from rmgr.adapters import sqlite_rows as table
-from rmgr.adapters.sqlite_chunks import ChunkRows
 from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
 from rmgr.adapters.sqlite_rows import Row
@@ -71,9 +70,7 @@ class SqliteStore:
         self._grace_ms = int(grace_s * 1000)
         self._writer = Writer(self._file)
         self._readers = Readers(self._file)
-        self._large: ValueFiles | ChunkRows = (
-            ChunkRows(self._writer, self._readers) if self._file.version == 1 else ValueFiles(self._file, self._writer, self._readers)
-        )
+        self._large = ValueFiles(self._file, self._writer, self._readers)
 
     @property
     def url(self) -> str:
@@ -226,7 +223,7 @@ class SqliteStore:
         row = self._select(key, deadline)
         if row is not None and row.chunks and self._large.fetch(row, path, deadline):
             return None, row.sha256
-        if row is None or row.chunks:  # replaced just now, or of version 1
+        if row is None or row.chunks:  # replaced just now
             found = self.get_hashed(key, timeout_s=deadline.left_s()) if row is not None else None
             return None if found is None else (found[0], found[2])
         return _whole(row)[0], row.sha256
@@ -262,10 +259,7 @@ class SqliteStore:
         return found
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
-        """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed.
-
-        Raises while iterating (version 1): `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
-        """
+        """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed."""
         check_key(key)
         row = self._select(key, Deadline(timeout_s))
         if row is None:

@@ -14,17 +14,15 @@ from pathlib import Path
 from rmgr.adapters.store_rules import Deadline
 from rmgr.errors import RmgrError, StoreUnavailable
 
-#: Version of a new store (`PRAGMA user_version`). One of version 1 keeps its large values in rows (sqlite_chunks.py), since then
-#: they are files (sqlite_values.py); others are refused.
+#: Version of the tables (`PRAGMA user_version`); others are refused.
 SCHEMA_VERSION = 2
-OLDEST_VERSION = 1
 #: "rmgr" in ASCII (`PRAGMA application_id`), so that a database of another program is not touched.
 APPLICATION_ID = 0x726D6772
 #: Of a new file; those that exist keep theirs. Four times SQLite's own: each page written is four calls of the kernel on its way
 #: through the log, and a MiB of chunks takes 2.7 ms of the processor instead of 4.0; a single small row 0.04 ms more.
 PAGE_BYTES = 16 * 1024
 
-# Values of one chunk stand in their manifest row (`inline`); larger ones in files, in version 1 in `chunk` at generation * 1024 + number.
+# Values of one chunk stand in their manifest row (`inline`); larger ones in files.
 # What keeps `manifest` and `unreferenced` right: sqlite_rows.py.
 _SCHEMA = """
 CREATE TABLE info (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -33,7 +31,6 @@ CREATE TABLE manifest (
     generation INTEGER NOT NULL, chunks INTEGER NOT NULL, inline BLOB
 ) WITHOUT ROWID;
 CREATE INDEX manifest_expiry ON manifest (expires_ms) WHERE expires_ms IS NOT NULL;
-CREATE TABLE chunk (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE unreferenced (generation INTEGER PRIMARY KEY, since_ms INTEGER NOT NULL);
 CREATE TRIGGER manifest_replaced AFTER UPDATE ON manifest WHEN OLD.chunks > 0 BEGIN
     INSERT INTO unreferenced VALUES (OLD.generation, CAST(strftime('%s', 'now') AS INTEGER) * 1000);
@@ -67,7 +64,6 @@ class StoreFile:
         self.path = Path(path).expanduser().resolve()  # one side file, whatever links lead here
         self.lock_path = self.path.with_name(self.path.name + ".lock")
         self.values_path = self.path.with_name(self.path.name + ".values")  #: directory of large values, made with the first
-        self.version = SCHEMA_VERSION
         deadline = Deadline(timeout_s)
         self._check_place(create=create)
         if create:
@@ -227,8 +223,7 @@ class StoreFile:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         if application == APPLICATION_ID:
-            self.version = version
-            if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+            if version != SCHEMA_VERSION:
                 raise StoreUnavailable(
                     f"the store {self.path} has schema version {version}, this rmgr understands version {SCHEMA_VERSION}",
                     hint="use the rmgr that made it, or start with a new store",

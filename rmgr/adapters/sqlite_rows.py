@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - the SQL is put together from constants of this file; every value is bound
 """The statements of the SQLite store: what is done to its tables inside a transaction that someone else opened.
 
-Every generation that has chunks, or a file, is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
+Every generation, which has a file, is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
 schema (sqlite_file.py) and the functions here keep that true, so a sweep never has to look for orphans.
 """
 
@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rmgr.adapters.store_rules import CHUNK_BYTES, key_exists, now_ms
+from rmgr.adapters.store_rules import key_exists, now_ms
 from rmgr.coord.keys import prefix_end
 from rmgr.coord.ports import NOTHING
 from rmgr.errors import StoreUnavailable
@@ -22,7 +22,6 @@ KEYS_PER_STATEMENT = 256
 #: Holds for a row that has not expired; its parameter is the time in ms.
 ALIVE = "(expires_ms IS NULL OR expires_ms > ?)"
 
-_GENERATION_SHIFT = 10  # chunk id = generation << 10 | number: 256 MiB are 512 chunks
 # Few statement texts, so that they stay prepared; steps of at most a half, so that little is written twice.
 _ROWS_PER_STATEMENT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = _ROWS_PER_STATEMENT[-1]  #: rows in one `INSERT`
@@ -38,7 +37,7 @@ _INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?
 class Row(NamedTuple):
     """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it.
 
-    chunks: how many pieces of `CHUNK_BYTES` the value has, whether they are rows or a file.
+    chunks: how many pieces of `CHUNK_BYTES` the value's file has.
     """
 
     key: str
@@ -117,7 +116,7 @@ def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: M
 
 
 def delete(connection: sqlite3.Connection, key: str) -> bool:
-    """Removes the row of `key`; True if it was there and had not expired. Its chunks become unreferenced."""
+    """Removes the row of `key`; True if it was there and had not expired. Its file becomes unreferenced."""
     found = connection.execute(f"SELECT 1 FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
     connection.execute("DELETE FROM manifest WHERE key = ?", (key,))
     return found is not None
@@ -132,31 +131,6 @@ def delete_many(connection: sqlite3.Connection, keys: list[str]) -> list[str]:
         found += [key for (key,) in connection.execute(f"SELECT key FROM manifest WHERE key IN ({marks}) AND {ALIVE}", (*some, now_ms()))]
         connection.execute(f"DELETE FROM manifest WHERE key IN ({marks})", some)
     return found
-
-
-# -- chunks -----------------------------------------------------------------------------------------------------------
-
-
-def insert_chunks(connection: sqlite3.Connection, generation: int, number: int, data: bytes) -> int:
-    """Writes `data` as the chunks from `number` on; returns how many those are."""
-    view = memoryview(data)
-    first = (generation << _GENERATION_SHIFT) + number
-    count = -(-len(data) // CHUNK_BYTES)
-    for n in range(count):
-        connection.execute("INSERT INTO chunk VALUES (?, ?)", (first + n, view[n * CHUNK_BYTES : (n + 1) * CHUNK_BYTES]))
-    return count
-
-
-def select_chunk(connection: sqlite3.Connection, generation: int, number: int) -> bytes | None:
-    """One chunk, None if it is not there."""
-    row = connection.execute("SELECT data FROM chunk WHERE id = ?", ((generation << _GENERATION_SHIFT) + number,)).fetchone()
-    return None if row is None else row[0]
-
-
-def select_chunks(connection: sqlite3.Connection, generation: int, chunks: int) -> sqlite3.Cursor:
-    """Cursor over the chunks of a value as rows `(data,)`, in order; missing ones are left out."""
-    first = generation << _GENERATION_SHIFT
-    return connection.execute("SELECT data FROM chunk WHERE id >= ? AND id < ? ORDER BY id", (first, first + chunks))
 
 
 # -- what is not needed any more ----------------------------------------------------------------------------------------
@@ -194,23 +168,6 @@ def remove_expired(connection: sqlite3.Connection, limit: int) -> int:
     """Removes up to `limit` expired rows; returns how many."""
     sql = "DELETE FROM manifest WHERE key IN (SELECT key FROM manifest WHERE expires_ms <= ? LIMIT ?)"
     return connection.execute(sql, (now_ms(), limit)).rowcount
-
-
-def free_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> tuple[int, bool]:
-    """Frees up to `limit` chunks of one generation unreferenced since before `before_ms`.
-
-    Returns: (generations wholly freed: 0 or 1, whether there may be more to do).
-    """
-    row = connection.execute("SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT 1", (before_ms,)).fetchone()
-    if row is None:
-        return 0, False
-    first = row[0] << _GENERATION_SHIFT
-    sql = "DELETE FROM chunk WHERE id IN (SELECT id FROM chunk WHERE id >= ? AND id < ? LIMIT ?)"
-    freed = connection.execute(sql, (first, first + (1 << _GENERATION_SHIFT), limit)).rowcount
-    if freed == limit:
-        return 0, True
-    connection.execute("DELETE FROM unreferenced WHERE generation = ?", row)
-    return 1, True
 
 
 def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:

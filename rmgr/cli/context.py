@@ -41,7 +41,6 @@ class Session:
     store_id: str | None = None  #: "" = the store remembers no cluster
     tree: Meta | None = None  #: what ZooKeeper says of the cluster, once it is known
     followed: list[int] = field(default_factory=list)  #: submissions whose end it waits for
-    oldest: int = 0  #: protocol that every process of the cluster speaks at least, once it is known
     started: float = field(default_factory=time.monotonic)
     _config: Config | None = None
     _credentials: Credentials | None = None

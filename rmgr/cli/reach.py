@@ -83,7 +83,6 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
                 raise NotConnected(error.message, hint=error.hint if is_handshake else _nobody_there(session)) from error
         meta = verify(coordinator, config.cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
         belong_together(session, tree=meta)
-        session.oldest = meta.oldest
     except BaseException:
         coordinator.close(timeout_s=0.1 if session.is_over() else 1.0)
         raise
@@ -104,7 +103,6 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
         coordinator.wait_ready(max(0.1, end - time.monotonic()))
         meta = verify(coordinator, cluster.cluster_id or None, timeout_s=max(1.0, end - time.monotonic()))
         belong_together(session, tree=meta)
-        session.oldest = meta.oldest
     except BaseException:
         coordinator.close(timeout_s=1.0)
         raise

@@ -198,7 +198,7 @@ def _signer(session: Session) -> Signer | None:
         return None
     from rmgr.client.signing import Signer
 
-    return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s, oldest=session.oldest)
+    return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
 
 
 def _secured(session: Session) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _secured(session: Session) -> dict[str, Any]:
         return {}
     from rmgr.client.secured import engine_options
 
-    return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id(), session.oldest)
+    return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
 
 
 # -- parts --------------------------------------------------------------------------------------------------------------------

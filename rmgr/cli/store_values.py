@@ -29,6 +29,7 @@ _PAGE = 1000
 _READ_BYTES = 1 << 20
 _KINDS = {Encoding.RAW: "bytes", Encoding.PICKLE: "python", Encoding.POINTER: "output"}
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed).
@@ -130,9 +131,9 @@ def values_of(session: Session, store: Store, coordinator: Coordinator | None = 
     from rmgr.client.signing import Signer
 
     coordinator, cluster_id = session.coordinator(), session.cluster_id()
-    signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s, oldest=session.oldest)
+    signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s)
     trust = Trust(coordinator, credentials.ca_pem)
-    return Values(store, coordinator, deeds_of(coordinator, trust, signer, credentials, cluster_id, session.oldest))
+    return Values(store, coordinator, deeds_of(coordinator, trust, signer, credentials, cluster_id))
 
 
 # -- names ------------------------------------------------------------------------------------------------------------------

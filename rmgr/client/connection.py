@@ -183,8 +183,8 @@ def _open(config: Config, timeout_s: float) -> Connection:
             owner = remembered(data, timeout_s=timeout_s)
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
-            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
-            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), protocol=meta.protocol, **secured)
+            secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), **secured)
             return Connection(engine, config, coordinator, credentials)
         except BaseException:
             data.close()
@@ -214,8 +214,8 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
         owner = remembered(data, timeout_s=timeout_s)
         meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
         check_store(meta, owner)
-        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id, meta.oldest)
-        return Connection(Engine(coordinator, data, protocol=meta.protocol, **secured), config, coordinator, credentials)
+        secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
+        return Connection(Engine(coordinator, data, **secured), config, coordinator, credentials)
     except BaseException:
         data.close()
         coordinator.close(timeout_s=1.0)

@@ -38,7 +38,6 @@ from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.node import NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Phase, Submission
-from rmgr.model.version import PROTOCOL
 from rmgr.runtime.mailbox import Closed, Mailbox
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class Engine:
         coordinator, store: connected; closed with the engine.
         cap_blocks: overrides the queues' `max_pending_blocks` (tests).
         signer, authenticity, deeds: sign what is sent, judge what comes back and whose values are (secured clusters).
-        protocol: that all processes of the cluster speak.
         lines: makes the direct lines to Starters; None: there are none.
     """
 
@@ -75,12 +73,10 @@ class Engine:
         signer: Signer | None = None,
         authenticity: Authenticity | None = None,
         deeds: Deeds | None = None,
-        protocol: int = PROTOCOL,
         lines: Callable[[Engine], Lines] | None = None,
     ) -> None:
         self.signer = signer
         self.authenticity = authenticity
-        self.protocol = protocol
         self.coordinator = coordinator
         self.store = store
         self.guid = uuid.uuid4().hex

@@ -21,7 +21,6 @@ from rmgr.client.sender import Sender
 from rmgr.client.takeover import Takeover
 from rmgr.coord import paths, validity
 from rmgr.coord.multi import Stamped
-from rmgr.coord.owner_ops import release
 from rmgr.coord.view import Progress
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
 from rmgr.model.block import MAX_TASKS
@@ -30,7 +29,6 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.model.units import counted
-from rmgr.model.version import CLOSED_UNASKED
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
@@ -89,7 +87,6 @@ class Lane:
         self._repair = Repair(self)
         self.handing = Handing(self)
         self._takeover = Takeover(self)
-        self._released = False
         self._over = False
 
     # -- from callers
@@ -278,11 +275,7 @@ class Lane:
     def _tell_progress(self) -> None:
         self.listener.on_progress()
         if self.progress.is_ended and self._sender.idle:
-            if self.owned and not self._released:
-                self._released = True
-                self._release()
-            elif not self.owned:
-                self._finish()
+            self._finish()
 
     def _finish(self) -> None:
         """Every task is final: nothing is left to do here."""
@@ -290,14 +283,6 @@ class Lane:
         self._follower.stop()
         self._repair.stop()
         self.engine.forget(self)
-
-    def _release(self) -> None:
-        """Everything is final: the leader closes it, one of an older release when nobody looks after it any more."""
-        if self.submission.owner != self.engine.guid or self.engine.protocol >= CLOSED_UNASKED:
-            self._finish()
-            return
-        asked = self.engine.coordinator.commit(release(self.submission, self.version))
-        asked.add_done_callback(lambda _: self.engine.post(self._finish))
 
     # -- the record
 
@@ -321,7 +306,7 @@ class Lane:
         self.submission, self.version = record, found.version
         if record.phase is Phase.CANCELLED and self.owned:
             self._end_unsent(record)
-        elif self.owned and record.owner not in {self.engine.guid, ""} and not self._released:
+        elif self.owned and not self._over and record.owner not in {self.engine.guid, ""}:
             self.die(StateConflict(f"submission {self.number} was taken over by another Submitter"))
         self.listener.on_progress()
 

@@ -12,7 +12,6 @@ from rmgr.coord.seal import seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.submission import Submission
-from rmgr.model.version import SEALED_TOGETHER
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -30,15 +29,13 @@ class Signer:
     Args:
         cluster_id: of the cluster's tree; what is signed for it is worth nothing in another one.
         ttl_s: how long signed work may wait.
-        oldest: protocol that every process of the cluster speaks at least (`Meta.oldest`).
     Raises: PermissionDenied when the bundle is not a person's.
     """
 
-    def __init__(self, credentials: Credentials, cluster_id: str, *, ttl_s: float, oldest: int = 0) -> None:
+    def __init__(self, credentials: Credentials, cluster_id: str, *, ttl_s: float) -> None:
         self._credentials = credentials
         self._cluster_id = cluster_id
         self._ttl_s = ttl_s
-        self._is_together = oldest >= SEALED_TOGETHER
         self._published = False
         self._lock = threading.Lock()
 
@@ -72,8 +69,7 @@ class Signer:
 
         def seal(blocks: Sequence[Block]) -> list[Block]:
             not_after_s = int(time.time() + self._ttl_s)
-            groups = [blocks] if self._is_together else [[block] for block in blocks]
-            return [one for group in groups for one in seal_blocks(group, **told, not_after_s=not_after_s, sign=mine.sign)]  # type: ignore[arg-type]
+            return seal_blocks(blocks, **told, not_after_s=not_after_s, sign=mine.sign)  # type: ignore[arg-type]
 
         return seal
 

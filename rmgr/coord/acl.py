@@ -75,7 +75,7 @@ TABLE: Mapping[str, Rights] = {
     paths.HOLDS: _READ,
     paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
     f"{paths.SUBS}/*": _line(submitters=R | C),
-    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP, RELEASE: the record; the gate below it comes and goes
+    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
     f"{paths.SUBS}/*/*/gate": _READ,
     f"{paths.SUBS}/*/*/tail": _line(submitters=R | W),  # ENQUEUE
     f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran

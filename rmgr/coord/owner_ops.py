@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Holds, Multi, Set
-from rmgr.coord.ops import set_record
 from rmgr.coord.records import encode_record
 from rmgr.model.node import SubmitterEntry
 from rmgr.model.submission import Submission, Tail
@@ -46,11 +45,6 @@ def take_ownership(submission: Submission, version: int, tail: Tail, tail_versio
         Set(paths.tail(submission.id), data, tail_version),
     )
     return Multi(name="TAKE_OWNERSHIP", ops=ops, proof=Holds(paths.tail(submission.id), data))
-
-
-def release(submission: Submission, version: int) -> Multi:
-    """RELEASE: nobody looks after it any more but the leader. (For leaders before protocol 2; later ones need not be told.)"""
-    return set_record(replace(submission, owner=""), version=version, gate=None, name="RELEASE")
 
 
 def enter(entry: SubmitterEntry) -> Multi:

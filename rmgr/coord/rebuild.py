@@ -40,7 +40,6 @@ CHANGES: dict[str, Callable[[Multi, Known], Multi]] = {
     "ENTER": changes.enter,
     "IDENTIFY": changes.identify,
     "TAKE_OWNERSHIP": changes.take_ownership,
-    "RELEASE": changes.release,
     "GATE": changes.gate,
     "ORDER": changes.order,
     "ASK": changes.ask,

@@ -90,12 +90,6 @@ def gate(multi: Multi, known: Known) -> Multi:
     return ops.set_record(change.record, version=version, gate=change.gate)
 
 
-def release(multi: Multi, known: Known) -> Multi:
-    """RELEASE."""
-    _, old, version = _record(multi, known)
-    return owner_ops.release(old, version)
-
-
 def take_ownership(multi: Multi, known: Known) -> Multi:
     """TAKE_OWNERSHIP: the record names another Submitter, the tail since when."""
     told, old, version = _record(multi, known)

@@ -60,7 +60,6 @@ from rmgr.model.identity import Role
 from rmgr.model.ids import check_name
 from rmgr.model.node import Meta
 from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
-from rmgr.model.version import OWNED
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.mailbox import Mailbox
@@ -280,7 +279,7 @@ def build(
         endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
     )
     deeds = None
-    if credentials is not None and trust is not None and meta.oldest >= OWNED:
+    if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
     shared = Shared(
         coordinator=coordinator,

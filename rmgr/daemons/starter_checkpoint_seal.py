@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.trust import Trust
     from rmgr.model.node import Meta
 
-#: Since which protocol Starters seal checkpoints. A cluster that lets in older ones may hold some that nobody has sealed.
-SEALED_SINCE = 2
-
 
 class Seals:
     """Of an open cluster: nothing is sealed, everything is believed."""
@@ -37,16 +34,12 @@ class Seals:
 
 
 class StarterSeals(Seals):
-    """Of a secured cluster.
+    """Of a secured cluster."""
 
-    Args: oldest: protocol that may join it (`Meta.oldest`).
-    """
-
-    def __init__(self, credentials: Credentials, trust: Trust, *, cluster_id: str, oldest: int) -> None:
+    def __init__(self, credentials: Credentials, trust: Trust, *, cluster_id: str) -> None:
         self._credentials = credentials
         self._trust = trust
         self._cluster_id = cluster_id
-        self._takes_unsealed = oldest < SEALED_SINCE
 
     def seal(self, manifest: Manifest) -> Manifest:
         bare = msgspec.structs.replace(manifest, seal=None)
@@ -59,8 +52,6 @@ class StarterSeals(Seals):
     def check(self, row: bytes, manifest: Manifest) -> None:
         seal = manifest.seal
         if seal is None:
-            if self._takes_unsealed:
-                return
             raise PermissionDenied("no Starter has sealed it")
         signer = self._trust.find(seal.key_id, at_s=manifest.made_us / 1e6)
         if isinstance(signer, str):
@@ -84,4 +75,4 @@ def seals_of(credentials: Credentials | None, trust: Trust | None, meta: Meta) -
     """How a Starter of this cluster seals checkpoints."""
     if credentials is None or trust is None:
         return OPEN
-    return StarterSeals(credentials, trust, cluster_id=meta.cluster_id, oldest=meta.oldest)
+    return StarterSeals(credentials, trust, cluster_id=meta.cluster_id)

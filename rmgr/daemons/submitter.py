@@ -62,7 +62,6 @@ from rmgr.log import audit
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from rmgr.model.units import counted
-from rmgr.model.version import OWNED
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
@@ -279,7 +278,7 @@ def _owned(
     owner_of: submitter_rights.OwnerOf,
 ) -> Callable[[Person], OwnedStore] | None:
     """The store as one person may use it; None where values have no owners."""
-    if credentials is None or trust is None or meta.oldest < OWNED:
+    if credentials is None or trust is None:
         return None
     deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(coordinator))
     inputs = Inputs(coordinator)

@@ -81,7 +81,6 @@ OPERATIONS: dict[str, _Allowed] = {
     "ENTER": _create(_P.SUBMITTER),
     "IDENTIFY": _create(_P.IDENTITY),
     "TAKE_OWNERSHIP": _set(_P.RECORD, _P.TAIL),
-    "RELEASE": _set(_P.RECORD),
     # a user
     "GATE": _set(_P.RECORD) | _create(_P.GATE) | _delete(_P.GATE),
     "ORDER": _create(_P.ORDER),

@@ -19,7 +19,6 @@ What only leaders write and older releases neither read nor write (`/ended`) nee
 good what a leader of the release before has left out (`daemons/leader_ended.py`), and until then it protects less.
 
     1  the first
-    2  blocks of one commit share a signature (`coord/seal_tree.py`); values have owners (`coord/ownership.py`)
 """
 
 from __future__ import annotations
@@ -30,15 +29,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 #: What this release speaks, and the oldest that it works with.
-PROTOCOL = 2
+PROTOCOL = 1
 #: Releases side by side: protocols that may differ by this much.
 SKEW = 1
-#: Since which protocol Starters know such signatures.
-SEALED_TOGETHER = 2
-#: Since which protocol values carry the deeds of their owners; before, values by name are everybody's in secured clusters, too.
-OWNED = 2
-#: Since which protocol the leader closes what has ended although its owner lives; before, the owner let go of it first (RELEASE).
-CLOSED_UNASKED = 2
 
 Newer = dict[str, Any] | UnsetType
 

@@ -35,7 +35,6 @@ from rmgr.model.request import CancelRequest
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Submission, Tail, Work
-from rmgr.model.version import PROTOCOL
 from tests.harness.attacker import changed, unique, until
 from tests.harness.gateway_process import GatewayProcess
 
@@ -65,7 +64,7 @@ class Client:
 
     @property
     def signer(self) -> Signer:
-        return Signer(self.credentials, self.cluster_id, ttl_s=600.0, oldest=PROTOCOL)
+        return Signer(self.credentials, self.cluster_id, ttl_s=600.0)
 
     def commit(self, multi: Multi) -> Any:
         return self.zk.commit(multi).result(60)

@@ -29,7 +29,6 @@ from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.outcome import Outcome
 from rmgr.model.submission import Command, Submission, Work
-from rmgr.model.version import PROTOCOL
 from rmgr.runtime.secured import zookeeper_options
 
 DEADLINE_S = 60.0
@@ -97,7 +96,7 @@ class Scene:
         return Command(argv=("/bin/sh", "-c", f"echo ran >> {shlex.quote(str(self.canary))}"))
 
     def signer(self, who: Person | None = None, *, ttl_s: float = 600.0) -> Signer:
-        return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s, oldest=PROTOCOL)
+        return Signer((who or self.ann).credentials, self.cluster_id, ttl_s=ttl_s)
 
     def submit(self, *, payloads: tuple[bytes, ...] = (b"",), signer: Signer | None = None, **record: Any) -> int:
         """A submission of ann's; returns its number."""

@@ -172,7 +172,6 @@ def changes() -> list[tuple[Multi, Tree]]:
         (ops.set_record(held.record, version=1, gate=held.gate), record),
         (ops.set_record(gone.record, version=1, gate=gone.gate), record),
         (ops.set_record(free.record, version=2, gate=free.gate), of_held),
-        (owner_ops.release(ANN, 1), record),
         (
             owner_ops.take_ownership(replace(ANN, owner=OTHER), 1, owner_ops.taken_over(TAIL, OTHER, "f-over"), 3),
             record,

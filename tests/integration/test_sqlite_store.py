@@ -289,11 +289,12 @@ def test_a_database_of_another_program_is_refused_and_left_alone(path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_another_schema_version_is_refused(store: SqliteStore, path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 7])
+def test_another_schema_version_is_refused(store: SqliteStore, path: Path, version: int) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version=7")
-    with pytest.raises(StoreUnavailable, match="schema version 7, this rmgr understands version 2"):
+        connection.execute(f"PRAGMA user_version={version}")
+    with pytest.raises(StoreUnavailable, match=f"schema version {version}, this rmgr understands version 2"):
         SqliteStore(path)
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
-from rmgr.coord.ports import Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
@@ -152,55 +151,3 @@ def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_
     with pytest.raises(DataLost):
         fetch(store, "k", str(tmp_path / "second"))
     assert not (tmp_path / "second").exists()
-
-
-# -- stores of version 1 ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def old(path: Path) -> Iterator[SqliteStore]:
-    SqliteStore(path).close()
-    query(path, "PRAGMA user_version=1")
-    with SqliteStore(path, grace_s=0) as opened:
-        yield opened
-        assert not path.with_name("store.db.values").exists()
-        assert query(path, "PRAGMA user_version") == [(1,)]
-
-
-def test_an_old_store_keeps_large_values_in_rows_and_no_chunk_is_left_after_a_sweep(old: SqliteStore, path: Path, tmp_path: Path) -> None:
-    old.put("stays", LARGE)
-    old.put_hashed("replaced", (LARGE, LARGE), hashlib.sha256(LARGE + LARGE).digest())
-    assert old.get_hashed("replaced") == (LARGE + LARGE, Encoding.RAW, hashlib.sha256(LARGE + LARGE).digest())
-    assert fetch(old, "stays", str(tmp_path / "x")) == (LARGE, hashlib.sha256(LARGE).digest())
-    old.put("replaced", b"small")
-    old.put("deleted", iter([LARGE] * 3))
-    old.delete("deleted")
-    with pytest.raises(ZeroDivisionError):
-        old.put("broken", broken())
-    old.health()  # its write stands behind the clean-up of the broken one
-    assert old.sweep() == 3
-    assert query(path, "SELECT count(*) FROM chunk") == [(4,)]
-    assert query(path, "SELECT count(*) FROM unreferenced") == [(0,)]
-    assert old.get("stays") == (LARGE, "raw")
-
-
-def test_readers_of_an_old_store_have_the_grace_of_the_sweep_and_never_wrong_bytes(old: SqliteStore, path: Path) -> None:
-    old.put("k", LARGE)
-    stream = old.stream("k")
-    assert stream is not None
-    with SqliteStore(path, grace_s=300) as patient:
-        first = next(stream)
-        patient.put("k", b"new")
-        assert patient.sweep() == 0
-        second = next(stream)
-    assert old.sweep() == 1
-    with pytest.raises(StoreUnavailable, match="replaced or deleted while it was read"):
-        next(stream)
-    assert first + second == LARGE[: 2 * CHUNK_BYTES]
-    old.put("damaged", LARGE)
-    query(path, "UPDATE chunk SET data = zeroblob(length(data))")
-    with pytest.raises(DataLost):
-        old.get("damaged")
-    query(path, "DELETE FROM chunk")
-    with pytest.raises(DataLost, match="chunks are missing"):
-        old.get("damaged")

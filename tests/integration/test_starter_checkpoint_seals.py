@@ -19,7 +19,6 @@ from rmgr.daemons.starter_checkpoint_seal import StarterSeals
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.identity import Role
 from rmgr.model.states import State
-from rmgr.model.version import PROTOCOL
 from tests.harness.bundles import session_bundles
 from tests.harness.hand_leader import BOTH, put
 from tests.harness.starter_rig import Rig
@@ -41,7 +40,7 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
     for credentials in (mine, mallory):
         publish(rig.zk, credentials)
     trust = Trust(rig.zk, bundles.ca.cert_pem)
-    seals = StarterSeals(mine, trust, cluster_id="c", oldest=PROTOCOL)
+    seals = StarterSeals(mine, trust, cluster_id="c")
     monkeypatch.setattr(starter, "seals_of", lambda *_: seals)
     start(rig, "n1")
     ledger = tmp_path / "ledger"
@@ -58,7 +57,7 @@ def test_a_forged_checkpoint_is_refused_and_the_job_goes_on_from_the_sealed_one(
     entry = msgspec.structs.replace(true.files[0], size=len(evil), sha256=digest, rows=((digest, 0, len(evil)),))
     forged = msgspec.structs.replace(true, n=2, files=(entry,), size_bytes=len(evil))
     rows.write(rig.store, forged)
-    rows.write(rig.store, StarterSeals(mallory, trust, cluster_id="c", oldest=PROTOCOL).seal(msgspec.structs.replace(forged, n=3)))
+    rows.write(rig.store, StarterSeals(mallory, trust, cluster_id="c").seal(msgspec.structs.replace(forged, n=3)))
     put(rig, number)
     grows(ledger)
     *refused, restored = story(rig, number)[-3:]

@@ -29,7 +29,6 @@ from rmgr.model.node import SubmitterEntry
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission, Tail
-from rmgr.model.version import PROTOCOL
 from tests.harness.client_cluster import Cluster, running
 
 
@@ -261,14 +260,13 @@ def test_the_same_token_gives_the_same_queue(cluster: Cluster) -> None:
 # -- the end
 
 
-@pytest.mark.parametrize("protocol", [PROTOCOL, 1])
-def test_a_finished_queue_is_let_go_and_an_older_leader_is_told_so(protocol: int) -> None:
-    with running(protocol=protocol) as (cluster, connection):
+def test_a_finished_queue_is_let_go_and_the_leader_closes_it_unasked() -> None:
+    with running() as (cluster, connection):
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
         queue.wait_all(timeout=60)
         until(lambda: not connection.submitter._lanes)
-        assert (record_of(cluster, queue.id).owner == "") is (protocol == 1)
+        assert record_of(cluster, queue.id).owner == connection.submitter.guid
 
 
 def test_a_queue_that_nobody_holds_is_completed_and_its_tasks_still_end() -> None:

@@ -72,7 +72,6 @@ def client_multis() -> list[Multi]:
         request_ops.ask("guid", CancelRequest(submission=42, tasks=((1, 2),))),
         request_ops.ask("guid", StopRequest(kind=StopKind.MIGRATE, submission=42, to="n1")),
         owner_ops.take_ownership(SUB, 1, TAIL, 1),
-        owner_ops.release(SUB, 1),
         entry_multi("0123"),
         identify("0" * 32, b"pem"),
         operator_ops.drain(DRAIN, None),

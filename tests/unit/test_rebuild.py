@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord import leader_ops, operator_ops, ops, owner_ops, paths
+from rmgr.coord import leader_ops, operator_ops, ops, paths
 from rmgr.coord.multi import Check, ConflictKind, Create, Delete, Exists, Gone, Multi, Op, Set
 from rmgr.coord.rebuild import CHANGES, GROWS, rebuild
 from rmgr.coord.rebuild_parts import Facts, Moved
@@ -306,12 +306,11 @@ def test_a_record_changes_by_a_hold_a_release_or_a_cancel_only() -> None:
     for record in (ANN, replace(ANN, phase=Phase.CLOSED), replace(ANN, queue="batch"), replace(ANN, user="bob")):
         for gate in (True, False, None):
             assert refused(ops.set_record(record, version=1, gate=gate), tree)
-    assert refused(owner_ops.release(replace(ANN, queue="batch"), 1), tree)
 
 
 def test_what_has_changed_meanwhile_is_a_conflict() -> None:
     for multi, _ in EVERYTHING:
-        if multi.name in {"GATE", "RELEASE", "TAKE_OWNERSHIP", "TAKE_OUT", "RESUBMIT", "GIVE_UP", "CANCEL_FAILED"}:
+        if multi.name in {"GATE", "TAKE_OWNERSHIP", "TAKE_OUT", "RESUBMIT", "GIVE_UP", "CANCEL_FAILED"}:
             with pytest.raises(Moved) as moved:
                 rebuild(multi, Tree(tails={}))
             assert moved.value.conflict(multi).path == moved.value.path == multi.ops[0].path

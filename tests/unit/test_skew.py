@@ -12,7 +12,7 @@ import pytest
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.coord import leader_ops, ops, paths, records, skew
 from rmgr.coord.multi import Create, Multi, Set
-from rmgr.coord.owner_ops import release, take_ownership, taken_over
+from rmgr.coord.owner_ops import take_ownership, taken_over
 from rmgr.coord.rules import GiveUp, rule
 from rmgr.errors import VersionMismatch, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
@@ -113,8 +113,8 @@ def test_fields_of_the_next_release_survive_every_multi_that_rewrites_a_record()
     assert isinstance(submission, Submission)
     assert isinstance(tail, Tail)
     assert isinstance(node, NodeRecord)
-    gone = written(release(submission, 3), paths.sub(42))
-    assert gone["owner"] == ""
+    gone = written(ops.set_record(replace(submission, reason_detail="held"), version=3, gate=None), paths.sub(42))
+    assert gone["reason_detail"] == "held"
     for place in (gone, gone["request"], gone["command"], gone["command"]["uploads"][1], gone["after"][0]):
         assert {key: place[key] for key in MORE} == MORE
     multi = take_ownership(replace(submission, owner="me"), 3, taken_over(tail, "me", "stamp"), 4)

@@ -19,7 +19,6 @@ from rmgr.daemons.starter_fetch import Failure
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.submission import Command, Submission, Work
-from rmgr.model.version import PROTOCOL, SEALED_TOGETHER
 
 RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
 
@@ -65,7 +64,7 @@ class Cluster:
         return answer.error if isinstance(answer, Failure) else ""
 
 
-def blocks(count: int, *, by: Key, record: Submission = RECORD, oldest: int = PROTOCOL, tasks: int = 1) -> list[ops.Block]:
+def blocks(count: int, *, by: Key, record: Submission = RECORD, tasks: int = 1) -> list[ops.Block]:
     bare = [
         (
             BlockKey(priority=0, seq=1, submission=record.id, first=at * tasks, count=tasks, attempt=1, cores=1, memory_mib=0),
@@ -73,7 +72,7 @@ def blocks(count: int, *, by: Key, record: Submission = RECORD, oldest: int = PR
         )
         for at in range(count)
     ]
-    return Signer(by, "c", ttl_s=600.0, oldest=oldest).sealer(record)(bare)  # type: ignore[arg-type]
+    return Signer(by, "c", ttl_s=600.0).sealer(record)(bare)  # type: ignore[arg-type]
 
 
 def test_blocks_that_left_together_are_verified_once_and_so_are_their_parts() -> None:
@@ -84,14 +83,6 @@ def test_blocks_that_left_together_are_verified_once_and_so_are_their_parts() ->
         part = replace(key, first=key.first + 1, count=2)
         assert not cluster.refusal(part, ops.cut(data, key.first, part.first, part.count))
     assert ann.verified == 1
-
-
-@pytest.mark.parametrize("oldest", [0, SEALED_TOGETHER - 1])
-def test_a_cluster_that_an_older_starter_may_join_is_given_the_form_that_it_knows(oldest: int) -> None:
-    ann = Key("a" * 32)
-    made = blocks(5, by=ann, oldest=oldest)
-    assert [len(data.seal.signature) for _, data in made if data.seal is not None] == [64] * 5
-    assert not any(Cluster(ann).refusal(*block) for block in made)
 
 
 def test_one_block_has_the_form_that_every_release_knows() -> None:
