@@ -8,6 +8,10 @@ claims for it, then the value. With a quorum on both sides, of two writers at le
 - it is not, and another claim is held: ours is withdrawn, and after a random pause everything begins anew;
 - neither: the key is ours until our claim expires, and the value is written well before that.
 
+For a few keys claims and values are read at the same time, one round trip less. What a value said counts then only if nobody else's
+claim was seen, not even one that was withdrawn: its writer may have written between the two answers. Such keys are looked at again, and
+all of them when the answers took so long that a withdrawn claim might have been there and expired meanwhile.
+
 So at most one writer succeeds, always. That one does, rests on the random pauses (milliseconds, for a handful of writers),
 and a writer that dies with its claim raised blocks the key for 20 s. Nodes' clocks must agree within 5 s.
 """
@@ -18,6 +22,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 from rmgr.adapters.cassandra_calls import Calls
@@ -31,7 +36,12 @@ from rmgr.errors import StoreUnavailable
 CLAIM_TTL_S = 20
 #: How long the holder of a claim may still write (s, of its own monotonic clock).
 HOLD_S = 12.0
-_WITHDRAWN_TTL_S = 2
+#: For how long a claim tells that it was withdrawn: above what answers may be apart, and clocks.
+_WITHDRAWN_TTL_S = 10
+#: So many keys are asked for claims and values at once; of more the requests fill the window, and waiting twice costs little.
+_TOGETHER = 32
+#: What was read with the claims counts for so long (s): see `_WITHDRAWN_TTL_S`.
+_FRESH_S = 1.0
 _LONGEST_PAUSE_S = 1.0
 
 #: key -> (manifest, timestamp) as they were read, None where nothing is.
@@ -59,8 +69,7 @@ class Claims:
             claim = Claim(self._calls, self._clock, tuple(keys))
             begun_s = time.monotonic()
             try:
-                contested = claim.hold(deadline, doing)
-                seen = look(self._calls, keys, deadline, doing)
+                contested, seen = claim.hold(deadline, doing)
                 live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}
                 taken = sorted(key for key, manifest in live.items() if manifest.digest != replaces.get(key))
                 if taken:
@@ -88,13 +97,25 @@ class Claim:
         self._claimant: UUID = uuid4()
         self._until = Deadline(HOLD_S)
 
-    def hold(self, deadline: Deadline, doing: str) -> list[str]:
-        """Raises the flags and returns the keys for which others have raised theirs."""
+    def hold(self, deadline: Deadline, doing: str) -> tuple[list[str], Seen]:
+        """Raises the flags. Returns the keys for which others have raised theirs, and what lies under all of them.
+
+        Cost: three requests a key; two round trips for up to 32 keys that nobody else wants, else three.
+        """
         self._calls.all(self._requests(held=True, ttl_s=CLAIM_TTL_S), deadline, doing)
-        claims = self._calls.all([ask("claims", key) for key in self._keys], deadline, doing)
-        return [
-            key for key, rows in zip(self._keys, claims, strict=True) if any(held and claimant != self._claimant for claimant, held in rows)
-        ]
+        begun_s = time.monotonic()
+        is_together = len(self._keys) <= _TOGETHER
+        asked = [ask("claims", key) for key in self._keys]
+        answers = self._calls.all(asked + (_asked(self._keys) if is_together else []), deadline, doing)
+        others = {
+            key: [held for claimant, held in rows if claimant != self._claimant]
+            for key, rows in zip(self._keys, answers[: len(asked)], strict=True)
+        }
+        seen = _seen(self._keys, answers[len(asked) :]) if is_together else {}
+        if time.monotonic() - begun_s > _FRESH_S:
+            seen = {}
+        seen |= look(self._calls, [key for key in self._keys if others[key] or key not in seen], deadline, doing)
+        return [key for key, held in others.items() if any(held)], seen
 
     def deadline(self, deadline: Deadline) -> Deadline:
         """The earlier of `deadline` and the moment until which the claim protects a write."""
@@ -111,5 +132,12 @@ class Claim:
 
 def look(calls: Calls, keys: Sequence[str], deadline: Deadline, doing: str) -> Seen:
     """What lies under `keys` now, with timestamps."""
-    answers = calls.all([ask("value_seen", key) for key in keys], deadline, doing)
+    return _seen(keys, calls.all(_asked(keys), deadline, doing))
+
+
+def _asked(keys: Sequence[str]) -> list[Request]:
+    return [ask("value_seen", key) for key in keys]
+
+
+def _seen(keys: Sequence[str], answers: Sequence[Any]) -> Seen:
     return {key: (manifest_of(rows), seen_us(rows)) for key, rows in zip(keys, answers, strict=True)}
