@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 #: Pause between two attempts while the store is away, doubled up to the second value.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+#: Threads that come when short jobs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
+#: together in little more than the time of one, and each of their jobs does nothing but wait for that.
+_HELPERS, _HELPER_REST_S = 12, 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -55,10 +58,14 @@ class StoreIO:
         self._retry_s = -math.inf
         self._pause_s = _FIRST_PAUSE_S
         self._is_trying = False  #: one that was parked is on its way
-        self._arrived = threading.Condition()
+        lock = threading.RLock()
+        self._arrived = threading.Condition(lock)
+        self._helping = threading.Condition(lock)  #: what helpers wait for
         self._closing = threading.Event()
         self._pending_bytes = 0
         self._busy = 0
+        self._waiting = self._resting = 0  #: threads, and helpers, that have nothing to do
+        self._helpers: set[threading.Thread] = set()
         self._most_long = max(1, threads - 1)
         self._threads = [threading.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
@@ -92,6 +99,8 @@ class StoreIO:
             self._pending_bytes += size
             (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
             self._arrived.notify()
+            if not is_long and len(self._jobs) > self._waiting and self.down_since_s is None:
+                self._help()
 
     def count(self, size: int) -> None:
         """So many bytes more (or less) wait for the store without a job of their own. From any thread."""
@@ -106,13 +115,27 @@ class StoreIO:
             self._long.clear()
             self._parked.clear()
             self._arrived.notify_all()
+            self._helping.notify_all()
+            threads = [*self._threads, *self._helpers]
         deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _work(self) -> None:
+    def _help(self) -> None:
+        """One more thread takes a short job, if there may be another one. Under the lock."""
+        if len(self._jobs) <= self._waiting + self._resting:
+            self._helping.notify()
+        elif len(self._helpers) < _HELPERS:
+            helper = threading.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # the machine has no more: those that there are do it
+                return
+            self._helpers.add(helper)
+
+    def _work(self, rest_s: float | None = None) -> None:
         while True:
-            taken = self._take()
+            taken = self._take() if rest_s is None else self._take_short(rest_s)
             if taken is None:
                 return
             job, was_parked = taken
@@ -161,7 +184,21 @@ class StoreIO:
                         parked = self._parked.popleft()
                         self._long_busy += parked.is_long
                         return parked, True
+                self._waiting += 1
                 self._arrived.wait(wait_s)
+                self._waiting -= 1
+        return None
+
+    def _take_short(self, rest_s: float) -> tuple[_Job, bool] | None:
+        """The next job for a helper; None, which ends it: there was none for so long."""
+        with self._arrived:
+            self._resting += 1
+            self._helping.wait_for(lambda: self._jobs or self._closing.is_set(), rest_s)
+            self._resting -= 1
+            if self._jobs and not self._closing.is_set():
+                self._busy += 1
+                return self._jobs.popleft(), False
+            self._helpers.discard(threading.current_thread())
         return None
 
     def _park(self, job: _Job, *, was_parked: bool) -> None:

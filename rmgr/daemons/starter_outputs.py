@@ -106,6 +106,19 @@ class Ending:
         return len(self.data) + sum(len(value.data) for value in (*inline, *(self.values or ())))
 
     @property
+    def largest_bytes(self) -> int:
+        """The same of the largest one."""
+        inline = (self.value,) if self.value is not None else ()
+        return max(len(self.data), *(len(value.data) for value in (*inline, *(self.values or ()))), 0)
+
+    @property
+    def has_files(self) -> bool:
+        """Some of what it left is in files, or is a log of its own."""
+        inline = (self.value,) if self.value is not None else ()
+        is_log = self.out.path or self.err.path or self.flushed is not None or self.log_rows
+        return bool(self.files or is_log or any(value.path for value in (*inline, *(self.values or ()))))
+
+    @property
     def size_bytes(self) -> int:
         """Bytes that wait to be stored."""
         size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
@@ -195,9 +208,7 @@ class Row(NamedTuple):
 def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[Row], Written] | None:
     """What `write` would store of an ending, where all of it is in memory; None: it has files, or logs of its own."""
     values = ending.values or ()
-    if ending.files or ending.out.path or ending.err.path or ending.flushed is not None or ending.log_rows:
-        return None
-    if any(value.path for value in values) or (ending.value is not None and ending.value.path):
+    if ending.has_files:
         return None
     written = Written(data=ending.data, outputs=len(values), log=(ending.out.data, ending.err.data))
     rows = [
@@ -227,11 +238,11 @@ def write(
     written = Written(data=ending.data)
     if ending.value is not None:
         target = keys.output(submission, index, attempt)
-        written.value_size, written.value_sha256 = _put(store, target, ending.value, ending.rights(ending.value.path))
+        written.value_size, written.value_sha256 = _put_hashed(store, target, ending.value, ending.rights(ending.value.path))
         written.data = b""
     elif len(ending.data) > MAX_INLINE_VALUE:
         value = Value(data=ending.data, pickled=ending.pickled)
-        written.value_size, written.value_sha256 = _put(store, keys.output(submission, index, attempt), value, None)
+        written.value_size, written.value_sha256 = _put_hashed(store, keys.output(submission, index, attempt), value, None)
         written.data = b""
     for number, value in enumerate(ending.values or ()):
         _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path), seal)
@@ -333,26 +344,36 @@ def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator
             yield rest
 
 
-def _put(store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None) -> tuple[int, bytes]:
-    """Stores a value; returns its size and the SHA-256 of its bytes."""
+def _put_hashed(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
+    """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is."""
+    digest = hashlib.sha256()
+    if not value.path:
+        digest.update(value.data)
+    return _put(store, key, value, account, digest=digest), digest.digest()
+
+
+def _put(
+    store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None, *, digest: hashlib._Hash | None = None
+) -> int:
+    """Stores a value; returns its size. digest: of what is read from its file."""
     encoding = _encoding(pickled=value.pickled)
     beside: dict[str, Note] = {} if seal is None else {"note": seal(key, encoding)}
     if not value.path:
         store.put(key, value.data, encoding=encoding, **beside)  # type: ignore[arg-type]
-        return len(value.data), hashlib.sha256(value.data).digest()
-    digest = hashlib.sha256()
+        return len(value.data)
     size = 0
 
     def chunks(file: BinaryIO) -> Iterator[bytes]:
         nonlocal size
         while data := file.read(_CHUNK):
-            digest.update(data)
+            if digest is not None:
+                digest.update(data)
             size += len(data)
             yield data
 
     with open(open_regular(value.path, account), "rb") as file:
         store.put(key, chunks(file), encoding=encoding, **beside)  # type: ignore[arg-type]
-    return size, digest.digest()
+    return size
 
 
 def discard(ending: Ending) -> None:

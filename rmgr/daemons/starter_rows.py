@@ -77,11 +77,10 @@ class OutputRows:
 
     def add(self, leaving: Leaving) -> None:
         """It will be stored, and its `done` be told. Owner's thread."""
-        ending, block = leaving.ending, leaving.block
+        ending = leaving.ending
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
-        made = rows_of(block.key.submission, leaving.index, block.key.attempt, ending)
-        if made is None or any(len(row.data) > _LARGE_BYTES for row in made[0]):
+        if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
             self._io.run(lambda store: self._alone(store, leaving), lambda result: self._ended(leaving, result), size=ending.size_bytes)
         else:
             self._convoy.add(leaving, size=ending.size_bytes)

@@ -182,6 +182,35 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
     work.close()
 
 
+def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk syncs many files in little more than the time of one, if it is asked for all of them."""
+    monkeypatch.setattr("rmgr.daemons.starter_io._HELPER_REST_S", 0.05)
+    letters: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), letters.append, threads=2)
+    before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
+    for _ in range(8):
+        work.run(lambda _: together.wait(60), told.append)
+    until(lambda: len(letters) == 8)
+    while letters:
+        letters.popleft()()
+    assert sorted(told) == list(range(8)), "all of them were under way at once"
+    until(lambda: set(threading.enumerate()) <= before)
+    gate, begun = threading.Event(), list[int]()
+
+    def stands(_store: Any) -> None:
+        begun.append(1)
+        assert gate.wait(60)
+
+    for _ in range(100):
+        work.run(stands, told.append)
+    until(lambda: len(begun) == 14)
+    assert len([one for one in threading.enumerate() if one not in before]) == 12
+    gate.set()
+    until(lambda: len(letters) == 100)
+    until(lambda: work.is_idle)
+    work.close()
+
+
 def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:
     store = MemoryStore(uuid.uuid4().hex)
     store.put("small", b"s")
