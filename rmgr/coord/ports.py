@@ -1,6 +1,6 @@
 """The two ports of the house: the coordination service and the data store, as the code above the adapters sees them.
 
-Adapters implement them (`adapters/zk.py`, `adapters/memory.py`; `adapters/sqlite.py`, later Cassandra); one
+Adapters implement them (`adapters/zk.py`, `adapters/sqlite.py`, `adapters/cassandra_store.py`; of the tests `harness/memory.py`); one
 conformance suite a port runs on every adapter. Typing only: nothing here does IO.
 """
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
@@ -28,6 +26,8 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import Capacity
 from rmgr.model.states import Reason, State
 from rmgr.runner.remote import dump_exception
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 class Cluster:

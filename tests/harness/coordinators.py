@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.zk import ZkCoordinator, end_session
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
 
 

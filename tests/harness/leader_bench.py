@@ -15,9 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import election, ops, owner_ops, paths
 from rmgr.coord.leader_ops import take_over
@@ -36,6 +34,8 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.model.submission import Phase, Submission, Tail, Work
 from rmgr.runtime.mailbox import Mailbox
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 _guids = itertools.count(1)
 

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
 from rmgr.adapters.rpc_gateway_forward import Forwarder
 from rmgr.coord import paths
@@ -22,6 +21,7 @@ from rmgr.model.resources import Capacity
 from rmgr.model.states import State
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 from tests.harness.coordinators import wait_for
+from tests.harness.memory import MemoryCoordinator
 
 JOB = JobView(id=42, name="x", user="u", queue="default", state=State.RUNNING, tasks=3)
 

@@ -11,8 +11,6 @@ import grpc
 import pytest
 
 from rmgr.adapters import rpc_gateway_server
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
 from rmgr.adapters.rpc_gateway_answers import Commit
@@ -24,6 +22,8 @@ from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 from tests.harness.coordinators import States, wait_for
 from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 

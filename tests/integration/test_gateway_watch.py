@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.rpc import NodeClient, RpcServer
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
@@ -18,6 +17,7 @@ from rmgr.daemons.submitter import Watch
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.errors import WrongCluster
 from rmgr.model.node import Meta
+from tests.harness.memory import MemoryCoordinator
 
 
 @pytest.fixture

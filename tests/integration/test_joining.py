@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 from rmgr.adapters import rpc_join
 from rmgr.adapters.invitation import TlsPair, seal
-from rmgr.adapters.memory import MemoryCoordinator, MemoryTree
 from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import METHODS
@@ -26,6 +25,7 @@ from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation
 from tests.harness.bundles import Bundles, session_bundles
+from tests.harness.memory import MemoryCoordinator, MemoryTree
 
 
 @dataclass

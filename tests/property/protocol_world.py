@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.coord import paths, records
 from rmgr.coord.multi import Multi, Outcome
 from rmgr.coord.seal import block_statement, spec_digest
@@ -16,6 +14,8 @@ from rmgr.model.block import BlockData, BlockKey, pending_indices
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.outcome import Fragment
 from rmgr.model.submission import Submission, Tail
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 #: The invariants decode the same bytes again and again.
 decode_block = lru_cache(10_000)(records.decode_block)

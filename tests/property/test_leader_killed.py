@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.multi import Multi, Outcome, Unknown
@@ -27,6 +26,7 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench
+from tests.harness.memory import MemoryCoordinator
 
 SETTINGS = ClusterSettings(grace_us=1_000_000, retention_us=40_000_000, max_fragments=180)
 TASKS = 8

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import RmgrError
+from tests.harness.memory import MemoryCoordinator
 
 PATHS = ["/a", "/b", "/a/x", "/a/y", "/a/x/1", "/a/k-0000000001"]
 VERSIONS = st.integers(-1, 2)

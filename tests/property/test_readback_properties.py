@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.coord.multi import Check, Committed, Conflict, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Outcome, Set, Unknown
 from rmgr.coord.ports import SessionState
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 @dataclass

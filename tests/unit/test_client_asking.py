@@ -6,8 +6,6 @@ import threading
 import time
 from dataclasses import replace
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.client.asking import ask_each_to_move
 from rmgr.coord import paths, request_ops
 from rmgr.coord.multi import Committed
@@ -15,6 +13,8 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
 from rmgr.model.request import StopKind, StopRequest
 from tests.harness.coordinators import wait_for
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:

@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.trust import Trust, publish
 from rmgr.client.authentic import PAGED, Authenticity, doubted
 from rmgr.coord import join_ops, paths
@@ -26,6 +24,8 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 VALUE = Fragment(node="n1", base_us=0, outcomes=(Outcome(index=3, value=b"v"),))
 FAILED = Fragment(node="n1", outcomes=(Outcome(index=3, state=State.FAILED, reason=Reason.EXIT_CODE),))

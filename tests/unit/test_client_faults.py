@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.client import submitting
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
@@ -27,6 +26,7 @@ from rmgr.model.outcome import Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Work
 from tests.harness.client_cluster import Cluster, running
+from tests.harness.memory import MemoryCoordinator
 
 
 def double(x: int) -> int:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.records import encode_fragment, encode_record, join_page
 from rmgr.model.outcome import Fragment
 from rmgr.model.submission import Paged
 from tests.harness.following import World, fragment
+from tests.harness.memory import MemoryCoordinator
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submitting import Numbers, Submitted, submit
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator
 from rmgr.model.submission import Command, Work
 from tests.harness.client_cluster import Cluster
+from tests.harness.memory import MemoryCoordinator
 
 
 class Counting(MemoryCoordinator):

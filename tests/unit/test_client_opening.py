@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.client.executor import Executor
@@ -22,6 +21,7 @@ from rmgr.errors import QueueFull, StateConflict, SubmitUnknown
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.submission import Tail
 from tests.harness.client_cluster import Cluster
+from tests.harness.memory import MemoryCoordinator
 
 
 class Recording(MemoryCoordinator):

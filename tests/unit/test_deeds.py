@@ -9,9 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.trust import Trust, publish
 from rmgr.client import deeds as deeds_module
 from rmgr.client.deeds import Deeds
@@ -31,6 +29,8 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import SHARED, ClusterSettings
 from rmgr.model.submission import Tail
 from tests.harness.bundles import session_bundles
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 KEY = "in/7"
 ROW = keys.named(KEY)

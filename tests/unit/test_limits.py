@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.memory_store import MemoryStore
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
@@ -30,6 +28,8 @@ from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavail
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.queue import ClusterSettings
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 class Clock:

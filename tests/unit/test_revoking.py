@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc_expel import Expeller, expel
 from rmgr.adapters.trust import publish
@@ -22,6 +20,8 @@ from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import Revocation, RevokedWork
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 class World:

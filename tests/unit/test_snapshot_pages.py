@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.client.snapshot import fetch, fetch_visible, read_progress, read_tasks
 from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.closing import paged_with
@@ -18,6 +17,7 @@ from rmgr.errors import CoordinationUnavailable
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
 from tests.harness.leader_bench import Bench
+from tests.harness.memory import MemoryCoordinator
 
 TASKS = 24
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.records import encode_block
 from rmgr.daemons.starter_board import Board, Candidate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
+from tests.harness.memory import MemoryCoordinator
 
 
 class World:

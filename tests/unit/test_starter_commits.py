@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
 from rmgr.daemons.starter_commits import Committer
 from rmgr.errors import QuotaReached
+from tests.harness.memory import MemoryCoordinator
 
 
 class World:

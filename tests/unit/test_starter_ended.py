@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmgr.adapters.memory import MemoryCoordinator
-from rmgr.adapters.memory_tree import MemoryTree
 from rmgr.coord import ended, paths
 from rmgr.coord.ended import Ended
 from rmgr.coord.multi import Committed, Multi
 from rmgr.daemons.starter_ended import Endings
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 
 class World:

@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from rmgr.adapters.memory import MemoryCoordinator
 from rmgr.adapters.zk_guard import Guard
 from rmgr.errors import RmgrError
+from tests.harness.memory import MemoryCoordinator
 
 _DEADLINE_S = 30.0
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.adapters.memory_tree import Event, MemoryTree, NoZnode, SessionGone
 from rmgr.adapters.zk_bulk import BulkRead, MomentRead
 from rmgr.adapters.zk_link import LinkState, Trouble
 from rmgr.adapters.zk_ops import Commit, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl
 from rmgr.coord.multi import Stamped
+from tests.harness.memory_tree import Event, MemoryTree, NoZnode, SessionGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +320,8 @@ class MemoryCoordinator(SessionCoordinator):
         for link, table, path in events:
             assert isinstance(link, _MemoryLink)
             link.answers.append(partial(link.event, table, path))
-            if link._owner is not self and link._owner.auto:  # noqa: SLF001 - same module
-                link._owner.pump()  # noqa: SLF001 - same module
+            if link._owner is not self and link._owner.auto:
+                link._owner.pump()
 
     def pump(self) -> None:
         """Auto mode: steps until nothing moves; one thread at a time, the others leave their work to it."""
