@@ -10,15 +10,19 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
 from rmgr.errors import Unavailable
 
+_GIVEN: deque[int] = deque(maxlen=256)
+"""The ports that this process named last: nobody listens on most of them yet, and one port cannot serve two."""
+
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now and that the kernel will not lend to outgoing connections.
+    """Returns a port that is free now and that the kernel will not lend to outgoing connections; never one that it returned lately.
 
     From the range of outgoing ports a client that knocks at a dead server may connect to itself, and hold the port.
     """
@@ -27,13 +31,18 @@ def free_port(host: str = "127.0.0.1") -> int:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(200):
         port = random.randrange(max(1024, low - 16384), low) if low > 2048 else 0
+        if port in _GIVEN:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
+            port = int(probe.getsockname()[1])
+        if port not in _GIVEN:  # the kernel's choice may be one of them
+            _GIVEN.append(port)
+            return port
     msg = f"no free port on {host}"
     raise Unavailable(msg)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
+
+from rmgr.dev.server import free_port
 
 
 class GatewayProcess:
@@ -25,7 +26,7 @@ class GatewayProcess:
         self._environment = {**{key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}, **environment}
         self._log = directory / f"gateway-{id(self)}.log"
         self._options = tuple(options)
-        self.endpoint = f"127.0.0.1:{_free_port()}"
+        self.endpoint = f"127.0.0.1:{free_port()}"
         self.metrics = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -90,9 +91,3 @@ class GatewayProcess:
     def __exit__(self, *_exc: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
