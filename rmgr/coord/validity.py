@@ -46,7 +46,7 @@ def kinds() -> dict[type, frozenset[str]]:
 def check(record: object, *, where: str) -> None:
     """Raises InvalidRecord, naming `where`, the field and what may stand there, unless every field holds what may stand in it.
 
-    Cost: of a plain submission 12 us, of a block's data 3 us and 0.2 us for each argument; nothing is built.
+    Cost: of a plain submission 6 us, of a block's data 1.3 us and 0.2 us for each argument; nothing is built.
     """
     fault = FILLED.fault(record)
     if fault is not None:

@@ -10,10 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from inspect import signature
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import Any, TypeAlias
 
 #: Characters of a value that an error shows.
 _SHOWN = 60
+#: Types of defaults that nobody can change, and what no field holds.
+_FIXED, _NOWHERE = (int, str, bytes, Enum, type(None)), object()
 #: Values below one another in what a newer release wrote into a record, and how many in all.
 _DEPTH, _ITEMS = 8, 1000
 
@@ -211,12 +216,38 @@ def extra(value: Any) -> Fault | None:
     return None if left >= 0 and isinstance(value, dict) else Fault("", value, f"at most {_ITEMS} fields of a newer release")
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The fields of one kind of record as they are asked: column by column.
+
+    values: a record -> its fields, in order. usual: the default of each, where its rule allows it and nobody can change it: most
+    fields of most records hold theirs, and a comparison of identities costs a tenth of a rule.
+    """
+
+    values: Callable[[object], tuple[object, ...]]
+    usual: tuple[object, ...]
+    rules: tuple[Rule, ...]
+    names: tuple[str, ...]
+    indices: range
+
+    @classmethod
+    def of(cls, kind: type, rules: tuple[tuple[str, Rule], ...]) -> _Asked:
+        defaults = {name: of_field.default for name, of_field in signature(kind).parameters.items()}
+        fixed = {name for name, value in defaults.items() if isinstance(value, _FIXED) or value == ()}
+        usual = [defaults[name] if name in fixed else _NOWHERE for name, _ in rules]
+        usual = [_NOWHERE if rule(value) is not None else value for value, (_, rule) in zip(usual, rules, strict=True)]
+        names = tuple(name for name, _ in rules)
+        values = attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
+        return cls(values, tuple(usual), tuple(rule for _, rule in rules), names, range(len(names)))
+
+
 class Rulebook:
     """The rules of records: field by field, and of all fields together."""
 
     def __init__(self) -> None:
         self._fields: dict[type, tuple[tuple[str, Rule], ...]] = {}
         self._wholes: dict[type, tuple[Rule, ...]] = {}
+        self._asked: dict[type, _Asked] = {}
 
     def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
         """Rules of a record. together: of the record as a whole, asked when each field alone is well."""
@@ -240,13 +271,17 @@ class Rulebook:
         return self._kind(record) is not None
 
     def fault(self, record: object) -> Fault | None:
-        """The first field that is not as its rule says. Cost: 0.05-0.2 us a plain field."""
-        kind = self._kind(record)
+        """The first field that is not as its rule says. Cost: 0.02 us a field that holds its default, 0.05-0.2 us another plain one."""
+        kind = type(record) if type(record) in self._fields else self._kind(record)
         if kind is None:
             return Fault("", record, "a record that rmgr writes")
-        for name, rule in self._fields[kind]:
-            if (fault := rule(getattr(record, name))) is not None:
-                return at(name, fault)
+        asked = self._asked.get(kind)
+        if asked is None:
+            asked = self._asked[kind] = _Asked.of(kind, self._fields[kind])
+        values = asked.values(record)
+        for index in compress(asked.indices, map(is_not, values, asked.usual)):
+            if (fault := asked.rules[index](values[index])) is not None:
+                return at(asked.names[index], fault)
         for rule in self._wholes[kind]:
             if (fault := rule(record)) is not None:
                 return fault
