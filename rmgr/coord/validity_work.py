@@ -43,7 +43,7 @@ from rmgr.model.block import (
 )
 from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, Reserved, Rigid
+from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.resources import MOST, Capacity, NodeAttributes, Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import (
@@ -315,6 +315,7 @@ BOOK.add(
     signature=blob(4096),
     proof=many(blob(64), 2 * MAX_TASKS),
 )
+BOOK.add(PlacingSeal, key_id=text(64, 1), epoch=SPAN, serial=SPAN, incarnation=SPAN, signature=blob(4096))
 BOOK.add(
     Allocation,
     _whole_nodes,
@@ -324,6 +325,7 @@ BOOK.add(
     started_us=SPAN,
     planned_us=SPAN,
     whole=many(whole(0, 1 << 31), LONG),
+    seal=optional(BOOK.of(PlacingSeal)),
 )
 BOOK.add(
     BlockData,

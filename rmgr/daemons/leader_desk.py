@@ -19,6 +19,7 @@ from rmgr.coord.election import fenced
 from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.ports import Coordinator, MomentReader, Store
 from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.daemons.placing_seals import Placings
 from rmgr.errors import RequestTooLarge, RmgrError
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.mailbox import Mailbox
@@ -61,6 +62,7 @@ class Desk:
         metrics: LeaderMetrics,
         clock: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        placings: Placings | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.epoch_version = epoch_version
@@ -69,6 +71,7 @@ class Desk:
         self.metrics = metrics
         self.clock = clock
         self.wall_us = wall_us
+        self.placings = placings or Placings()
         self.is_open = True
         self.aside = Aside(log, metrics.loop_errors.inc)
         self._store = store

@@ -144,6 +144,7 @@ class Orders:
         asked: list[Asked] = []
         left: dict[int, tuple[Running, Migrate | Preempt]] = {}
         promised: dict[int, None] = {}
+        made = self._starts(decisions, now_us)
         for decision in decisions:
             self._at = decision
             if type(decision) is Route:
@@ -163,11 +164,9 @@ class Orders:
                 elif isinstance(decision, Suspend | Resume):
                     asked.append(self._paused(state, decision))
                 continue
-            found = self._blocks[decision.job_id]
-            try:
-                assigned = None if found is None else self._assigned(decision, found, now_us)
-            except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
-                self._spoil(decision.job_id, error)
+            assigned = made[decision.job_id]
+            if isinstance(assigned, Exception):
+                self._spoil(decision.job_id, assigned)
                 continue
             why = place_ops.too_large(assigned, MOST_BYTES) if assigned is not None else ""
             if why:
@@ -289,6 +288,24 @@ class Orders:
             stamp=os.urandom(6).hex(),
             reserved=self.promises.taken_over(start.job_id),
         )
+
+    def _starts(self, decisions: Sequence[Decision], now_us: int) -> dict[int, Assigned | Exception | None]:
+        """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
+        made: dict[int, Assigned | Exception | None] = {}
+        for decision in decisions:
+            if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
+                continue
+            self._at, found = decision, self._blocks[decision.job_id]
+            try:
+                made[decision.job_id] = None if found is None else self._assigned(decision, found, now_us)
+            except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
+                made[decision.job_id] = error
+        some = {job: one for job, one in made.items() if isinstance(one, Assigned)}
+        told = [(one.name, one.allocation, one.incarnation) for one in some.values()]
+        for (job, one), sealed in zip(some.items(), self._desk.placings.seal(told, epoch=self._desk.epoch_version), strict=True):
+            if sealed is not one.allocation:
+                made[job] = replace(one, allocation=sealed)
+        return made
 
     def _multis(
         self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op]

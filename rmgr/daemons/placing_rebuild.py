@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rmgr.model.submission import Submission
 
 _RETRY_S = 0.5
+#: Until it is asked again whose key it is that an allocation names.
+_LOOK_S = 0.02
 #: Blocks that are read by one request, and decoded in one letter.
 _TOGETHER = 64
 #: So long the loop is kept at a time; and how many names or jobs lie between two looks at the clock.
@@ -179,9 +181,27 @@ class Rebuild:
             if data is not None and (data.answered or data.moves):
                 self._told[path] = (data.answered, data.moves)
             self._blocks[path] = None if data is None or allocation is None else _Stand(allocation, data.answered, data.moves)
+            if found is not None and allocation is not None and path.startswith(f"{paths.RUNNING}/"):
+                self._look(path, allocation, found.stat.czxid)
         except msgspec.MsgspecError as error:
             self._desk.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
+
+    def _look(self, path: str, allocation: Allocation, zxid: int) -> None:
+        """Whether a leader has placed it there: what somebody else has put there takes nothing from anybody."""
+        node, _, name = path.removeprefix(f"{paths.RUNNING}/").partition("/")
+        why = self._desk.placings.look(node, name, allocation, zxid=zxid)
+        if why is None:
+            self._reading += 1
+            self._desk.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
+        elif why:
+            self._desk.log.warning("block_not_placed", path=path, why=why)
+            self._blocks[path] = None
+
+    def _look_again(self, path: str, allocation: Allocation, zxid: int) -> None:
+        self._reading -= 1
+        self._look(path, allocation, zxid)
+        self._placer.wake()
 
     # -- building
 

@@ -29,6 +29,7 @@ from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
+from rmgr.daemons.placing_seals import placings_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_binding import processors_of
@@ -311,6 +312,7 @@ def build(
         separate=bool(config.security.dir),
         gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
         seals=seals_of(credentials, trust, meta),
+        placings=placings_of(credentials, trust, meta),
     )
     if trust is not None:
         trust.listen(lambda: mailbox.put(nothing))

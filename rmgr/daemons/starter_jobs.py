@@ -23,6 +23,7 @@ from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block, decode_record
+from rmgr.daemons.placing_seals import AGAIN, Begun
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -34,6 +35,7 @@ from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
 from rmgr.daemons.starter_reservations import Reservations
 from rmgr.daemons.starter_spares import Spares
+from rmgr.daemons.starter_unplaced import Unplaced
 from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockData, BlockKey
@@ -47,6 +49,7 @@ from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
+    from rmgr.daemons.starter_records import Info
 
 #: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
 _PROGRAM = """import sys
@@ -75,6 +78,7 @@ class _Coming:
     retry_s: float = -math.inf
     data: BlockData | None = None
     version: int = 0
+    zxid: int = 0  #: that made the block
 
 
 class Jobs:
@@ -111,6 +115,8 @@ class Jobs:
 
         self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
         self.helped = HelperParts(self.holds, shared.io.store, node.name, shared.seals)
+        self._unplaced = Unplaced(node, shared, log)
+        self._begun = Begun()
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
         self._spares = Spares(shared.after, Path.unlink)
@@ -127,6 +133,7 @@ class Jobs:
         """A new registration: the inbox is read again."""
         self._generation += 1
         self._coming.clear()
+        self._begun = Begun()  # what was placed before is for another incarnation
         self.checkpoints.reset()
 
     # -- START -------------------------------------------------------------------------------------------------------------
@@ -158,8 +165,16 @@ class Jobs:
                     again.append(guid)
             elif coming.key in self._node.blocks:
                 del self._coming[guid]
-            elif (info := self._shared.records.get(coming.key.submission)) is not None:
+            elif (why := self._unseen(coming, coming.data)) is None:
+                continue
+            elif (info := self._shared.records.get(coming.key.submission)) is not None or (why and self._is_nobodys(coming.key)):
                 del self._coming[guid]
+                allocation = coming.data.allocation
+                if not why and allocation is not None:
+                    why = self._begun.take(allocation.seal)
+                if why or info is None:
+                    self._refuse(coming, coming.data, None if why is AGAIN else info, why)
+                    continue
                 block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
                 block.info = info
                 failpoint("starter.job_taken")
@@ -169,6 +184,22 @@ class Jobs:
             self._read(again)
         if taken:
             self._took(taken)
+
+    def _unseen(self, coming: _Coming, data: BlockData) -> str | None:
+        """Why it is none that a leader has placed here, "" when it is; None: not known yet."""
+        assert data.allocation is not None
+        name, seal = paths.block_name(coming.key), data.allocation.seal
+        why = self._shared.placings.look(self._node.name, name, data.allocation, zxid=coming.zxid)
+        if not why and seal is not None and seal.incarnation != self._node.incarnation and why is not None:
+            return "it was placed for another incarnation of this node"
+        return why
+
+    def _is_nobodys(self, key: BlockKey) -> bool:
+        return self._shared.records.is_refused(key.submission)
+
+    def _refuse(self, coming: _Coming, data: BlockData, info: Info | None, why: str) -> None:
+        self._unplaced.refuse(coming.key, data, coming.version, info, why)
+        self._node.orders.left(coming.key)
 
     def _took(self, taken: Sequence[ClaimedBlock]) -> None:
         """Its own now, before all that was pulled, after the jobs that came before them."""
@@ -217,13 +248,14 @@ class Jobs:
         except (RmgrError, msgspec.MsgspecError) as error:
             self._not_read(coming, error)
             return
-        if found is None or data is None or data.allocation is None or data.incarnation != self._node.incarnation:
+        allocation = data.allocation if data is not None else None
+        if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:
             why = "its block is gone" if found is None else "its block is not of this incarnation"
             self._log.info("order_is_stale", guid=guid, block=paths.block_name(coming.key), why=why)
             del self._coming[guid]
             self._node.orders.left(coming.key)
         else:
-            coming.data, coming.version = data, found.version
+            coming.data, coming.version, coming.zxid = data, found.version, found.stat.czxid
 
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False

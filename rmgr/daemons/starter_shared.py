@@ -11,6 +11,7 @@ from typing import Any
 from rmgr.adapters.rpc_ranks import Peers
 from rmgr.client.deeds import Deeds
 from rmgr.coord.ports import Coordinator
+from rmgr.daemons.placing_seals import Placings
 from rmgr.daemons.starter_accounts import Accounts, Policy
 from rmgr.daemons.starter_ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
@@ -66,6 +67,7 @@ class Shared:
     peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
     seals: Seals = OPEN  #: of checkpoints
+    placings: Placings = field(default_factory=Placings)  #: of leaders
     deeds: Deeds | None = None  #: of a secured cluster: whose values are
     users: Policy | None = None  #: work runs as its users; None: as the Starter
     processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound

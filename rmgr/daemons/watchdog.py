@@ -20,6 +20,7 @@ from rmgr.adapters import rpc_join, rpc_use
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.threads import SteadyThreads
+from rmgr.adapters.trust import publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
 from rmgr.client.bootstrap import bootstrap, check_same
@@ -35,6 +36,7 @@ from rmgr.daemons.leader_view import LeaderAnswering
 from rmgr.daemons.limits_answers import LeaderUse
 from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
+from rmgr.daemons.placing_seals import Placings, placings_of
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.daemons.watchdog_join import Joining
 from rmgr.daemons.working import Working
@@ -71,6 +73,7 @@ class Watchdog:
         meta: the cluster that it belongs to.
         endpoint: where it answers gRPC.
         resync_s: mean time between two comparisons of memory and znodes while it leads.
+        placings: see `Desk`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Watchdog:
         log: Any,
         metrics: LeaderMetrics,
         metrics_at: str = "",
+        placings: Placings | None = None,
     ) -> None:
         self.guid = uuid.uuid4().hex[:12]
         self.meta = meta
@@ -94,6 +98,7 @@ class Watchdog:
         self._resync_s = resync_s
         self._log = log
         self._metrics = metrics
+        self._placings = placings
         self._mailbox: Mailbox[Thunk] = Mailbox()
         self._io = SteadyThreads(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
@@ -243,6 +248,7 @@ class Watchdog:
             log=self._log,
             metrics=self._metrics,
             wall_us=_wall_us,
+            placings=self._placings,
         )
         self.leader = leader = Leader(desk, record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
@@ -304,6 +310,8 @@ def run(config: Config, *, insecure: bool = False) -> int:
             meta = bootstrap(coordinator, config.cluster.cluster_id or known)
             if credentials is not None and (mended := secure_tree(coordinator).mended):
                 log.warning("tree_secured", count=mended)
+            if credentials is not None:
+                publish(coordinator, credentials, timeout_s=wait_s)  # for those who read what it signs
             store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
             log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
             return _serve(config, coordinator, store, meta, log, metrics, credentials)
@@ -336,6 +344,7 @@ def _serve(
         log=log,
         metrics=metrics,
         metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
+        placings=placings_of(credentials, trust, meta),
     )
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(

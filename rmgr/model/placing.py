@@ -56,12 +56,27 @@ class Rigid:
         return self.restart != FROM_START and (self.checkpoint or self.checkpoint_every_us > 0 or answered)
 
 
+class PlacingSeal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Signature of an allocation by the leader who gave it (`coord/seal_placing.py` says of what).
+
+    key_id: of the signer. epoch, serial: no two placings of a cluster have the same, and later ones have greater. incarnation: of the head
+    for which it was placed: another one begins nothing of it. signature: as that of a block's `Seal`.
+    """
+
+    key_id: str
+    epoch: int
+    serial: int
+    incarnation: int
+    signature: bytes = b""
+
+
 class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Where one attempt of a job stands. shares: (node, processes), the head first; on every node processes x threads cores.
 
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
-    order of `shares`; it has their other resources, too, but of the memory what it asked for.
+    order of `shares`; it has their other resources, too, but of the memory what it asked for. seal: of the leader who gave it, None in
+    an open cluster.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -70,6 +85,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     started_us: int = 0
     planned_us: int = 0
     whole: tuple[int, ...] = ()
+    seal: PlacingSeal | None = None
 
     @property
     def cores(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from rmgr.model.limits import UserLimits
 from rmgr.model.line import Ahead, Hint, Told
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import Allocation, NodeHold, Reserved, Rigid
+from rmgr.model.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity, NodeAttributes, Request
@@ -27,7 +27,8 @@ from rmgr.model.submission import Command, Condition, Dependency, Paged, PythonE
 SHA = "0123456789abcdef" * 4
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
 _SEAL = Seal(key_id="0" * 32, first=0, count=1, not_after_s=4_000_000_000, signature=b"s" * 64)
-_ALLOCATION = Allocation(shares=(("n1", 1),), threads=1)
+_PLACING_SEAL = PlacingSeal(key_id="0" * 32, epoch=1, serial=1, incarnation=1, signature=b"s" * 64)
+_ALLOCATION = Allocation(shares=(("n1", 1),), threads=1, seal=_PLACING_SEAL)
 _DATA = BlockData(function=SHA, payloads=(b"x",), past=(_PAST,), seal=_SEAL, allocation=_ALLOCATION, story=("saved",))
 
 #: A record of each kind that has rules.
@@ -63,6 +64,7 @@ SAMPLES: tuple[Any, ...] = (
     BlockKey(priority=0, seq=0, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0),
     _PAST,
     _SEAL,
+    _PLACING_SEAL,
     _ALLOCATION,
     _DATA,
     KeyedPayload(inputs=("in/1",), outputs=("out/1",)),
