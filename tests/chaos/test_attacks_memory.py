@@ -8,12 +8,13 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from rmgr.adapters.rpc import LeaderClient
 from rmgr.adapters.rpc_use import UseClient
 from rmgr.client.snapshot import read_submission
 from rmgr.coord import paths
 from rmgr.coord.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_block, encode_fragment, encode_record
-from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.xdist_group("attacks_memory")
 MANY, EACH = 1500, 48 * 1024
 #: As many tasks as one change of a tail can bring.
 CLAIMED = MAX_OPS * MAX_TASKS
+#: Tasks that the leader keeps together; what it may grow by while it learns of 67 million (bytes), each of which had one once.
+PAGE, MAY_GROW = 4096, 48 << 20
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,50 @@ def test_what_a_user_writes_moves_the_leaders_memory_by_no_more_than_it_weighs(s
         assert outcome.state is State.COMPLETED
         highest = max(highest, leader.memory_info().rss)
     assert highest - before < MANY * EACH + (64 << 20), (highest - before) >> 20
+
+
+def test_what_lies_far_apart_and_what_was_claimed_by_many_changes_weighs_what_it_says(scene: Scene) -> None:
+    """His tail claims all that a submission can have, change by change; outcomes lie a page apart, then pages end but for one task."""
+    mine = read_submission(scene.mallory.zk, scene.submit())
+    scene.outcomes(mine.id)
+    leader = psutil.Process(scene.cluster.process("w1").pid)
+    numbers = [mine.id + 5000, mine.id + 5001]
+    scene.mallory.commit(Set(paths.IDS, encode_record(mine.id + 5002), -1))
+    for number in numbers:
+        scene.mallory.commit(Create(paths.sub(number).rpartition("/")[0]))
+    for number in numbers:
+        made = list(forged(replace(mine, id=number, user="mallory", phase=Phase.OPEN, token="", after=()), number))[:5]
+        assert isinstance(scene.mallory.zk.commit(Multi(name="ATTACK", ops=tuple(made), proof=Exists(made[0].path))).result(60), Committed)
+    for _ in range(MOST_TASKS // CLAIMED // 50 + 1):  # fifty changes of both tails in a commit
+        changes = tuple(Set(paths.tail(number), encode_record(Tail(next=1, complete=False)), -1) for number in numbers for _ in range(50))
+        answer = scene.mallory.zk.commit(Multi(name="ATTACK", ops=changes, proof=Exists(paths.tail(numbers[0])))).result(60)
+        assert isinstance(answer, Committed), answer
+    for number in numbers:
+        scene.mallory.commit(Set(paths.tail(number), encode_record(Tail(next=MOST_TASKS, complete=False)), -1))
+    before = leader.memory_info().rss
+    pages = range(0, MOST_TASKS, PAGE)
+    far = [Fragment(attempt=1, outcomes=tuple(Outcome(index=at + PAGE - 1, state=State.CANCELLED) for at in pages[first : first + 128]))
+           for first in range(0, len(pages), 128)]  # fmt: skip
+    ranges = [Fragment(attempt=1, row=f"frag/{numbers[1]:010d}/x", ranges=tuple(
+        part for at in pages[first : first + 24] for part in ((State.COMPLETED, at, PAGE - 1), (State.FAILED, at + PAGE - 1, 1))
+    )) for first in range(0, len(pages) // 2, 24)]  # fmt: skip
+    for number, fragments in zip(numbers, (far, ranges), strict=True):
+        ops = [Create(paths.fragment_prefix(number), encode_fragment(fragment), sequence=True) for fragment in fragments]
+        for at in range(0, len(ops), 20):
+            asked = Multi(name="ATTACK", ops=tuple(ops[at : at + 20]), proof=Exists(paths.sub(number)))
+            assert isinstance(scene.mallory.zk.commit(asked).result(60), Committed)
+
+    def counted() -> list[int]:
+        return [view.counts.get(name, 0) for view, name in zip(asks.jobs(tuple(numbers)), ("CANCELLED", "COMPLETED"), strict=True)]
+
+    told = [len(pages), sum(count for fragment in ranges for state, _, count in fragment.ranges if state is State.COMPLETED)]
+    epoch = scene.cluster.snapshot().epoch
+    assert epoch is not None
+    with LeaderClient(epoch.endpoint, credentials=scene.mallory.credentials) as asks:
+        until("the leader has counted them", lambda: counted() == told, lambda: str(counted()))
+    [outcome] = scene.outcomes(scene.submit())
+    assert outcome.state is State.COMPLETED
+    assert leader.memory_info().rss - before < MAY_GROW, (leader.memory_info().rss - before) >> 20
 
 
 def forged(record: object, number: int) -> Iterator[Op]:
