@@ -367,7 +367,7 @@ def _parts(view: StatusView) -> Checks:
     """Each problem of the rule that `rmgr status` follows, and each warning as advice."""
     for part in view.parts[:_MOST_PARTS]:
         name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
-        yield Check(name=name, ok=part.level != Level.PROBLEM, detail=part.told or part.reason, fix=part.fix)
+        yield Check(name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix)
     if more := view.parts[_MOST_PARTS:]:
         is_well = all(part.level != Level.PROBLEM for part in more)
         yield Check(name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts")

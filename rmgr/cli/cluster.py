@@ -12,13 +12,15 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.draining import no_node
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.render import Layout, clock, emit, now_us, paint, printable, table
+from rmgr.cli.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.tables import draw, table_options
 from rmgr.errors import DeadlineExceeded, NotFound, Unavailable
 from rmgr.model.units import counted, format_duration
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
+#: Where what `status` tells begins.
+_INDENT = 11
 
 
 @command(
@@ -153,23 +155,28 @@ def _draw_status(view: StatusView) -> None:
         *([("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)")] if leader and leader.metrics else []),
         ("zookeeper", _part(view.zookeeper)),
         ("store", _part(view.store)),
-        ("nodes", ", ".join(f"{count} {state}" for state, count in view.nodes.items() if count) or "none"),
-        ("tasks", ", ".join(f"{count} {state}" for state, count in view.counts.items() if count) or "none"),
+        ("nodes", told_counts(view.nodes) or "none"),
+        ("tasks", told_counts(view.counts) or "none"),
     ]
     for name, value in lines:
-        out.write(f"{paint(f'{name:<9}', 'bold', out)}  {value}\n")
+        out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
     for item in view.policies:
-        out.write(f"{paint('placing  ', 'bold', out)}  {_placing(item)}\n")
+        out.write(f"{paint('placing  ', 'bold', out)}  {_told(_placing(item))}\n")
         for fault in item.faults:
             told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
-            out.write(f"{paint('fault', 'red', out)}      {printable(told)}\n")
+            out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
     for word, colour, told in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
         for what in told:
-            out.write(f"{paint(word, colour, out)}    {printable(what)}\n")
+            out.write(f"{paint(word, colour, out)}    {_told(printable(what))}\n")
             if fix := fixes.get(what):
                 out.write(f"           -> {printable(fix)}\n")
     out.flush()
+
+
+def _told(value: str) -> str:
+    """What stands behind a word of `status`."""
+    return folded(value, sys.stdout, begin=_INDENT, indent=_INDENT)
 
 
 def _placing(view: PolicyView) -> str:

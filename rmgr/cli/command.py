@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,13 @@ from rmgr.cli.params import DURATION
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+#: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
+_EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
+#: What click has before a paragraph that is not to be wrapped.
+_TABLE = "\b\n"
+_IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
 
 
 class GlobalOption(click.Option):
@@ -42,6 +50,36 @@ def global_options() -> list[click.Parameter]:
         GlobalOption("--timeout", "timeout_s", type=DURATION, metavar="DURATION", help="give up after this time (exit 6)"),
         GlobalOption("-v", "--verbose", "verbose", count=True, help="say more on stderr"),
     ]
+
+
+def _fitted(lines: Sequence[str], room: int) -> Iterator[str]:
+    """Lines of an epilog in `room` columns: what explains an example is wrapped beside it or below, sentences are; commands stay whole."""
+    import textwrap  # only help needs it
+
+    sentence = ""
+    for written in lines:
+        line = f"{sentence} {written.strip()}" if sentence else written  # what went on in the next line goes on there
+        sentence = ""
+        indent = line[: len(line) - len(line.lstrip())]
+        if len(line) <= room:
+            yield line
+        elif (found := _EXPLAINED.fullmatch(line)) is not None:
+            is_beside = len(found["what"]) < room // 2
+            column = len(found["what"]) if is_beside else len(indent) + 4
+            told = textwrap.wrap(found["why"], max(20, room - column), break_long_words=False, break_on_hyphens=False)
+            yield found["what"] + told[0] if is_beside else found["what"].rstrip()
+            yield from (" " * column + rest for rest in told[is_beside:])
+        elif _IS_TYPED.match(line):
+            yield line
+        else:
+            *wrapped, last = textwrap.wrap(line, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+            yield from wrapped
+            if line.endswith(","):
+                sentence = last
+            else:
+                yield last
+    if sentence:
+        yield sentence
 
 
 class _Help:
@@ -72,9 +110,21 @@ class _Help:
             with formatter.section("Global options (before or after the command)"):
                 formatter.write_dl(everyones)
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Paragraphs; a table among them (behind a \\b, as click has it) is fitted line by line."""
+        for paragraph in inspect.cleandoc(self.help or "").partition("\f")[0].split("\n\n"):  # type: ignore[attr-defined]
+            formatter.write_paragraph()
+            with formatter.indentation():
+                if paragraph.startswith(_TABLE):
+                    lines = (f"  {line}" for line in paragraph.splitlines()[1:])
+                    formatter.write("{}\n".format("\n".join(_fitted(list(lines), formatter.width))))
+                else:
+                    formatter.write_text(paragraph)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         if self.epilog:  # type: ignore[attr-defined]
-            formatter.write(f"\n{self.epilog.strip()}\n")  # type: ignore[attr-defined]
+            lines = _fitted(self.epilog.strip().splitlines(), formatter.width)  # type: ignore[attr-defined]
+            formatter.write("\n{}\n".format("\n".join(lines)))
 
 
 class RmgrCommand(_Help, click.Command):

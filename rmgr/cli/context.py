@@ -179,10 +179,10 @@ class Session:
         """One line for people, on stderr."""
         if self.is_quiet:
             return
-        from rmgr.cli.render import paint, printable
+        from rmgr.cli.render import folded, paint, printable
 
         with contextlib.suppress(OSError):  # a terminal that was closed: what the command does is worth more than the note
-            sys.stderr.write(paint(f"rmgr: {printable(text)}", "dim", sys.stderr) + "\n")
+            sys.stderr.write(paint(folded(f"rmgr: {printable(text)}", sys.stderr, indent=6), "dim", sys.stderr) + "\n")
             sys.stderr.flush()
 
     def detail(self, text: str) -> None:

@@ -8,7 +8,7 @@ from rmgr.cli.checks import Check, everything
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.render import emit, paint, printable
+from rmgr.cli.render import emit, folded, paint, printable
 from rmgr.errors import RmgrError
 
 
@@ -48,7 +48,8 @@ def doctor(session: Session) -> None:
 def _draw(check: Check) -> None:
     out = sys.stdout
     word, style = ("ok", "green") if check.ok and not check.fix else ("advice", "yellow") if check.ok else ("FAILED", "red")
-    out.write(f"{paint(f'{word:<6}', style, out)}  {paint(check.name, 'bold', out)}: {printable(check.detail)}\n")
+    told = folded(printable(check.detail), out, begin=8 + len(check.name) + 2, indent=8)
+    out.write(f"{paint(f'{word:<6}', style, out)}  {paint(check.name, 'bold', out)}: {told}\n")
     if check.fix:
-        out.write(f"        -> {printable(check.fix)}\n")
+        out.write(f"        -> {folded(printable(check.fix), out, begin=11, indent=11)}\n")
     out.flush()

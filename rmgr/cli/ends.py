@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.follow import End, Followed
-from rmgr.cli.render import paint, printable
+from rmgr.cli.render import paint, printable, told_counts
 from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import RmgrError
@@ -143,7 +143,7 @@ def expand(pattern: str, end: End, name: str) -> str:
 
 def summary(item: Followed) -> str:
     """`42: 98 COMPLETED, 2 FAILED`."""
-    counts = ", ".join(f"{count} {state}" for state, count in item.counts.items() if count)
+    counts = told_counts(item.counts)
     return f"{item.number}: {counts or 'no task'}"
 
 

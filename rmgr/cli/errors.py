@@ -94,14 +94,14 @@ def flush(code: int) -> int:
 
 
 def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - one signature for all
-    from rmgr.cli.render import paint, printable
+    from rmgr.cli.render import folded, paint, printable
 
     if not sys.stdout.closed:
         with suppress(OSError):  # `flush` tells
             sys.stdout.flush()
-    sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {printable(message)}\n")
+    sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {folded(printable(message), sys.stderr, begin=6, indent=6)}\n")
     for line in hint.splitlines():
-        sys.stderr.write(f"      {paint(printable(line), 'dim', sys.stderr)}\n")
+        sys.stderr.write(f"      {paint(folded(printable(line), sys.stderr, begin=6, indent=6), 'dim', sys.stderr)}\n")
 
 
 def _hint(error: click.ClickException) -> str:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -18,7 +18,9 @@ from rmgr.model.units import format_duration
 SCHEMA = "rmgr/1"
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "bold": "1", "dim": "2"}
 _GAP = "  "
-_NARROWEST = 5
+#: What `_fit` leaves of a column of text, step by step: of names at first; of times and what a line is read for; then of both.
+_READABLE, _TELLING, _NARROWEST = 8, 24, 5
+_TELLS = ("REASON", "REASON)", "ERROR", "FIX", "SUBMITTED", "STARTED")
 
 #: Colour of a word that is a state.
 STATE_STYLES = {
@@ -42,6 +44,13 @@ STATE_STYLES = {
     "lost": "red",
     "down": "dim",
 }
+
+
+#: The order in which tasks and nodes pass through their states.
+_LIFE = (
+    *("HELD", "INITIAL", "STARTING", "RUNNING", "SUSPENDED", "STOPPING", "COMPLETED", "FAILED", "CANCELLED"),
+    *("up", "draining", "drained", "quarantined", "fenced", "lost", "down"),
+)
 
 
 # -- machine output ---------------------------------------------------------------------------------------------------------
@@ -88,6 +97,34 @@ def width_of(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
+    """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
+
+    A command stays whole, too: it is there to be copied.
+
+    Args:
+        begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
+    """
+    if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
+        return text
+    words = text.split(" ")
+    told, used = words[0], begin + width_of(words[0])
+    for word in words[1:]:
+        used += 1 + width_of(word)
+        if used > room:
+            told, used = f"{told}\n{' ' * indent}{word}", indent + width_of(word)
+        else:
+            told = f"{told} {word}"
+    return told
+
+
+def told_counts(counts: Mapping[str, int]) -> str:
+    """`2 RUNNING, 3 COMPLETED`: numbers of states, in the order of a life; "" for none."""
+    places = {name: at for at, name in enumerate(_LIFE)}
+    found = sorted(((str(name), count) for name, count in counts.items() if count), key=lambda pair: (places.get(pair[0], 99), pair[0]))
+    return ", ".join(f"{count} {name}" for name, count in found)
 
 
 def elapsed(started_us: int, ended_us: int, now_us: int) -> str:
@@ -151,7 +188,10 @@ def choose(columns: Sequence[Column], names: str) -> list[Column]:
     if not names:
         return [column for column in columns if column.default]
     chosen = [column for column in columns if column.default] if names.startswith("+") else []
-    return chosen + [_find(columns, name.strip()) for name in names.removeprefix("+").split(",")]
+    for name in names.removeprefix("+").split(","):
+        if (named := _find(columns, name.strip())) not in chosen:
+            chosen.append(named)
+    return chosen
 
 
 def _find(columns: Sequence[Column], name: str) -> Column:
@@ -207,18 +247,20 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
 
 
 def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: int) -> list[int]:
-    """Takes from the widest columns of text, never from ids, states and numbers, until the line fits or nothing can be taken."""
+    """Takes from the widest columns of text, never from ids, states and numbers, until the line fits or nothing can be taken.
+
+    Names become as short as can be read before anything is taken from what a line is read for, the reason or the error.
+    """
     widths = list(widths)
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
-        able = [
-            at
-            for at, column in enumerate(columns)
-            if not (column.is_id or column.state or column.right) and widths[at] > max(_NARROWEST, min(width_of(heads[at]), 6))
-        ]
-        if not able:
-            break
-        # What a line is read for goes last: the reason, the error.
-        widths[max(able, key=lambda at: (not heads[at].endswith(("REASON", "REASON)", "ERROR", "FIX")), widths[at], at))] -= 1
+    texts = [at for at, column in enumerate(columns) if not (column.is_id or column.state or column.right)]
+    telling = [at for at in texts if heads[at].endswith(_TELLS)]
+    names = [at for at in texts if at not in telling]
+    for among, least in ((names, _READABLE), (telling, _TELLING), (names, _NARROWEST), (telling, _NARROWEST)):
+        while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+            able = [at for at in among if widths[at] > max(least, min(width_of(heads[at]), 6))]
+            if not able:
+                break
+            widths[max(able, key=lambda at: (widths[at], at))] -= 1
     return widths
 
 

@@ -12,7 +12,7 @@ from rmgr.cli.columns import node_list, task_columns
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.numbers import positions_of
-from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, now_us, paint, printable, table
+from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.selectors import Target, parse_one, resolve
 from rmgr.coord.asked import in_words
 from rmgr.errors import NotFound, UsageError
@@ -78,7 +78,8 @@ def explain(session: Session, selector: str) -> None:
     head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
     out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
     for item in view.why:
-        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {printable(item.detail)}\n")
+        told = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
+        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {told}\n")
     if view.expected_start_us:
         out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
 
@@ -110,7 +111,7 @@ def _readable_tasks(session: Session, job: JobView) -> list[TaskView]:
 
 
 def _explained_past(job: JobView) -> ExplainView:
-    ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+    ended = told_counts(job.counts)
     why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
     return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,))
 
@@ -168,7 +169,7 @@ def how_it_ended(task: TaskView) -> str:
 
 
 def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptView]) -> None:
-    counts = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+    counts = told_counts(job.counts)
     _fields(
         ("id", str(job.id)),
         ("name", job.name),
@@ -228,7 +229,7 @@ def _draw_story(task: TaskView) -> None:
     if task.story:
         sys.stdout.write("\n")
     for words in task.story:
-        sys.stdout.write(f"{printable(words)}\n")
+        sys.stdout.write(f"{folded(printable(words), sys.stdout, indent=2)}\n")
 
 
 def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
@@ -257,6 +258,8 @@ def _fields(*pairs: tuple[str, str]) -> None:
     for name, value in pairs:
         if value:
             shown = value if name == "state" else printable(value)
+            if name not in {"state", "command"}:
+                shown = folded(shown, sys.stdout, begin=width + 2, indent=width + 2)
             sys.stdout.write(f"{paint(f'{name:<{width}}', 'bold', sys.stdout)}  {shown}\n")
 
 

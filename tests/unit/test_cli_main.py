@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,16 @@ def test_every_command_has_help_with_examples_and_the_global_options(path: str) 
     assert {"--zk", "--store", "--gateway", "--config", "--json", "--timeout", "-v"} <= names
     text = made.get_help(click.Context(made, info_name=path))
     assert "--json" in text
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("path", ["rmgr", *sorted(ALL)])
+def test_help_fits_a_terminal_except_for_what_is_typed(monkeypatch: pytest.MonkeyPatch, path: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    made = ALL[path] if path != "rmgr" else main.cli
+    text = made.get_help(click.Context(made, info_name=path))
+    typed = re.compile(r" *(Usage:|rmgr |id=|printf |[A-Z_]+=|\{|echo |--kind )")
+    assert [line for line in text.splitlines() if len(line) > width and not typed.match(line)] == []
 
 
 def run(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from rmgr.cli import render
-from rmgr.cli.render import Column, Layout, table
+from rmgr.cli.render import Column, Layout, folded, table, told_counts, width_of
 from rmgr.errors import UsageError
 
 COLUMNS = (
@@ -116,6 +116,44 @@ def test_a_table_fits_the_terminal_and_the_reason_is_cut_last(monkeypatch: pytes
     assert max(map(len, lines)) <= width
     assert lines[1].endswith(reason)
     assert len(lines[1]) > width - 6  # what room there is is used
+
+
+def test_names_are_cut_before_the_reason_and_only_as_far_as_they_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    columns = [Column(name=name, text=lambda item, name=name: item[name]) for name in ("NAME", "QUEUE", "REASON")]
+    row = {"NAME": "n" * 30, "QUEUE": "default", "REASON": "needs four cores, none is free before noon"}
+    told = {}
+    for width in (80, 60, 50, 30):
+        monkeypatch.setenv("COLUMNS", str(width))
+        screen = Terminal()
+        table([row], columns, Layout(), screen)
+        told[width] = screen.getvalue().splitlines()[1].split("  ")
+        assert width_of("  ".join(told[width])) <= width
+    assert told[80] == ["n" * 26 + "…", "default", row["REASON"]]
+    assert told[60] == ["nnnnnnn…", "default", row["REASON"][:40] + "…"]
+    assert told[50][:2] == ["nnnnnnn…", "default"]
+    assert [len(cell) for cell in told[30]] == [5, 5, 16]
+
+
+def test_a_column_that_is_there_already_is_not_added_again() -> None:
+    columns = [Column(name=name, text=str, default=name == "NAME") for name in ("NAME", "MORE")]
+    assert [column.name for column in render.choose(columns, "+name,more,more")] == ["NAME", "MORE"]
+
+
+def test_sentences_are_folded_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    told = "none of the nodes that are up fits, and n3 drains"
+    assert folded(told, Terminal(), begin=6, indent=4) == "none of the nodes that\n    are up fits, and n3 drains"
+    assert folded(told, io.StringIO(), begin=6, indent=4) == told
+    assert folded(command := "rmgr drain n3 --reason 'a disk is to be built in'", Terminal()) == command
+    assert folded("a " + "x" * 60, Terminal(), indent=2) == "a\n  " + "x" * 60
+    assert folded("水" * 10 + " " + "水" * 10, Terminal()) == "水" * 10 + "\n" + "水" * 10
+
+
+def test_states_are_counted_in_the_order_of_a_life() -> None:
+    counts = {"COMPLETED": 7, "RUNNING": 2, "FAILED": 0, "HELD": 1, "INITIAL": 30}
+    assert told_counts(counts) == "1 HELD, 30 INITIAL, 2 RUNNING, 7 COMPLETED"
+    assert (told_counts({"fenced": 1, "up": 2}), told_counts({})) == ("2 up, 1 fenced", "")
 
 
 @pytest.mark.parametrize("width", [80, 140])
