@@ -11,12 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
 from rmgr.model.limits import UserLimits
 from rmgr.runtime.deferred import defer
+from rmgr.runtime.logger import Log
 
 defer()  # daemons import this module before those that would load them
 # structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
@@ -58,7 +59,7 @@ _PATTERNS = (
 _SUSPECTS = ("private key", "rmgr1.", "://", "passw", "secret", "private_key")
 
 
-def setup(config: LogConfig, role: str, **bound: Any) -> Any:
+def setup(config: LogConfig, role: str, **bound: object) -> Log:
     """Configures logging of this process, once, and returns its logger (role, pid and `bound` on each line)."""
     pretty = config.format == "pretty" or (config.format == "auto" and sys.stderr.isatty())
     renderer: Any = (
@@ -76,13 +77,14 @@ def setup(config: LogConfig, role: str, **bound: Any) -> Any:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=_Sturdy()),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Sturdy())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Redacting("%(levelname)s %(name)s: %(message)s"))
-    return structlog.get_logger().bind(role=role, pid=os.getpid(), **bound)
+    log: Log = structlog.get_logger().bind(role=role, pid=os.getpid(), **bound)
+    return log
 
 
 def _closed_fields(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature
@@ -118,7 +120,7 @@ def redacted(value: Any) -> Any:
     return value
 
 
-def audit(log: Any, *, who: str, role: str, what: str, target: str = "", allowed: bool, why: str = "") -> None:
+def audit(log: Log, *, who: str, role: str, what: str, target: str = "", allowed: bool, why: str = "") -> None:
     """One line for something that not everybody may do, or that somebody may not do.
 
     Args:

@@ -89,7 +89,7 @@ class Certified:
 # -- making ----------------------------------------------------------------------------------------------------------------
 
 
-def make_ca(cluster: str = "", *, days: int = AUTHORITY_DAYS, now_s: float | None = None) -> Authority:
+def make_ca(cluster: str = "", *, days: float = AUTHORITY_DAYS, now_s: float | None = None) -> Authority:
     """A new authority. cluster: the trust domain's name, "" = a random one."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -113,7 +113,7 @@ def issue(
     role: Role,
     *,
     hosts: Sequence[str] = (),
-    days: int = 0,
+    days: float = 0,
     zookeeper: bool = True,
     now_s: float | None = None,
 ) -> dict[str, bytes]:
@@ -152,7 +152,7 @@ def issue(
 
 
 def issue_server(
-    authority: Authority, name: str, hosts: Sequence[str], *, days: int = DAEMON_DAYS, now_s: float | None = None
+    authority: Authority, name: str, hosts: Sequence[str], *, days: float = DAEMON_DAYS, now_s: float | None = None
 ) -> tuple[bytes, bytes]:
     """(certificate, key) as PEM for a server that is not ours (ZooKeeper, Cassandra): its host names, and nobody of the cluster."""
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -285,7 +285,7 @@ def _leaf(
     authority: Authority,
     subject: x509.Name,
     public_key: Any,
-    days: int,
+    days: float,
     now_s: float | None,
     *,
     uris: Sequence[str] = (),

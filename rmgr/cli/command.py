@@ -275,5 +275,5 @@ def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Cal
 
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__
-    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined] - where click's decorators leave them
+    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
     return call

@@ -135,7 +135,7 @@ class _Table(TableGroup):
         name = args[0]
         if name == "run" and os.environ.get("RMGR_RANKS"):
             return name, self.get_command(ctx, "ranks"), args[1:]
-        if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type] - of two words
+        if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
             meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), "")

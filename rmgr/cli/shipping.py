@@ -101,7 +101,7 @@ def pack_directory(directory: Path) -> bytes:
             if count >= MAX_UPLOAD_MEMBERS:
                 raise ValueTooLarge(f"--upload: {directory} has more than {MAX_UPLOAD_MEMBERS} files", hint="pack them into one file first")
             inside = path.relative_to(directory)
-            tar.inodes.clear()  # type: ignore[attr-defined] - a second name of a file is a file of its own
+            tar.inodes.clear()  # type: ignore[attr-defined]  # a second name of a file is a file of its own
             member = tar.gettarinfo(path, arcname=str(inside))
             member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
             if member.issym():

@@ -8,35 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.command import command, command_group
+from rmgr.cli import store_shares  # noqa: F401 - its commands join the group
+from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION
 from rmgr.cli.render import Column, Layout, emit, table
+from rmgr.cli.store_group import EXITS, store
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.store_values import Entry
-
-EXITS = "0 ok, 2 usage, 3 no such key, 4 somebody else's, 5 store unavailable, 6 --timeout ran out, 125 the stored value is damaged"
-
-
-@command_group(
-    "store",
-    examples="""
-    rmgr store put in/7 water.xyz          a file under the key in/7
-    rmgr store ls out/                     keys that begin with out/
-    rmgr store get out/7 -o energy.txt     a value into a file
-    rmgr store du                          how many values, how many bytes
-    rmgr store share in/ --with bob        bob may read what you have under in/
-    """,
-)
-def store(_session: Session) -> None:
-    """Values in the data store: inputs and outputs of tasks, by key.
-
-    In a secured cluster a value belongs to who put it first, an output to the user of its task: others neither read it nor write it,
-    nor name it in their tasks, unless he shares it.
-    """
-
 
 @command(
     "ls",
@@ -211,6 +192,3 @@ def _columns(*, owners: bool) -> list[Column]:
         *([Column(name="OWNER", text=lambda entry: entry.owner or "-", keep=True)] if owners else []),
         Column(name="KEY", text=lambda entry: entry.key, is_id=True),
     ]
-
-
-import rmgr.cli.store_shares  # noqa: E402, F401 - its commands join the group

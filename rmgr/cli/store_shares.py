@@ -9,7 +9,7 @@ import click
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.cli.store import EXITS, store
+from rmgr.cli.store_group import EXITS, store
 
 _WITH = click.option("--with", "user", metavar="USER|all", required=True, help="who, by the name in his certificate; all: every user")
 _PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys that begin so  [a name that ends in / is a prefix anyway]")

@@ -52,7 +52,7 @@ def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     call.__doc__, call.__name__ = function.__doc__, function.__name__
-    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined] - where click's decorators leave them
+    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
     return call
 
 

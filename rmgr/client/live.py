@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.client.stored_logs import read_ended, unseen
@@ -150,7 +151,7 @@ class LiveOutput:
             store = self._place.data_store() if end.log_parts[number] else None
             parts, rest = end.log_parts[number], end.log[number]
             kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
-            for fresh in unseen(kept, skip, on_drop=lambda count, cap, name=name: self._tell_drop(end, name, count, cap)):
+            for fresh in unseen(kept, skip, on_drop=partial(self._tell_drop, end, name)):
                 if fresh:
                     yield Piece(
                         submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us

@@ -68,7 +68,7 @@ def invite(
             )
     number = f"join-{secrets.token_hex(8)}"
     files = issue(authority, draft.name, role, hosts=hosts)
-    ticket = issue(authority, number, Role.JOIN, days=(lasts_s + _MARGIN_S) / 86400.0)  # type: ignore[arg-type] - parts of a day
+    ticket = issue(authority, number, Role.JOIN, days=(lasts_s + _MARGIN_S) / 86400.0)
     token = _filled(draft, number, ticket)
     record = Invitation(
         id=number,
@@ -209,7 +209,7 @@ def _filled(draft: invitation.Token, number: str, ticket: dict[str, bytes]) -> i
         draft,
         ca=x509.load_pem_x509_certificate(ticket["ca.crt"]).public_bytes(der),
         certificate=x509.load_pem_x509_certificate(ticket["tls.crt"]).public_bytes(der),
-        key=key.private_numbers().private_value.to_bytes(32, "big"),  # type: ignore[union-attr] - a P-256 key, as `issue` makes it
+        key=key.private_numbers().private_value.to_bytes(32, "big"),  # type: ignore[union-attr]  # a P-256 key, as `issue` makes it
         invitation=number,
     )
 

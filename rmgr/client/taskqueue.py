@@ -427,7 +427,7 @@ class TaskQueue(FollowsOutput):
         Raises: NotFound (no such task), CoordinationUnavailable, PermissionDenied, DeadlineExceeded.
         """
         if isinstance(index, str):
-            index, reason = None, index
+            reason, index = index, None
         if index is not None:
             self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
             return

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rmgr.coord import paths
 from rmgr.coord.election import fenced
@@ -22,6 +22,7 @@ from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.placing_seals import Placings
 from rmgr.errors import RequestTooLarge, RmgrError
 from rmgr.runtime.aside import Aside
+from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.timers import Timer
 
@@ -58,7 +59,7 @@ class Desk:
         io: Executor,
         deposed: Callable[[str], None],
         may_act: Callable[[], bool],
-        log: Any,
+        log: Log,
         metrics: LeaderMetrics,
         clock: Callable[[], float] = time.monotonic,
         wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,

@@ -28,6 +28,7 @@ from rmgr.daemons.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader import Leader
@@ -61,7 +62,7 @@ class LeaderAnswering:
         cluster_id: Callable[[], str],
         hosts: str = "",
         operators: Sequence[str] = (),
-        log: Any = None,
+        log: Log | None = None,
     ) -> None:
         self._operators = tuple(operators)
         self._log = log

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from rmgr import log as logs
 from rmgr.adapters.rpc_limits import Bounds
@@ -16,6 +15,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.limits import UserLimits
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime.logger import Log
 
 _TIMEOUT_S, _AGAIN_S = 10.0, 2.0
 
@@ -23,7 +23,7 @@ _TIMEOUT_S, _AGAIN_S = 10.0, 2.0
 class LimitsKeeper:
     """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
 
-    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Any, changed: Callable[[UserLimits], None] = lambda _: None) -> None:
+    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log, changed: Callable[[UserLimits], None] = lambda _: None) -> None:
         self._coordinator = coordinator
         self._bounds = bounds
         self._log = log

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord.rights import ANYBODY, Person
 from rmgr.errors import InvalidRecord, PermissionDenied
 from rmgr.log import audit
+from rmgr.runtime.logger import Log
 
 
 def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
@@ -21,7 +21,7 @@ def person_of(caller: Caller | None, operators: Iterable[str] = ()) -> Person:
 
 
 @contextmanager
-def audited(log: Any, person: Person, what: str, target: str) -> Iterator[None]:
+def audited(log: Log | None, person: Person, what: str, target: str) -> Iterator[None]:
     """A refusal within it is written to the audit, and goes on. log: None = there is none."""
     try:
         yield

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rmgr.adapters import rpc_join
 from rmgr.adapters.credentials import Credentials, endpoints_file, known_endpoints, write_files
@@ -24,6 +23,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
 from rmgr.model.joining import AclRecord
 from rmgr.model.node import Meta
+from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import zookeeper_options
 
 _RETRY_S = 2.0
@@ -42,7 +42,7 @@ class SecretKeeper:
         coordinator: ZkCoordinator,
         credentials: Credentials,
         config: Config,
-        log: Any,
+        log: Log,
         *,
         renewed: Callable[[Credentials], None] = lambda _: None,
     ) -> None:
@@ -127,7 +127,7 @@ def renew(credentials: Credentials, endpoints: Sequence[str], generation: int = 
     return replace(credentials, zookeeper_auth=("digest", secret))
 
 
-def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config, log: Any) -> Credentials:
+def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config, log: Log) -> Credentials:
     """For a daemon that ZooKeeper does not let in at its start: the new secret, if a WatchDog still believes its key.
 
     Raises: PermissionDenied, Unavailable.
@@ -151,7 +151,7 @@ def let_in(coordinator: ZkCoordinator, credentials: Credentials, config: Config,
 
 
 def recognise(
-    coordinator: ZkCoordinator, credentials: Credentials | None, config: Config, known: str | None, *, wait_s: float, log: Any
+    coordinator: ZkCoordinator, credentials: Credentials | None, config: Config, known: str | None, *, wait_s: float, log: Log
 ) -> tuple[Meta, Credentials | None]:
     """The cluster that ZooKeeper belongs to, and the credentials that it takes: with a new secret where the old one was rotated.
 

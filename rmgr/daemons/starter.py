@@ -63,6 +63,7 @@ from rmgr.model.node import Meta
 from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
+from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
@@ -190,7 +191,7 @@ def build(
     coordinator: Coordinator,
     store: Store,
     meta: Meta,
-    log: Any,
+    log: Log,
     *,
     endpoint: str = "",
     line: str = "",
@@ -350,7 +351,7 @@ def build(
 
 
 def _open_lines(
-    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Any, bounds: Bounds
+    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Log, bounds: Bounds
 ) -> Switchboard | None:
     """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
     if own.line_port < 0:
@@ -384,7 +385,7 @@ def _serve(
     coordinator: ZkCoordinator,
     store: WatchedStore,
     meta: Meta,
-    log: Any,
+    log: Log,
     credentials: Credentials | None = None,
 ) -> int:
     notifier = Notifier.from_environment()

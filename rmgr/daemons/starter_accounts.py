@@ -13,7 +13,6 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rmgr.adapters.accounts import Account, find_account
 from rmgr.adapters.reach import obstacle
@@ -25,6 +24,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_reach import Reach, Refusal
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.states import Reason
+from rmgr.runtime.logger import Log
 
 #: How long an account is believed as it was: groups change, people leave.
 _FRESH_S = 60.0
@@ -99,7 +99,7 @@ class Accounts:
         wake: Callable[[], None],
         directory: Path,
         clock: Callable[[], float],
-        log: Any,
+        log: Log,
         reach: Reach,
     ) -> None:
         self._policy = policy

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -22,6 +22,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import STORY_CHARS, BlockKey
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -55,7 +56,7 @@ class _Barrier:
 class Barriers:
     """Starts of jobs whose script this node runs."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

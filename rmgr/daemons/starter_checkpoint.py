@@ -43,6 +43,7 @@ from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
 from rmgr.model.placing import FROM_START
 from rmgr.model.states import Reason
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -76,7 +77,7 @@ class Checkpoints:
         directory: Path,
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, Failure], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._node = node
         self._shared = shared

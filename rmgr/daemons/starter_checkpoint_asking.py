@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.daemons.starter_checkpoint_ask import answered
 from rmgr.daemons.starter_checkpoint_case import Case, Phase
 from rmgr.daemons.starter_checkpoint_parts import Asked, Part, each, sentence
 from rmgr.model.units import utc
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_checkpoint import Checkpoints
@@ -33,7 +34,7 @@ KILL_US = 2_000_000
 class Asking:
     """Of all jobs of one node. In the loop of its owner."""
 
-    def __init__(self, owner: Checkpoints, shared: Shared, log: Any) -> None:
+    def __init__(self, owner: Checkpoints, shared: Shared, log: Log) -> None:
         self._owner = owner
         self._shared = shared
         self._log = log

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY, STORY_CHARS, PastAttempt
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -43,7 +44,7 @@ class Notes:
     node: NodeAgent
     shared: Shared
     over: Callable[[ClaimedBlock], None]
-    log: Any
+    log: Log
     _waiting: dict[ClaimedBlock, deque[_Wish]] = field(default_factory=dict)
     _sent: dict[ClaimedBlock, _Wish] = field(default_factory=dict)
 

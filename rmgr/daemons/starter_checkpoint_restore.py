@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.coord.ports import Store
@@ -23,6 +23,7 @@ from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, Sto
 from rmgr.log import audit
 from rmgr.model.placing import FROM_START
 from rmgr.model.states import Reason
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_checkpoint import Checkpoints
@@ -61,7 +62,7 @@ class Restores:
         node: NodeAgent,
         shared: Shared,
         on_unstartable: Callable[[ClaimedBlock, Failure], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._on_unstartable = on_unstartable
         self._owner = owner

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rmgr.coord.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -32,7 +33,7 @@ _LOOK_S = 3.0
 class Claims:
     """The claims of one node, compared with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

@@ -16,6 +16,7 @@ from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Multi, Ou
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.readback import Verdict, judge, proof_paths, resolved
 from rmgr.errors import CoordinationUnavailable, QuotaReached
+from rmgr.runtime.logger import Log
 
 #: How long a commit may wait for the coordination service before it is looked after from here.
 _TIMEOUT_S = 30.0
@@ -42,7 +43,7 @@ class Committer:
         after: Callable[[float, Callable[[], None]], object],
         on_fenced: Callable[[str], None],
         count: Callable[[str], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._coordinator = coordinator
         self._post = post

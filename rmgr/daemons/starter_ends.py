@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rmgr.adapters.accounts import acting
 from rmgr.adapters.process import Worker
@@ -48,6 +47,7 @@ from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001
@@ -79,7 +79,7 @@ class Ends:
         on_missing: Callable[[], object],
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
-        log: Any,
+        log: Log,
     ) -> None:
         self._rows = shared.rows
         self._is_awaited = is_awaited

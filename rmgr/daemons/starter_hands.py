@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +34,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Hint
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.line import Line
@@ -51,7 +52,7 @@ class Hands:
     Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
     """
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, *, log: Log) -> None:
         self._node = node
         self._coordinator: Coordinator = shared.coordinator
         self._records = shared.records

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.channel import Loop
 from rmgr.adapters.line import Line, LineServer
@@ -26,6 +26,7 @@ from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -179,7 +180,7 @@ class Switchboard:
         *,
         credentials: Credentials | None,
         is_revoked: Callable[[str], bool],
-        log: Any,
+        log: Log,
         bounds: Bounds,
     ) -> None:
         self._nodes = nodes

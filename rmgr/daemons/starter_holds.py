@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.workevents import death_words, lost_words
@@ -32,6 +32,7 @@ from rmgr.model.resources import MIB
 from rmgr.model.states import OWN_FAILURES, Reason
 from rmgr.model.units import format_size
 from rmgr.runner import home
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -108,7 +109,7 @@ class Holds:
     """
 
     def __init__(
-        self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Any, reservations: Reservations
+        self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Log, reservations: Reservations
     ) -> None:
         self._node = node
         self._reservations = reservations

@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmgr.runtime.logger import Log
+
 if TYPE_CHECKING:
     from rmgr.adapters.process import NodeRunner
     from rmgr.daemons.starter_lanes import Lanes
@@ -37,7 +39,7 @@ class Home:
         root: the work directory; it exists. on_mended: called (on any thread) after directories were made again.
     """
 
-    def __init__(self, root: Path, *, on_mended: Callable[[], None], log: Any) -> None:
+    def __init__(self, root: Path, *, on_mended: Callable[[], None], log: Log) -> None:
         self.root = root.resolve()
         self.generation = 0  #: how often directories had to be made again
         self.forget: list[Callable[[], bool]] = []  #: caches of files, for any thread: whether something was gone, and is forgotten

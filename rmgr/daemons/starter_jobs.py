@@ -46,6 +46,7 @@ from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
 from rmgr.runner import home
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -99,7 +100,7 @@ class Jobs:
         directory: Path,
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._node = node
         self._shared = shared

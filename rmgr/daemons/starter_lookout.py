@@ -18,6 +18,7 @@ from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_watch import Watched
 from rmgr.errors import RmgrError
 from rmgr.model.node import NodeRecord, NodeState
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import Shared
@@ -51,7 +52,7 @@ class Lookouts:
         tell: gets (job, node, its record or None) in the owner's thread, whenever the record was read.
     """
 
-    def __init__(self, shared: Shared, log: Any, tell: Callable[[ClaimedBlock, str, NodeRecord | None], None]) -> None:
+    def __init__(self, shared: Shared, log: Log, tell: Callable[[ClaimedBlock, str, NodeRecord | None], None]) -> None:
         self._shared = shared
         self._log = log
         self._tell = tell

@@ -37,6 +37,7 @@ from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
+from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release
@@ -83,7 +84,7 @@ class Starter:
         partition: str,
         cluster_id: str,
         stop_grace_s: float,
-        log: Any,
+        log: Log,
         spool_cap: int = 1 << 30,
         store_note: Callable[[], str] = str,
     ) -> None:

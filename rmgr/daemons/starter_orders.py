@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Conflict, Outcome, Stamped
@@ -20,6 +20,7 @@ from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -54,7 +55,7 @@ class Orders:
         *,
         post: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._node = node
         self._coordinator = coordinator

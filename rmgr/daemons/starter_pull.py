@@ -31,6 +31,7 @@ from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.resources import Capacity, Needs, NodeAttributes
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 #: How long the blocks of a submission without a gate are left alone.
 _GATE_PAUSE_S = 1.0
@@ -124,7 +125,7 @@ class Puller:
         committer: Committer,
         records: Records,
         times: TaskTimes,
-        log: Any,
+        log: Log,
         on_claim: Any,
         gate: Gate | None = None,
         accounts: Accounts | None = None,

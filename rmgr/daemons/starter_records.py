@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import WorkerSpec
@@ -31,6 +30,7 @@ from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.runtime.logger import Log
 
 #: Records kept.
 _KEEP = 4096
@@ -162,7 +162,7 @@ class Records:
         wake: Callable[[], None],
         settings: Callable[[], ClusterSettings],
         expand: Callable[[Submission], Submission | Failure | None],
-        log: Any,
+        log: Log,
         endings: Endings | None = None,
     ) -> None:
         self.endings = endings

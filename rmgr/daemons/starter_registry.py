@@ -32,6 +32,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 from rmgr.runtime.release import release
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Registry:
         *,
         progress: Callable[[], None],
         is_stopping: Callable[[], bool],
-        log: Any,
+        log: Log,
     ) -> None:
         self._coordinator = coordinator
         self._committer = committer

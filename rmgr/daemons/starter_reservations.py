@@ -14,7 +14,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -22,6 +22,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.placing import Reserved, run_label
 from rmgr.model.resources import Needs
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -51,7 +52,7 @@ class _Promise:
 class Reservations:
     """All promises on one node. is_owed: one lacks what something else still has. is_unsure: one has not been read."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, *, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

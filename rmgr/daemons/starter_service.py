@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.rpc import LogPiece, NodeStats, RunningTask
 from rmgr.adapters.rpc_auth import Caller
@@ -20,6 +20,7 @@ from rmgr.daemons.people import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.gap import place
 from rmgr.model.resources import MIB
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_health import DiskWatch
@@ -60,7 +61,7 @@ class NodeAnswering:
         spooled: Callable[[], int],
         store_note: Callable[[], str] = str,
         operators: Sequence[str] = (),
-        log: Any = None,
+        log: Log | None = None,
     ) -> None:
         self._operators = tuple(operators)
         self._log = log

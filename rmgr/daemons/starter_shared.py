@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rmgr.adapters.rpc_ranks import Peers
 from rmgr.client.deeds import Deeds
@@ -27,6 +26,7 @@ from rmgr.daemons.starter_records import Records
 from rmgr.daemons.starter_rows import OutputRows
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime.logger import Log
 
 
 class Quietly:
@@ -62,7 +62,7 @@ class Shared:
     output_cap: int
     spool_cap: int
     python: str
-    log: Any
+    log: Log
     after: Callable[[float, Callable[[], None]], object]
     peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
@@ -80,7 +80,7 @@ class Shared:
     def __post_init__(self) -> None:
         self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
 
-    def accounts(self, node: str, directory: Path, log: Any) -> Accounts | None:
+    def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
         """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""
         if self.users is None:
             return None

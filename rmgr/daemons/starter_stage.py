@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.adapters.store_rules import fetch
@@ -39,6 +38,7 @@ from rmgr.errors import NotFound, RmgrError
 from rmgr.model.block import BlockKey, KeyedPayload
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedInput
 from rmgr.model.submission import Command
+from rmgr.runtime.logger import Log
 
 #: Tasks of a block staged ahead of the lanes.
 _AHEAD = 16
@@ -109,7 +109,7 @@ class Stager:
         on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
         uploads: Uploads,
         blocks: Mapping[BlockKey, ClaimedBlock],
-        log: Any,
+        log: Log,
         accounts: Accounts | None = None,
         values_cap_bytes: int = CAP_BYTES,
         pace: Callable[[ClaimedBlock], float | None] = lambda _: None,

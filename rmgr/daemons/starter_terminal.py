@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_ranks import Link
@@ -17,6 +17,7 @@ from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.starter_ranks import SocketLink
 from rmgr.errors import NotFound, Unavailable
 from rmgr.runner import ranks, terminal
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_loop import Starter
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class TerminalAnswering:
     """`adapters.rpc_terminal.TerminalAnswers` of one Starter."""
 
-    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Any = None) -> None:
+    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
         self._starter = starter
         self._operators = tuple(operators)
         self._log = log

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.process import Slot
@@ -173,7 +174,7 @@ class WorkLimits:
         *,
         after: Callable[[float, Callable[[], None]], object],
         post: Callable[[Callable[[], None]], None],
-        log: Any,
+        log: Log,
     ) -> None:
         self._agents = agents
         self._directory = directory

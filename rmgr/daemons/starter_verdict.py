@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -22,6 +22,7 @@ from rmgr.daemons.starter_outputs import Ending
 from rmgr.errors import RmgrError
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.states import Reason
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent, Shared
@@ -48,7 +49,7 @@ class _Case:
 class Verdicts:
     """Ends of the jobs whose script one node runs."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

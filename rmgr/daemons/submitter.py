@@ -63,6 +63,7 @@ from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from rmgr.model.units import counted
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
 from rmgr.runtime.signals import SignalLetters
@@ -88,7 +89,7 @@ class Gateway:
         chroot: str,
         store: Store,
         metrics: GatewayMetrics,
-        log: Any,
+        log: Log,
         options: dict[str, Any] | None = None,
         *,
         cluster: Cluster,
@@ -204,7 +205,7 @@ class Gateway:
 class Watch:
     """The gateway's own session: is ZooKeeper there, and is it still our cluster? Decides what the health service says."""
 
-    def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Any) -> None:
+    def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Log) -> None:
         self._coordinator = coordinator
         self._meta = meta
         self._server = server
@@ -272,7 +273,7 @@ def _owned(
     coordinator: ZkCoordinator,
     store: Store,
     meta: Meta,
-    log: Any,
+    log: Log,
     credentials: Credentials | None,
     trust: Trust | None,
     owner_of: submitter_rights.OwnerOf,
@@ -294,7 +295,7 @@ def _serve(
     coordinator: ZkCoordinator,
     store: WatchedStore,
     meta: Meta,
-    log: Any,
+    log: Log,
     credentials: Credentials | None,
 ) -> int:
     metrics = GatewayMetrics()

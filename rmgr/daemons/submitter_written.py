@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -16,6 +15,7 @@ from rmgr.adapters.rpc_limits import Bounds
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import RmgrError
+from rmgr.runtime.logger import Log
 
 SAVE_S = 2.0
 _TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ class WrittenKeeper:
     Args: wall: seconds since 1970.
     """
 
-    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Any, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] = time.time) -> None:
         self._store = store
         self._row = keys.use(endpoint)
         self._bounds = bounds

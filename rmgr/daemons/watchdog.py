@@ -48,6 +48,7 @@ from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
+from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
@@ -84,7 +85,7 @@ class Watchdog:
         *,
         endpoint: str,
         resync_s: float,
-        log: Any,
+        log: Log,
         metrics: LeaderMetrics,
         metrics_at: str = "",
         placings: Placings | None = None,
@@ -326,7 +327,7 @@ def _serve(
     coordinator: ZkCoordinator,
     store: WatchedStore,
     meta: Meta,
-    log: Any,
+    log: Log,
     metrics: LeaderMetrics,
     credentials: Credentials | None = None,
 ) -> int:

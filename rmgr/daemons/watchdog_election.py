@@ -25,6 +25,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.node import EpochRecord
 from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
 
 Thunk = Callable[[], None]
 
@@ -48,7 +49,7 @@ class Candidacy:
         post: Callable[[Thunk], None],
         after: Callable[[float, Thunk], Any],
         leads: Callable[[EpochRecord, int], None],
-        log: Any,
+        log: Log,
         wall_us: Callable[[], int],
     ) -> None:
         self._coordinator = coordinator

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rmgr.adapters.pki import credential
 from rmgr.adapters.sealing import open_secret
@@ -19,6 +18,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
 from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import AclRecord, Invitation, SealedSecret
+from rmgr.runtime.logger import Log
 
 _TIMEOUT_S = 5.0
 _TRIES = 5
@@ -31,7 +31,7 @@ class Joining:
         secret: of the WatchDogs in ZooKeeper, which opens `/secrets`. secrets: role -> secret, as this WatchDog's bundle has them.
     """
 
-    def __init__(self, coordinator: Coordinator, secrets: Mapping[str, str], log: Any) -> None:
+    def __init__(self, coordinator: Coordinator, secrets: Mapping[str, str], log: Log) -> None:
         self._coordinator = coordinator
         self._secrets = secrets
         self._log = log

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Callable
 
 from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, Output
 from rmgr.model.gap import gap_line
@@ -179,7 +180,7 @@ def _punch(fd: int, start: int, length: int) -> bool:
     return ctypes.get_errno() not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM}
 
 
-def _load_fallocate():  # type: ignore[no-untyped-def]
+def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
     if not sys.platform.startswith("linux"):
         return None
     try:

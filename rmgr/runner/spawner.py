@@ -304,7 +304,7 @@ class Spawner:
         _, left = kill_strangers(self._children, self._known(), forks=self._forks)
         if not left:
             self._dirty_since = None
-        elif now - self._dirty_since > _STUBBORN_NS:
+        elif self._dirty_since is not None and now - self._dirty_since > _STUBBORN_NS:
             self._surprise("escaped", f"{counted(left, 'process')} cannot be killed")
             self._commands.report(now, at_once=True)
             self._end()

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from traceback import extract_tb
-from typing import Any
+
+from rmgr.runtime.logger import Log
 
 #: Subjects that are remembered; the oldest are forgotten first. Characters of an error.
 MOST, _MOST_CHARACTERS = 1000, 300
@@ -30,7 +31,7 @@ class Aside:
     Args: log: a structlog logger. failed: called once for each failure (a counter).
     """
 
-    def __init__(self, log: Any, failed: Callable[[], None]) -> None:
+    def __init__(self, log: Log, failed: Callable[[], None]) -> None:
         self._log = log
         self._failed = failed
         self._kept: OrderedDict[str, SetAside] = OrderedDict()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Identity, Role
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -128,7 +129,7 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
 
 
 def open_server(
-    listen: str, credentials: Credentials | None, trust: Trust | None, log: Any, *, threads: int = 96, bounds: Bounds | None = None
+    listen: str, credentials: Credentials | None, trust: Trust | None, log: Log, *, threads: int = 96, bounds: Bounds | None = None
 ) -> RpcServer:
     """The gRPC server of a daemon: in a secured cluster it asks everybody who he is, and refuses whose key was revoked."""
     from rmgr.adapters.rpc import RpcServer
@@ -158,7 +159,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def audited(log: Any) -> Refused:
+def audited(log: Log) -> Refused:
     """Writes every gRPC call that was turned away to the audit."""
 
     from rmgr.log import audit

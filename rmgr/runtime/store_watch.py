@@ -19,6 +19,7 @@ from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
+from rmgr.runtime.logger import Log
 from rmgr.runtime.release import emptied
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ _HEALTH_S = 2.0
 FIRST_S = 2.0
 
 
-def meet_store(url: str, *, log: Any, patience_s: float, create: bool = True) -> tuple[WatchedStore, str | None]:
+def meet_store(url: str, *, log: Log, patience_s: float, create: bool = True) -> tuple[WatchedStore, str | None]:
     """A daemon's store, and the cluster id that it remembers (None: none, or it is away).
 
     Args:
@@ -59,7 +60,7 @@ class WatchedStore:
         url: of the real store, for people.
     """
 
-    def __init__(self, opener: Callable[[], Store], *, log: Any, calm_s: float = CALM_S, away_s: float = AWAY_S, url: str = "") -> None:
+    def __init__(self, opener: Callable[[], Store], *, log: Log, calm_s: float = CALM_S, away_s: float = AWAY_S, url: str = "") -> None:
         self._opener = opener
         self._shown = shown(url) if url else {}
         self._log = log
