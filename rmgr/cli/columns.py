@@ -33,6 +33,17 @@ def nodes_or_reason(job: JobView) -> str:
     return f"({told})" if told else node_list(job.nodes)
 
 
+def share(account: str, of_account: float | None, of_user: float | None) -> str:
+    """Core time that was used against a share: of the user, behind that of the account where one was named; `-`: nobody orders by it."""
+    if of_account is None or of_user is None:
+        return "-"
+    return f"{format_duration(of_account)}/{format_duration(of_user)}" if account else format_duration(of_user)
+
+
+def _share_order(job: JobView) -> tuple[float, float] | str:
+    return "" if job.account_share is None or job.share is None else (job.account_share, job.share)
+
+
 def _code(value: int | None) -> str:
     return "" if value is None else str(value)
 
@@ -55,6 +66,7 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="NODES(REASON)", text=nodes_or_reason),
         Column(name="CLASS", text=lambda j: j.route, default=False),
         Column(name="PRIORITY", text=lambda j: str(j.priority), order=lambda j: j.priority, right=True, default=False),
+        Column(name="SHARE", text=lambda j: share(j.account, j.account_share, j.share), order=_share_order, right=True, default=False),
         Column(name="SUBMITTED", text=lambda j: clock(j.submitted_us), order=lambda j: j.submitted_us, default=False),
         Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),
         Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),

@@ -85,6 +85,8 @@ _OTHER_NAMES = {
     "squeue": "jobs",
     "sacct": "history",
     "sreport": "report",
+    "sprio": "explain",
+    "sshare": "jobs",
     "sinfo": "nodes",
     "scancel": "cancel",
     "qsub": "submit",

@@ -75,6 +75,7 @@ def job(view: JobView) -> dict[str, Any]:
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
         "account": view.account,
+        **_shares(view),
         **USUAL,
         **view.asked,
         "begin": iso(int(view.asked.get("begin") or 0)),
@@ -312,7 +313,15 @@ def explain(view: ExplainView) -> dict[str, Any]:
         "why": [{"what": item.what, "id": item.id, "detail": item.detail} for item in view.why],
         "expected_start": iso(view.expected_start_us),
         "reason": str(view.reason),
+        "priority": view.priority,
+        "account": view.account,
+        **_shares(view),
     }
+
+
+def _shares(view: JobView | ExplainView) -> dict[str, Any]:
+    """Core time used against the shares of user and account, null = its policy does not order by that."""
+    return {"share_core_seconds": view.share, "account_share_core_seconds": view.account_share}
 
 
 def history(view: JobView) -> dict[str, Any]:

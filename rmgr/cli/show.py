@@ -82,6 +82,16 @@ def explain(session: Session, selector: str) -> None:
         out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {told}\n")
     if view.expected_start_us:
         out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
+    if not view.state.is_final:
+        out.write(f"  {paint('priority:', 'bold', out)} {view.priority}\n")
+        if view.share is not None and view.account_share is not None:
+            out.write(f"  {paint('fair share:', 'bold', out)} {printable(_shares(view.account, view.account_share, view.share))}\n")
+
+
+def _shares(account: str, of_account: float, of_user: float) -> str:
+    """Who has used how much; the half-life is the policy's."""
+    whose = f"account {account} {format_duration(of_account)}, its user" if account else "its user"
+    return f"{whose} {format_duration(of_user)} of core time against the share; who has used least goes first"
 
 
 def find_one(session: Session, word: str) -> Target:
@@ -113,7 +123,7 @@ def _readable_tasks(session: Session, job: JobView) -> list[TaskView]:
 def _explained_past(job: JobView) -> ExplainView:
     ended = told_counts(job.counts)
     why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
-    return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,))
+    return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,), priority=job.priority, account=job.account)
 
 
 def _with_failures(session: Session, view: ExplainView, position: int | None) -> ExplainView:

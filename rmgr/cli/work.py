@@ -31,6 +31,7 @@ _MOST_JOBS = 3000
     rmgr jobs -a --sort=-submitted     with those that have ended, newest first
     rmgr jobs -A -q default            of everyone, in one queue or queue class
     rmgr jobs -a --state failed -o jobid,name,exit,reason
+    rmgr jobs -A -o +priority,share    core time used against shares, where the policy orders by it
     rmgr jobs --json | jq '.jobs[].id'""",
     exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
 )

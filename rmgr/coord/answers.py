@@ -28,6 +28,7 @@ from rmgr.coord.placing_answers import (
     route_whys,
     saving_whys,
     stop_whys,
+    with_shares,
 )
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
@@ -145,7 +146,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         mine = blocks.get(number, [])
         view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
-        views.append(replace(view, route=routes[number]) if number in routes else view)
+        views.append(with_shares(replace(view, route=routes[number]) if number in routes else view, snapshot, submission))
     return views
 
 
@@ -315,8 +316,12 @@ def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> Exp
     """Why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
     if number not in snapshot.submissions:
         raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    return with_shares(_explained(snapshot, number, position), snapshot, snapshot.submissions[number][0])
+
+
+def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
     submission, progress = snapshot.submissions[number]
-    blocks = [block for block in snapshot.claimed if block.key.submission == number]
+    blocks = _blocks(snapshot, number)
     job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
     if position is None:
         whys, start_us = _why(snapshot, submission, job, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
 from rmgr.model.node import NodeState
@@ -12,7 +13,9 @@ from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
 from rmgr.model.units import counted, utc
-from rmgr.model.views import FaultView, MovingView, PlacedView, PolicyView, WhyView
+from rmgr.model.views import ExplainView, FaultView, JobView, MovingView, PlacedView, PolicyView, WhyView
+
+V = TypeVar("V", JobView, ExplainView)
 
 #: `PlacedView.state` beside "waiting".
 STOPPING, SUSPENDED, RUNNING = "stopping", "suspended", "running"
@@ -152,6 +155,14 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
             )
         )
     return tuple(found)
+
+
+def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
+    """With its priority and account; and what that and its user have used against their shares, where its policy orders by it now."""
+    view = replace(view, priority=submission.priority, account=submission.account)
+    queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
+    found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
+    return view if found is None else replace(view, account_share=found[0], share=found[1])
 
 
 def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:

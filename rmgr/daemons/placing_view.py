@@ -19,6 +19,7 @@ from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.partition import Partition
+from rmgr.sched.pipeline import fair_share_of
 from rmgr.sched.plan import Plan, Reserve, Why
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
@@ -71,7 +72,21 @@ def view_of(placer: Placer) -> PlacingView:
             nodes=placed.allocation.shares,
             route=placer.book.class_of(job),
         )
-    return PlacingView(partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)))
+    return PlacingView(
+        partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)), shares=_shares(placer, state)
+    )
+
+
+def _shares(placer: Placer, state: ClusterState | None) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """What those who have jobs have used against their shares, where somebody places by that just now."""
+    found: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for stage in placer.pipeline[0] if state is not None else ():
+        fair = fair_share_of(stage.policy)
+        for name in stage.partitions if fair is not None else ():
+            if state is not None and fair is not None and name in state.partitions:
+                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], placer.now_us()).items():
+                    found.setdefault((name, account, user), (all_us / 1e6, own_us / 1e6))
+    return found
 
 
 def _stays(job: Job, stages: Iterable[Stage]) -> str:

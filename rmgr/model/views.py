@@ -109,6 +109,9 @@ class JobView:
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
     route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
     asked: dict[str, Any] = field(default_factory=dict)  #: the rest of what was asked for, as in `show --json`, without what is usual
+    #: What its user and its account have used against their shares (core-seconds), by which its policy orders just now; None: it does not
+    share: float | None = None
+    account_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,13 +289,17 @@ class WhyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainView:
-    """Why something is in its state."""
+    """Why something is in its state. account, share, account_share: of what has not ended, as in `JobView`."""
 
     id: str
     state: State
     reason: Reason | str
     why: tuple[WhyView, ...]
     expected_start_us: int = 0
+    priority: int = 0
+    account: str = ""
+    share: float | None = None
+    account_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,12 +338,16 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingView:
-    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes."""
+    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes.
+
+    shares: what (partition, account, user) have used against their shares, (account, user), core-seconds; where a policy orders by it.
+    """
 
     partitions: dict[str, PartitionView] = field(default_factory=dict)
     jobs: dict[tuple[int, int], PlacedView] = field(default_factory=dict)
     ledger: tuple[HeldView, ...] = ()
     classes: tuple[QueueView, ...] = ()
+    shares: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

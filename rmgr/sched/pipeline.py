@@ -204,6 +204,14 @@ def refuse_unobeyed(document: Mapping[str, object], partition: str, queues: Mapp
         )
 
 
+def fair_share_of(policy: Policy) -> FairShare | None:
+    """The fair shares by which a policy orders, also below ageing; None: it has none."""
+    order = getattr(policy, "order", None)
+    while isinstance(order, Ageing):
+        order = order.base
+    return order if isinstance(order, FairShare) else None
+
+
 def usage_half_life_us(stages: Iterable[Stage]) -> int:
     """The half-life with which the state must keep use for these stages; 0 when none has fair shares.
 
@@ -211,11 +219,8 @@ def usage_half_life_us(stages: Iterable[Stage]) -> int:
     """
     found: dict[int, str] = {}
     for stage in stages:
-        order = getattr(stage.policy, "order", None)
-        while isinstance(order, Ageing):
-            order = order.base
-        if isinstance(order, FairShare):
-            found[order.half_life_us] = stage.policy.name
+        if (fair := fair_share_of(stage.policy)) is not None:
+            found[fair.half_life_us] = stage.policy.name
     if len(found) > 1:
         told = " and ".join(f"{shown(Kind.DURATION, us)} ({name})" for us, name in found.items())
         raise ConfigError(f"the stages have different half-lives: {told}", hint="use is kept once for a cluster: give one half_life")

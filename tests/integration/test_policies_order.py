@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from commands import Shell
@@ -16,6 +17,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.dev.live_workload import Played, Stage
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload import SECOND, Job, Workload
+from tests.harness.coordinators import wait_for
 
 CORES = 4
 #: (submitted at, processes, run time; s). The first has all cores until all others are there; then who starts next is the policy's choice.
@@ -123,3 +125,36 @@ def test_the_workload_tells_policies_apart() -> None:
         assert min(after - before for before, after in pairwise(ends)) >= 400_000, name
         orders.add(tuple(one.start_us for one in virtual))
     assert len(orders) >= 6, orders
+
+
+def test_people_see_priority_and_fair_shares(cluster: DevCluster, played: Mapping[str, list[Played]], tmp_path: Path) -> None:
+    """By the policy that orders by them, live; nowhere else."""
+    sh = Shell(tmp_path, cluster.environment())
+    running = sh.submit("-q", "fair-share", "-c", str(CORES), "--account", "physics", "--", "sleep", "60")
+    wait_for(lambda: sh.ok("show", running, "--json").json["state"] == "RUNNING")
+    waiting = sh.submit("-q", "fair-share", "-c", "1", "--priority", "3", "--", "true")
+    elsewhere = sh.submit("-q", "fcfs", "--hold", "--", "true")
+    try:
+        of = {job["id"]: job for job in sh.ok("jobs", "--json").json["jobs"]}
+        assert of[elsewhere]["share_core_seconds"] is None
+        assert of[waiting]["share_core_seconds"] > 1.0, "what the jobs of this user took that were played before"
+        assert of[waiting]["share_core_seconds"] == of[waiting]["account_share_core_seconds"]
+        first = of[running]["share_core_seconds"]
+        assert 0.0 < first == of[running]["account_share_core_seconds"]
+        lines = sh.ok("jobs", "-o", "id,priority,share").out.split("\n")
+        assert [line.split()[0:2] for line in lines[1:4]] == [[running, "0"], [waiting, "3"], [elsewhere, "0"]]
+        assert lines[0].split() == ["JOBID", "PRIORITY", "SHARE"]
+        assert "/" in lines[1].split()[2]
+        assert lines[3].split()[2] == "-"
+        told = sh.ok("explain", waiting, "--json").json
+        assert told["priority"] == 3
+        assert told["share_core_seconds"] == pytest.approx(of[waiting]["share_core_seconds"], rel=1e-3), "it halves in a week"
+        words = sh.ok("explain", waiting).out
+        assert "priority: 3" in words
+        assert "fair share: its user" in words
+        assert "fair share: account physics" in sh.ok("explain", running).out
+        assert "fair share" not in sh.ok("explain", elsewhere).out
+        again = {job["id"]: job for job in sh.ok("jobs", "--json").json["jobs"]}
+        assert again[running]["share_core_seconds"] > first, "it is as of now: what runs counts"
+    finally:
+        sh.ok("cancel", running, waiting, elsewhere)

@@ -15,15 +15,15 @@ factors; size and age of a job do not count (`max_wait` does ageing).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import ClassVar
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.job import Job, charged_cores
+from rmgr.sched.job import Job, Node, Running, charged_cores
 from rmgr.sched.parameters import about
-from rmgr.sched.partition import arrival
+from rmgr.sched.partition import Partition, arrival
 from rmgr.sched.records import Usage
 
 DAY_US = 86_400_000_000
@@ -55,26 +55,47 @@ class FairShare:
 
     def _ranked(self, draft: Draft, waiting: Mapping[tuple[str, str], list[Job]]) -> Iterator[list[Job]]:
         """The jobs of each (account, user), the first to be served first; those of equals together, by arrival."""
-        by_account, by_user = self._used(draft, {account for account, _ in waiting})
-        shares = dict(self.shares)
         groups: dict[tuple[float, float], list[list[Job]]] = {}
-        for who, jobs in waiting.items():
-            account, user = who  # whole numbers divide correctly rounded: the same quotient in any process
-            rank = (by_account.get(account, 0) / shares.get(account, 1), by_user.get(who, 0) / shares.get(f"{account}/{user}", 1))
-            groups.setdefault(rank, []).append(jobs)
+        for who, rank in self._quotients(waiting, draft.usage(), draft.running(), draft.nodes, draft.now_us).items():
+            groups.setdefault(rank, []).append(waiting[who])
         for _, group in sorted(groups.items()):  # one after the other: a search that stops at the head pays for the first only
             yield group[0] if len(group) == 1 else sorted(chain.from_iterable(group), key=arrival)
 
-    def _used(self, draft: Draft, accounts: Container[str]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+    def standing(self, part: Partition, now_us: int) -> dict[tuple[str, str], tuple[float, float]]:
+        """By (account, user) of who has jobs there: what both have used against their shares (core-us), by which it orders at `now_us`.
+
+        Cost: O(waiting + running + users).
+        """
+        whose = {(job.account, job.user) for job in part.jobs.values()}
+        whose.update((run.job.account, run.job.user) for run in part.running.values())
+        return self._quotients(whose, part.usage.values(), part.running.values(), part.nodes, now_us)
+
+    def _quotients(
+        self,
+        whose: Collection[tuple[str, str]],
+        usage: Iterable[Usage],
+        running: Iterable[Running],
+        nodes: Mapping[int, Node],
+        now_us: int,
+    ) -> dict[tuple[str, str], tuple[float, float]]:
+        by_account, by_user = self._used({account for account, _ in whose}, usage, running, nodes, now_us)
+        shares, found = dict(self.shares), {}
+        for account, user in whose:  # whole numbers divide correctly rounded: the same quotient in any process
+            own = by_user.get((account, user), 0) / shares.get(f"{account}/{user}", 1)
+            found[account, user] = (by_account.get(account, 0) / shares.get(account, 1), own)
+        return found
+
+    def _used(
+        self, accounts: Container[str], usage: Iterable[Usage], running: Iterable[Running], nodes: Mapping[int, Node], now: int
+    ) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         """Core time of these accounts and of their users. Whole numbers: their sum is the same in any order."""
-        now, half_life = draft.now_us, self.half_life_us
+        half_life = self.half_life_us
         by_user: dict[tuple[str, str], int] = {}
-        for use in draft.usage():
+        for use in usage:
             if use.account in accounts:
                 who = (use.account, use.user)
                 by_user[who] = by_user.get(who, 0) + use.decayed(now, half_life)
-        nodes = draft.nodes
-        for run in draft.running():
+        for run in running:
             if run.job.account in accounts:
                 who = (run.job.account, run.job.user)
                 use = Usage(run.job.user, run.job.account, 0, now).charged(charged_cores(run, nodes), run.start_us, now, half_life)
