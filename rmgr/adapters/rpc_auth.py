@@ -7,6 +7,7 @@ certificate), so addresses do not matter. Without credentials (an open cluster, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import identity_of
 from rmgr.adapters.rpc_errors import fail
 from rmgr.adapters.rpc_expel import Expeller
-from rmgr.errors import ConfigError, PermissionDenied, Unavailable
+from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role
 
 #: Metadata of a call: the user, percent-encoded. Believed from gateways only; in an open cluster from everybody.
@@ -113,8 +114,34 @@ def speaking_for(caller: Caller) -> tuple[tuple[str, str], ...]:
     return ((USER_KEY, quote(caller.user)), (ROLE_KEY, role.value)) if caller.user else ()
 
 
+#: The process whose threads carry gRPC here, 0 = none yet.
+_owner = 0
+
+
+def check_not_forked() -> None:
+    """gRPC has its threads in the process that used it first: in a child forked from that no call would ever end, nor its deadline.
+
+    Raises: NotConnected.
+    """
+    if _owner not in {0, os.getpid()}:
+        raise NotConnected(
+            f"process {_owner}, from which this one was forked, has used gRPC (a gateway, output of running tasks): here it cannot be used",
+            hint='start it anew, as multiprocessing.get_context("spawn") and subprocess do; or fork before rmgr.connect()',
+        )
+
+
+def _own() -> None:
+    global _owner
+    check_not_forked()
+    _owner = os.getpid()
+
+
 def open_channel(endpoint: str, credentials: Credentials | None, role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A channel to a daemon that must prove to be a `role` of the cluster; a plain one without credentials."""
+    """A channel to a daemon that must prove to be a `role` of the cluster; a plain one without credentials.
+
+    Raises: NotConnected in a forked child of a process that had one.
+    """
+    _own()
     if credentials is None:
         return grpc.insecure_channel(endpoint, options=options)
     certificate, key = credentials.tls_pair
@@ -122,7 +149,8 @@ def open_channel(endpoint: str, credentials: Credentials | None, role: Role, opt
 
 
 def secure_channel(endpoint: str, pem: tuple[bytes, bytes, bytes], role: Role, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-    """A channel to a daemon that must prove to be a `role`. pem: the authority, our key and its certificate."""
+    """A channel to a daemon that must prove to be a `role`. pem: the authority, our key and its certificate. Raises as `open_channel`."""
+    _own()
     expected = ("grpc.ssl_target_name_override", f"{role}.rmgr")
     return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(*pem), options=(*options, expected))
 

@@ -116,7 +116,8 @@ def connect(
         zk, store, gateway: instead of the configuration (`rmgr.config`): RMGR_ZK, RMGR_STORE, a file, or a running `rmgr dev`.
         config: a configuration that was loaded already.
         timeout: how long to wait for the cluster (s); default: the configured connect_timeout_s.
-    Raises: NotConnected (nothing configured or running), CoordinationUnavailable, StoreUnavailable, WrongCluster, ConfigError.
+    Raises: NotConnected (nothing configured or running; through a gateway in a forked child of a process that used gRPC),
+        CoordinationUnavailable, StoreUnavailable, WrongCluster, ConfigError.
     """
     if config is None:
         from rmgr.config import load
@@ -195,6 +196,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
 
 
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
+    from rmgr.adapters.rpc_auth import check_not_forked
     from rmgr.adapters.rpc_gateway import GatewayCoordinator
     from rmgr.adapters.rpc_gateway_store import GatewayStore
     from rmgr.adapters.store_rules import remembered
@@ -204,6 +206,7 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
 
+    check_not_forked()
     cluster = config.cluster
     credentials = credentials_of(config)
     coordinator = GatewayCoordinator.connect(
