@@ -261,7 +261,7 @@ def build(
             agent.mending.forget_lost()
 
     home = io.home = Home(directory, on_mended=lambda: mailbox.put(forget_lost), log=log)
-    fetcher = Fetcher(io, nothing, directory / "blobs", room, hands_over=users is not None)
+    fetcher = Fetcher(io, nothing, directory / "blobs", room)
     if users is not None:
         open_to_users(directory, names)
         if problem := Reach(python=own.python, directory=directory).problem(_STRANGER):

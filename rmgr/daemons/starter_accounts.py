@@ -19,6 +19,7 @@ from rmgr.adapters.reach import obstacle
 from rmgr.adapters.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.ports import Store
+from rmgr.daemons.starter_arguments import Arguments, OwnPiece
 from rmgr.daemons.starter_fetch import Failure, Fetched, KeptFile
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_reach import Reach, Refusal
@@ -30,6 +31,8 @@ from rmgr.runtime.logger import Log
 _FRESH_S = 60.0
 #: How long a user is refused until it is looked at again.
 _REFUSED_S = 3.0
+#: Arguments of one call that are sent in a message; larger ones would be in the Starter's memory meanwhile.
+_IN_MESSAGE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +189,16 @@ class Accounts:
             return path
         self._who[f"{account.uid}"] = account
         return self._copies.get(f"{account.uid}\0{path}")
+
+    def arguments(self, account: Account, arguments: Arguments) -> Arguments | Failure | None:
+        """The same, in a file of `account` where one is large (others travel in messages); None: it is on its way. Owner's thread only."""
+        if arguments.largest <= _IN_MESSAGE or isinstance(arguments[0], OwnPiece):
+            return arguments
+        mine = self.copy(account, arguments.path)
+        if isinstance(mine, str):
+            self._copies.forget(f"{account.uid}\0{arguments.path}")  # nobody else needs it, and it may be large
+            return arguments.moved(mine)
+        return mine
 
     def forget_lost(self) -> None:
         """Copies that were removed are made again at the next use. Owner's thread only."""

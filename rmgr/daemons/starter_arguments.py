@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import msgspec
 
@@ -19,9 +19,12 @@ from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
+from rmgr.model.frames import MAX_FRAME
 
 #: A row above this is never in memory.
 IN_MEMORY_BYTES = 256 * 1024 * 1024
+#: What one call has is in no message above this: what a frame has beside it fits the rest.
+_MOST_IN_MESSAGE = MAX_FRAME - 4 * 2**20
 #: From this many bytes a task, on average, a row is kept as a file.
 FILE_BYTES = 256 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
@@ -50,14 +53,34 @@ class Piece:
             return file.read(self.size)
 
 
-class Arguments(Sequence[bytes | Piece]):
-    """Arguments of consecutive tasks. Their file goes when nobody holds them any more."""
+class OwnPiece(Piece):
+    """A part of a file of the user whose work it is: he reads it himself, and the Starter, who need not believe it any more, never does."""
 
-    def __init__(self, values: tuple[bytes, ...] | tuple[Piece, ...], path: str = "") -> None:
+    __slots__ = ()
+
+
+class Arguments(Sequence[bytes | Piece]):
+    """Arguments of consecutive tasks. Their file goes when nobody holds them any more. size: bytes of it."""
+
+    def __init__(self, values: tuple[bytes, ...] | tuple[Piece, ...], path: str = "", *, held: object = None) -> None:
+        """held: removes the file when nobody holds it, None = this does."""
         self._values = values
+        self._held = held
         self.path = path
-        if path:
+        self.size = sum(map(len, values)) if path else 0
+        if path and held is None:
             weakref.finalize(self, _remove, path)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest that lies in their file, 0 = all are in memory."""
+        return max(map(len, self._values), default=0) if self.path else 0
+
+    def moved(self, path: str) -> Arguments:
+        """The same in a copy of their file that belongs to their user, and is removed with the object `path`."""
+        plain = str(path)  # messages bear no other kind
+        pieces = tuple([OwnPiece(plain, piece.start, piece.size) for piece in self._values if isinstance(piece, Piece)])
+        return Arguments(pieces, plain, held=path)
 
     @overload
     def __getitem__(self, at: int) -> bytes | Piece: ...
@@ -68,6 +91,11 @@ class Arguments(Sequence[bytes | Piece]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def where(payload: str | Piece) -> dict[str, Any]:
+    """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
+    return {"path": payload} if isinstance(payload, str) else {"path": payload.path, "start": payload.start, "size": payload.size}
 
 
 def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str, str], None]) -> Arguments:
@@ -107,7 +135,10 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
 
 
 def decode(key: str, data: bytes, directory: Path) -> Arguments:
-    """The arguments in row `key`. Files are made in `directory` (of this process's user, mode 0600). Raises: DataLost."""
+    """The arguments in row `key`. Files are made in `directory` (of this process's user, mode 0600).
+
+    Raises: DataLost; OSError where no file can be made and no message bears them.
+    """
     try:
         if len(data) < FILE_BYTES:
             return Arguments(decode_payloads(data))
@@ -121,6 +152,8 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
         pieces = _spill(views, path)
     except OSError:  # a full disk, say: they are in memory
         _remove(path)
+        if max(map(len, views)) > _MOST_IN_MESSAGE:
+            raise
         return Arguments(decode_payloads(data))
     return Arguments(pieces, path)
 

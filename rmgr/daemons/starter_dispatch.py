@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
-from rmgr.daemons.starter_arguments import Arguments, Piece
+from rmgr.daemons.starter_arguments import Arguments, Piece, where
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
@@ -109,6 +108,8 @@ class Dispatch:
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         block.is_dropped = True
+        if isinstance(block.payloads, Arguments):
+            block.payloads = None  # a file may go with it, and what is referred to in circles stays for long
         self._kits.pop(block.key, None)
         self._coming.discard(block.key)
         self._stager.forget(block)
@@ -219,6 +220,11 @@ class Dispatch:
             if account is None or isinstance(account, Failure):
                 return account
             info.account = account
+            if info.is_python and not block.data.keyed and isinstance(block.payloads, Arguments):
+                handed = self._accounts.arguments(account, block.payloads)
+                if not isinstance(handed, Arguments):
+                    return handed
+                block.payloads = handed
         key = block.key
         shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
         if self._jobs is not None and block.is_placed:
@@ -370,10 +376,10 @@ class Dispatch:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
             payload = argument(index) if staged is None else staged.payload
-            if self._accounts is not None and isinstance(payload, Piece):
+            if self._accounts is not None and type(payload) is Piece:
                 payload = payload.read()  # the file is not its user's
-            where = None if isinstance(payload, bytes) else _where(payload)
-            size += len(payload) if where is None else 0
+            there = None if isinstance(payload, bytes) else where(payload)
+            size += len(payload) if there is None else 0
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])
                 del indices[at:]
@@ -381,7 +387,7 @@ class Dispatch:
             seq = next_seq()
             tasks[seq] = (block, index)
             shown = -1 if plain else label(index)
-            items.append(TaskItem(seq, index, attempt, shown, payload) if where is None else TaskItem(seq, index, attempt, shown, **where))
+            items.append(TaskItem(seq, index, attempt, shown, payload) if there is None else TaskItem(seq, index, attempt, shown, **there))
         batch = TaskBatch(
             shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
             function=kit.function,
@@ -487,11 +493,6 @@ class Dispatch:
 def _with(shape: Shape, lane: Lane) -> Shape:
     """The shape with the variables of what is the lane's own."""
     return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
-
-
-def _where(payload: str | Piece) -> dict[str, Any]:
-    """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
-    return {"path": payload} if isinstance(payload, str) else {"path": payload.path, "start": payload.start, "size": payload.size}
 
 
 def os_text(data: bytes) -> str:

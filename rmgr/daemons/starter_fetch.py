@@ -26,7 +26,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_room import Room
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
-from rmgr.model.frames import MAX_FRAME, MAX_INLINE_FUNCTION
+from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
 
@@ -79,10 +79,6 @@ def reason_of(error: Exception) -> Reason:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return Reason.NODE_LOST  # something removes files of this node
     return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
-
-
-#: Arguments of one call that are sent in a message: what a frame has beside them fits the rest.
-MOST_HANDED_BYTES = MAX_FRAME - 4 * 2**20
 
 
 class KeptFile(str):
@@ -146,6 +142,10 @@ class Fetched(Generic[V]):
             if isinstance(found, Failure) or (path and not os.path.lexists(path)):
                 self._forget(key)
 
+    def forget(self, key: str) -> None:
+        """It is not kept for anybody else. Owner's thread only."""
+        self._forget(key)
+
     def _arrived(self, key: str, result: V | Exception) -> None:
         self._coming.discard(key)
         self._forget(key)
@@ -174,14 +174,10 @@ class Fetcher:
 
     Args:
         directory: where files are kept. room: for uploads, and what is staged.
-        hands_over: work runs as its user, who cannot read these files: arguments travel in messages, and have no more than those bear.
     """
 
-    def __init__(
-        self, io: StoreIO, wake: Callable[[], None], directory: Path, room: Room | None = None, *, hands_over: bool = False
-    ) -> None:
+    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path, room: Room | None = None) -> None:
         self._directory = directory
-        self._hands_over = hands_over
         directory.mkdir(parents=True, exist_ok=True)
         #: store key -> bytes, in a file when they are large
         self.blobs: Fetched[Blob] = Fetched(io, wake, self._blob, keep=512)
@@ -212,14 +208,7 @@ class Fetcher:
         return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
 
     def _row(self, store: Store, key: str) -> Arguments:
-        arguments = read_arguments(store, key, self._directory, check_content)
-        largest = max(map(len, arguments), default=0)
-        if self._hands_over and largest > MOST_HANDED_BYTES:
-            raise ValueTooLarge(
-                f"arguments of {largest:,} bytes: where work runs as its user a call takes {MOST_HANDED_BYTES // 2**20} MiB; "
-                "put larger ones into the data store and name their keys (queue.submit(inputs=[...]))"
-            )
-        return arguments
+        return read_arguments(store, key, self._directory, check_content)
 
     def _file(self, store: Store, key: str) -> KeptFile:
         chunks = store.stream(key)

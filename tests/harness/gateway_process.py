@@ -53,6 +53,12 @@ class GatewayProcess:
             time.sleep(0.02)
         return self
 
+    @property
+    def pid(self) -> int:
+        """Of its process, which runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """SIGKILL, and nothing of it is left."""
         self.signal(signal.SIGKILL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +17,9 @@ from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
-from rmgr.daemons.starter_arguments import Piece, read_arguments
-from rmgr.daemons.starter_fetch import MOST_HANDED_BYTES, Failure, Fetcher, check_content
-from rmgr.errors import DataLost, PermissionDenied, ValueTooLarge
+from rmgr.daemons.starter_arguments import OwnPiece, Piece, read_arguments
+from rmgr.daemons.starter_fetch import KeptFile, check_content
+from rmgr.errors import DataLost, PermissionDenied
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
 LARGE = (pattern(700_000), b"", pattern(300_000, 1), pattern(70_000, 2))
@@ -88,17 +90,36 @@ def test_arguments_from_4_gib_have_a_length_of_their_own(tmp_path: Path) -> None
         assert values(read_arguments(store, key, tmp_path, check_content)) == (b"x", large)
 
 
-def test_arguments_that_no_message_bears_are_refused_where_work_runs_as_its_user(tmp_path: Path) -> None:
+def test_arguments_in_a_file_of_their_user_are_the_same(tmp_path: Path) -> None:
+    large, small = pattern(700_000), b"small"
     with SqliteStore(tmp_path / "store.db") as store:
-        key = write(store, (bytes(MOST_HANDED_BYTES + 1),))
-        for hands_over in (False, True):
-            fetcher = Fetcher(None, lambda: None, tmp_path / "node", hands_over=hands_over)  # type: ignore[arg-type]
-            if not hands_over:
-                assert len(fetcher._row(store, key)[0]) == MOST_HANDED_BYTES + 1
-                continue
-            with pytest.raises(ValueTooLarge, match=r"a call takes 60 MiB; put larger ones into the data store") as caught:
-                fetcher._row(store, key)
-            assert not Failure.of(caught.value, "").blames_node
+        found = read_arguments(store, write(store, (large, small)), tmp_path, check_content)
+    assert (found.largest, found.size) == (700_000, 700_005)
+    copy = KeptFile.of(tmp_path / "copy", 0)
+    shutil.copyfile(found.path, copy)
+    moved = found.moved(copy)
+    assert all(type(piece) is OwnPiece for piece in moved)
+    assert [len(piece) for piece in moved] == [700_000, 5]
+    assert {type(piece.path) for piece in moved} == {str}, "a message bears no other kind"
+    first = tmp_path / os.path.basename(found.path)
+    del found, copy
+    gc.collect()
+    assert not first.exists()
+    assert values(moved) == (large, small)
+    del moved
+    gc.collect()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk: the attempt ends as the node's fault, the Starter does not."""
+    monkeypatch.setattr("rmgr.daemons.starter_arguments._MOST_IN_MESSAGE", 600_000)
+    with SqliteStore(tmp_path / "store.db") as store:
+        small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
+        gone = tmp_path / "gone"  # where no file can be made
+        assert values(read_arguments(store, small, gone, check_content)) == (pattern(550_000),)
+        with pytest.raises(OSError, match="gone"):
+            read_arguments(store, large, gone, check_content)
 
 
 def test_a_large_row_that_finds_no_room_on_the_disk_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
