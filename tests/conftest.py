@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner import dispositions
+from tests.harness.second_goes import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from rmgr.adapters.zk import ZkCoordinator
@@ -30,7 +31,8 @@ settings.register_profile("busy", settings(), deadline=None, suppress_health_che
 settings.load_profile("busy")
 
 #: Tests of real processes against real clocks. Beside two other workers, on a machine that may stand still for seconds, one of thousands
-#: misses its time now and then; run again by itself it is a verdict on rmgr. The summary tells each rerun; what fails twice fails the run.
+#: misses its time now and then; run again by itself it is a verdict on rmgr. The end of the run counts and names each of them
+#: (tests/harness/second_goes.py); what fails twice fails the run.
 _REAL = ("tests/chaos/", "tests/integration/")
 
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Installs what is missing, then runs all checks and tests; the last line is pytest's own summary, the exit code is its verdict.
+# Before it stand the ten tests that took longest, and those that needed their second go.
 #
 #   tests/run.sh                     everything
 #   tests/run.sh -k store -x         any arguments of pytest
 #
+# RMGR_MOST_RERUNS=2 makes a run fail in which more tests than that needed their second go: for a machine that nobody else uses.
 # PYTHON=/path/to/python3 and VENV=DIR choose another interpreter or environment. With CI=true a part that cannot be
 # installed is a failure; elsewhere the tests that need it skip themselves and say so.
 set -euo pipefail
@@ -44,4 +46,4 @@ fi
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
 # Four files at a time, the longest first (tests/conftest.py): half of the time goes into waiting for processes and for sessions to
 # expire. `tests/run.sh -n 0` runs one after the other.
-exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder "$@"
+exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 "$@"

@@ -7,7 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,8 +38,9 @@ def backend() -> None:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A private checkout that cannot be written."""
     made = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(ROOT / "rmgr", made / "rmgr", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("rmgr", "deploy", "proto", "tests"):
+        shutil.copytree(ROOT / name, made / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "SECURITY.md", "docker-compose.yml"):
         shutil.copy(ROOT / name, made)
     for path in (made, *made.rglob("*")):
         path.chmod(0o500 if path.is_dir() else 0o400)
@@ -83,6 +87,31 @@ def test_two_installations_at_once_from_a_checkout_that_cannot_be_written_are_wh
     assert needed <= files(installed[0] / "rmgr")
     ran = python(str(installed[0] / "bin" / "rmgr"), "version", environ=os.environ | {"PYTHONPATH": str(installed[0])})
     assert (ran.returncode, PROJECT["project"]["version"] in ran.stdout) == (0, True), ran.stderr
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_wheel_and_an_sdist_are_built_and_each_runs_in_a_fresh_environment(checkout: Path, tmp_path: Path, kind: str) -> None:
+    program = f"import {BACKEND} as backend, sys; print(backend.build_{kind}(sys.argv[1]))"
+    built = python("-B", "-c", program, str(tmp_path), where=checkout)
+    assert built.returncode == 0, built.stderr
+    made = tmp_path / built.stdout.split()[-1]
+    if kind == "sdist":
+        with tarfile.open(made) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        assert {"SECURITY.md", "tests/run.sh", "proto/rmgr/v1/node.proto", "deploy/Dockerfile", "rmgr/py.typed"} <= names
+
+    venv.create(tmp_path / "venv")
+    fresh = tmp_path / "venv" / "bin"
+    [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(
+        f"{sysconfig.get_path('purelib')}\n"
+    )  # what rmgr needs; ours is a .pth file in there, which is not read
+    words = ["install", "-q", "--no-deps", "--no-build-isolation", "--no-index", str(made)]
+    pip = python("-m", "pip", "--python", str(fresh / "python"), *words)
+    assert pip.returncode == 0, pip.stdout + pip.stderr
+    assert (site / "rmgr" / "__init__.py").exists()
+    ran = subprocess.run([fresh / "rmgr", "--version"], cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.split()[:2]) == (0, ["rmgr", PROJECT["project"]["version"]]), ran.stderr
 
 
 def test_an_editable_installation_is_a_path(checkout: Path, tmp_path: Path) -> None:
