@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,9 +22,10 @@ from rmgr.coord.ports import Encoding, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_keyed, decode_payloads
 from rmgr.coord.rules import Again, rule
 from rmgr.errors import PermissionDenied, RequestTooLarge, RmgrError, Unavailable
+from rmgr.model.block import BlockData
 from rmgr.model.outcome import FailedRange
 from rmgr.model.states import LOSSES
-from rmgr.model.submission import Phase
+from rmgr.model.submission import Phase, Submission
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("rmgr.submitter")
 _RESYNC_S = 20.0
 _FRESH_S = 0.25
+#: Rows that are deleted together.
+_ROWS = 2000
 
 
 class Repair:
@@ -149,7 +153,10 @@ class Repair:
             # A cap on what runs: it waits aside like the rest, and the leader brings it back.
             open_gate = gate is not None and not submission.max_running
             multi, final = resubmit(submission, first, count, attempt, failed, found.version, gate=open_gate, max_losses=self._max_losses)
-            clean = None if final is None else lambda: delete_outputs(self._engine.store, submission.id, first, count, attempt, failed)
+            clean: Callable[[], None] | None = None
+            if final is not None or failed.reason in LOSSES:
+                store, is_final = self._engine.store, final is not None
+                clean = partial(delete_outputs, store, submission, first, count, attempt, failed, is_final=is_final)
             failpoint("submitter.before_resubmit")
             try:
                 committed = self._engine.coordinator.commit(multi)
@@ -188,27 +195,39 @@ class Repair:
             then(value)
 
 
-def delete_outputs(store: Store, number: int, first: int, count: int, attempt: int, failed: FailedRange) -> None:
-    """What attempts that end for good may have written under output keys, and the pointers to it. On an IO thread.
+def delete_outputs(
+    store: Store, submission: Submission, first: int, count: int, attempt: int, failed: FailedRange, *, is_final: bool
+) -> None:
+    """What lost attempts may have written under output keys; is_final: and the pointers to it. On an IO thread.
 
-    Readers follow committed attempts, so this frees space and names; it may fail without harm.
+    Readers follow committed attempts, so this frees space and names; it may fail without harm: then rows go with their submission. Rows
+    are found by their names, not in a listing: a writer that died may have left one that is in none.
+    Cost: for a lost attempt that wrote nothing a look of the store, many together; a read where arguments are not in the record.
     """
     block = decode_block(failed.block)
-    if not block.keyed:
-        return
     try:
-        payloads = block.payloads
-        if block.row:
-            row = store.get(block.row)
-            payloads = decode_payloads(row[0]) if row else ()
-        for index in range(first, first + count):
-            if failed.reason in LOSSES:
-                for key in store.keys(keys.outputs_of(number, index, attempt)):
-                    store.delete(key)
-            if payloads:
-                delete_pointers(store, number, index, decode_keyed(payloads[index - block.base]).outputs)
-    except (RmgrError, msgspec.DecodeError) as error:
+        outputs = _outputs_of(store, submission, block, range(first, first + count))
+        if failed.reason in LOSSES:
+            some = [(index, n) for index, named in outputs.items() for n in range(max(1, len(named)))]
+            for at in range(0, len(some), _ROWS):
+                store.delete_many([keys.output(submission.id, index, attempt, n) for index, n in some[at : at + _ROWS]])
+        for index, named in outputs.items() if is_final and block.keyed else ():
+            delete_pointers(store, submission.id, index, named)
+    except (RmgrError, msgspec.DecodeError, IndexError) as error:  # fewer arguments than tasks: its row is not what it was
         _LOG.info("outputs_not_deleted", extra={"error": str(error)})
+
+
+def _outputs_of(store: Store, submission: Submission, block: BlockData, indices: range) -> dict[int, tuple[str, ...]]:
+    """Output keys of each task, or what has as many."""
+    if submission.command is not None:
+        return dict.fromkeys(indices, tuple(key for key, _ in submission.command.output_files))
+    payloads = block.payloads if block.keyed else ()
+    if block.keyed and block.row:
+        row = store.get(block.row)
+        payloads = decode_payloads(row[0]) if row else ()
+    if not payloads:
+        return dict.fromkeys(indices, ())
+    return {index: decode_keyed(payloads[index - block.base]).outputs for index in indices}
 
 
 def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:

@@ -47,6 +47,7 @@ from rmgr.errors import DataLost, RmgrError
 from rmgr.model import outcome as model
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import LOSSES
 from rmgr.model.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
 
@@ -123,7 +124,8 @@ class Duties:
                     followed.swept = False
             else:
                 self._desk.metrics.given_up.inc(duty.count)
-                call = partial(_forget_outputs, number=followed.number, duty=duty, failed=failed)
+            if followed.submission is not None and (final is not None or failed.reason in LOSSES):
+                call = partial(_forget_outputs, submission=followed.submission, duty=duty, failed=failed, is_final=final is not None)
                 self._desk.store(call, lambda _: None, lambda _: None)
             self._desk.log.info(
                 "failed_range_settled",
@@ -344,5 +346,5 @@ def _read_rows(store: Store, *, rows: list[Fragment]) -> list[tuple[Fragment, tu
     return [(fragment, decode_outcomes(found[fragment.row][0])) for fragment in rows if fragment.row in found]
 
 
-def _forget_outputs(store: Store, *, number: int, duty: Resubmit, failed: FailedRange) -> None:
-    delete_outputs(store, number, duty.first, duty.count, duty.attempt, failed)
+def _forget_outputs(store: Store, *, submission: Submission, duty: Resubmit, failed: FailedRange, is_final: bool) -> None:
+    delete_outputs(store, submission, duty.first, duty.count, duty.attempt, failed, is_final=is_final)

@@ -1,7 +1,8 @@
 """Outputs of tasks on their way to the data store: those that are in memory go many at a time, the others one by one.
 
 A task counts as ended only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not
-the node's any more are not written; those that were written before stay unread, and go with their submission.
+the node's any more are not written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs`
+in client/repair.py), at the latest with their submission.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from breakable import Chaos
 from ledger import read_ledger, work
 
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord import keys
 from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.views import TaskView
@@ -68,6 +69,14 @@ class KeyedWork:
         runs = [span.task for span in read_ledger(self._chaos.ledger) if span.task.startswith(f"{self._queues[False].id}_")]
         assert len(runs) == len(set(runs)), "no task without resubmit started twice"
         return failed
+
+    def rows_of_lost(self, tasks: dict[str, TaskView]) -> list[str]:
+        """Rows of values that no attempt has committed."""
+        committed = {(task.id, task.attempt) for task in tasks.values() if task.state is State.COMPLETED}
+        store = self._connection.submitter.store
+        rows = [row for queue in self._queues.values() for row in store.keys(keys.outputs_of(queue.id))]
+        found = [(row, keys.parse_output(row)) for row in rows]
+        return [row for row, of in found if (f"{of.sub}_{of.index}", of.attempt) not in committed]
 
     def _key(self, number: int, *, resubmit: bool) -> str:
         return f"out/{'again' if resubmit else 'once'}/{number}"

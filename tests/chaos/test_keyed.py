@@ -23,7 +23,9 @@ def test_starters_killed_with_outputs_on_the_way_leave_one_value_a_key(chaos: Ch
     with KeyedWork(chaos, 100, 0.2) as load:
         for doomed in MOMENTS:
             eventually(f"{doomed} has killed its Starter", lambda: chaos.cluster.process(doomed).state == "dead", within=60)  # noqa: B023
-        failed = load.check(chaos.finish(within=RECOVERY_S + 60))
+        tasks = chaos.finish(within=RECOVERY_S + 60)
+        failed = load.check(tasks)
+        eventually("lost attempts have left nothing in the store", lambda: not load.rows_of_lost(tasks), within=60)
     assert failed < 50, "a Starter that dies loses what it has claimed, and no more"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
 from rmgr.coord import keys
 from rmgr.errors import KeyExists, TaskFailed
+from rmgr.model.block import BlockKey
+from rmgr.model.states import Reason
 from tests.harness.client_cluster import Cluster
 
 
@@ -118,3 +121,32 @@ def test_so_many_keys_are_claimed_at_once_as_the_store_takes_in_a_moment(
         queue.flush(60)
         assert sum(sizes) == 1500
         assert sizes == ([256] * 5 + [220] if is_slow else [256, 512, 732])
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "plain"])
+def test_what_lost_attempts_have_written_goes_when_the_task_runs_again(cluster: Cluster, *, keyed: bool) -> None:
+    """Nobody knew of it: the Starter died between its rows and their commit. Rows of the others stay."""
+    rows: dict[int, str] = {}
+
+    def lose_the_first(key: BlockKey, index: int) -> Reason | None:
+        if index % 2 and key.attempt == 1:
+            rows[index] = keys.output(key.submission, index, key.attempt)
+            cluster.store.put(rows[index], b"of an attempt that is lost")
+            return Reason.NODE_LOST
+        return None
+
+    cluster.on_call = lose_the_first
+    with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
+        connection.store.put("in", 4)
+        for index in range(6):
+            _ = queue.submit(["in"], [f"out/{index}"]) if keyed else queue.submit_call(4)
+        cluster.start()
+        queue.wait_all(timeout=60)
+        assert sorted(rows) == [1, 3, 5]
+        end_s = time.monotonic() + 60
+        while any(cluster.store.get(row) is not None for row in rows.values()):
+            assert time.monotonic() < end_s, cluster.store.keys("out/")
+            time.sleep(0.01)
+        assert [connection.store.get(f"out/{index}") for index in range(6)] == [8] * 6 if keyed else True
+        committed = [keys.output(queue.id, index, 1 + index % 2) for index in range(6)] if keyed else []
+        assert cluster.store.keys("out/") == committed

@@ -258,6 +258,25 @@ def test_a_loss_of_work_that_may_not_run_again_is_final_and_its_outputs_are_dele
     assert bench.store.get(keys.named("res")) is None
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_values_of_a_lost_attempt_are_deleted_when_its_task_waits_again(bench: Bench, *, keyed: bool) -> None:
+    """The pointer stays: it leads to whichever attempt is committed."""
+    bench.lead()
+    starter = bench.starter("n1")
+    payloads = tuple(encode_keyed(KeyedPayload(outputs=(f"a{n}", f"b{n}"))) for n in range(3)) if keyed else ()
+    number = bench.submitter.submit(3, data=BlockData(keyed=keyed, payloads=payloads))
+    lost = [keys.output(number, index, 1, n) for index in range(3) for n in range(2 if keyed else 1)]
+    bench.store.put_many([(row, b"half") for row in lost])
+    bench.store.put(keys.output(number, 0, 2), b"of the next attempt")
+    bench.store.put(keys.named("a0"), keys.encode_pointer(keys.Pointer(sub=number, index=0)), encoding=Encoding.POINTER)
+    starter.claim("n1")
+    starter.close()
+    bench.advance(3.0)
+    assert bench.look.outcomes(number) == {}
+    assert bench.store.keys("out/") == [keys.output(number, 0, 2)]
+    assert bench.store.get(keys.named("a0")) is not None
+
+
 # -- hold, cancel, release ---------------------------------------------------------------------------------------------------
 
 
