@@ -26,6 +26,10 @@ _TABLE = "\b\n"
 _IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
 
 
+# "'high' is not a valid integer range" is said of a word that is no number at all.
+click.IntRange.name, click.FloatRange.name = "integer", "number"
+
+
 class GlobalOption(click.Option):
     """An option that every command understands; its value goes to the session, never to the command."""
 

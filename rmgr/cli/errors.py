@@ -109,6 +109,11 @@ def _hint(error: click.ClickException) -> str:
     if own:
         return str(own)
     ctx = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        from rmgr.cli.foreign import option_for
+
+        if told := option_for(error.option_name):
+            return f"here it is {told}"
     return f"{ctx.command_path} --help" if ctx is not None else "rmgr --help"
 
 

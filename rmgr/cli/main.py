@@ -78,37 +78,6 @@ _INSIDE = {
 #: Commands below one whose other words are ids.
 _BELOW = {("history", "purge"): "history_purge:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
-#: What people of other systems type -> what they mean here.
-_OTHER_NAMES = {
-    "sbatch": "submit",
-    "srun": "run",
-    "squeue": "jobs",
-    "sacct": "history",
-    "sreport": "report",
-    "sprio": "explain",
-    "sshare": "jobs",
-    "sinfo": "nodes",
-    "scancel": "cancel",
-    "qsub": "submit",
-    "qstat": "jobs",
-    "qdel": "cancel",
-    "ps": "jobs",
-    "ls": "jobs",
-    "job": "jobs",
-    "task": "tasks",
-    "queue": "queues",
-    "node": "nodes",
-    "log": "logs",
-    "cat": "logs",
-    "kill": "cancel",
-    "delete": "cancel",
-    "undrain": "resume",
-    "info": "status",
-    "server": "dev",
-    "worker": "starter",
-    "start": "dev",
-}
-
 #: Words of command lines whose process lives long, or starts others; all others make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}
 #: Objects before the collector looks for cycles (700 is Python's own): imports make none that would be worth it.
@@ -140,9 +109,11 @@ class _Table(TableGroup):
         if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
-            meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, 1)), "")
+            from rmgr.cli.foreign import command_for
+
+            meant = command_for(args) or " ".join(f"rmgr {close}" for close in difflib.get_close_matches(name, _COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)
-            raise errors.with_hint(error, f"did you mean: rmgr {meant}" if meant else "rmgr --help lists the commands")
+            raise errors.with_hint(error, f"did you mean: {meant}" if meant else "rmgr --help lists the commands")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

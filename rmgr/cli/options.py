@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.context import Session
-from rmgr.cli.params import DURATION_US, RESOURCE, SIZE, Parsed, listed, one_of, parse_pair
+from rmgr.cli.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.script import Script, looks_like_script, read_script, refused, translation
 from rmgr.errors import RmgrError, UsageError
@@ -19,8 +19,10 @@ from rmgr.model.array import parse_array
 from rmgr.model.block import PRIORITY_RANGE
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Condition, Dependency, OnDisconnect
+from rmgr.model.units import parse_size
 
 _ENTRY_BYTES = 64 * 1024
+_LEAST_MEMORY_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,15 @@ def parse_env(text: str) -> tuple[str, str]:
     return name, os.environ[name]
 
 
+def parse_memory(text: str) -> int:
+    """A size that something could run in: a number alone is bytes here, and mebibytes in other systems. Raises UsageError."""
+    size = parse_size(text)
+    if 0 < size < _LEAST_MEMORY_BYTES:
+        told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
+        raise UsageError(f"nothing runs in {size} bytes", hint=told)
+    return size
+
+
 def _checked_array(text: str) -> str:
     parse_array(text)
     return text
@@ -115,6 +126,8 @@ AFTER = Parsed("dependencies", parse_after)
 ARRAY = Parsed("array", _checked_array)
 ENV = Parsed("variable", parse_env)
 KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
+OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work prints goes to -o FILE, and is read by rmgr logs"))
+MEMORY = Parsed("size", parse_memory)
 
 _EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
 
@@ -146,7 +159,7 @@ _OPTIONS = (
     click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
     click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
     click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
-    click.option("--mem", "memory_bytes", type=SIZE, metavar="SIZE", help="memory of one task, as 512M or 2G"),
+    click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
     click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
     click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
     click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
@@ -161,7 +174,7 @@ _OPTIONS = (
     click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
     click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
     click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
-    click.option("--output", "outputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
+    click.option("--output", "outputs", type=OF_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
     click.option("--stdin", metavar="FILE", default="", help="what the work reads from its stdin; - is stdin here  [nothing]"),
     click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
     click.option("--hold", is_flag=True, help="wait for rmgr release"),

@@ -101,13 +101,13 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def parse_pair(what: str) -> Callable[[str], tuple[str, str]]:
-    """Reader of `A=B`."""
+def parse_pair(what: str, *, else_: str = "") -> Callable[[str], tuple[str, str]]:
+    """Reader of `A=B`. else_: what its user may have meant."""
 
     def read(text: str) -> tuple[str, str]:
         left, equals, right = text.partition("=")
         if not equals or not left:
-            raise UsageError(f"{text!r} is not {what}", hint=f"write it as {what}")
+            raise UsageError(f"{text!r} is not {what}", hint=f"write it as {what}{else_}")
         return left, right
 
     return read

@@ -15,49 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from rmgr.cli.sbatch import MARK as SBATCH
+from rmgr.cli.sbatch import translated
 from rmgr.errors import UsageError
 
 #: As large as sbatch takes them.
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
-_SBATCH_MARK = "#SBATCH"
-_FOREIGN = (_SBATCH_MARK, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
-
-#: Options of sbatch and what they are here; those not listed have the same name or none.
-_SBATCH = {
-    "--job-name": "--name",
-    "-p": "--queue",
-    "--partition": "--queue",
-    "--cpus-per-task": "--cores",
-    "--ntasks": "--processes",
-    "--output": "--out",
-    "--error": "--err",
-    "--dependency": "--after",
-    "-d": "--after",
-    "--chdir": "--cwd",
-    "-D": "--cwd",
-    "--constraint": "--features",
-    "-C": "--features",
-    "--nice": "--priority",
-    "-G": "--gpus",
-}
-_SAME = (
-    *("-J", "-c", "-t", "--time", "--mem", "-a", "--array", "-o", "-e", "-n", "-N", "--nodes", "--priority", "--hold", "--wait", "-q"),
-    *(
-        "-w",
-        "-x",
-        "--nodelist",
-        "--exclude",
-        "--exclusive",
-        "--begin",
-        "--gpus",
-        "--requeue",
-        "--no-requeue",
-        "--kill-on-bad-exit",
-        "--account",
-    ),
-)
+_FOREIGN = (SBATCH, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +93,7 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
         text=text,
         directives=tuple(_directives(name, lines)),
         notes=tuple(_notes(name, lines)),
-        sbatch=() if is_ours else tuple((number, line) for number, line in block if line.startswith(_SBATCH_MARK)),
+        sbatch=() if is_ours else tuple((number, line) for number, line in block if line.startswith(SBATCH)),
     )
 
 
@@ -135,7 +101,7 @@ def translation(script: Script) -> list[str]:
     """Its `#SBATCH` lines as the `#RMGR` lines to write instead, and which words have no equal; empty where there is none to translate."""
     lines, dropped = [], []
     for _, line in script.sbatch:
-        words, without = _translated(line)
+        words, without = translated(line)
         lines += [f"{_MARK} {shlex.join(words)}"] if words else []
         dropped += without
     return [*lines, *([f"# without an equal here: {shlex.join(dropped)}"] if dropped else [])]
@@ -178,41 +144,10 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
         if number not in block and line.startswith(f"{_MARK} "):
             yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
             break
-    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(_SBATCH_MARK)]
+    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(SBATCH)]
     if foreign and not any(line.startswith(_MARK) for line in block.values()):
         number, line = foreign[0]
         yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines"
-
-
-def _translated(line: str) -> tuple[list[str], list[str]]:
-    """(the options of a `#SBATCH` line as they are here, those that have no equal); an unknown option drops itself and its value only."""
-    try:
-        words = shlex.split(line.removeprefix(_SBATCH_MARK), comments=True)
-    except ValueError:
-        return [], [line]
-    out: list[str] = []
-    dropped: list[str] = []
-    into, is_after = out, False
-    for word in words:
-        option, equals, value = word.partition("=")
-        if not word.startswith("-"):  # the value of the option before
-            into.append(_dependency(word) if is_after else word)
-            continue
-        into, is_after = out, _SBATCH.get(option) == "--after"
-        if option in _SBATCH:
-            out.append(_SBATCH[option] + equals + (_dependency(value) if is_after else value))
-        elif option.startswith(_SAME):
-            out.append(word)
-        else:
-            into = dropped
-            dropped.append(word)
-    return out, dropped
-
-
-def _dependency(value: str) -> str:
-    for theirs, ours in (("afterok", "ok"), ("afterany", "any"), ("afternotok", "fail")):
-        value = value.replace(f"{theirs}:", f"{ours}:")
-    return value
 
 
 def _head(path: Path) -> bytes:

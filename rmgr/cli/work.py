@@ -14,7 +14,7 @@ from rmgr.cli.params import STATES
 from rmgr.cli.render import Layout, emit, now_us, table
 from rmgr.cli.selectors import Filter, parse, resolve
 from rmgr.cli.tables import draw, filter_options, table_options
-from rmgr.errors import NotFound
+from rmgr.errors import NotFound, UsageError
 from rmgr.model.states import State
 from rmgr.model.units import counted
 from rmgr.model.views import JobView, TaskView
@@ -59,6 +59,12 @@ def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bo
 
 def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:
     ended = ended or bool(selectors) or any(state.is_final for state in chosen.states)
+    if selectors and selectors[0].isalpha():  # `jobs list`, `jobs cancel 14`, `jobs running`, as other systems have it
+        from rmgr.cli.foreign import below_jobs
+
+        meant = f"rmgr jobs -s {selectors[0]}" if selectors[0].upper() in State.__members__ else below_jobs(selectors)
+        if meant:
+            raise UsageError(f"jobs takes IDs, and {selectors[0]!r} is none", hint=f"did you mean: {meant}")
     if selectors:
         known = session.query().jobs(ended=True)
         wanted = {target.submission for target in resolve(parse(selectors, chosen), known, me=session.me)}

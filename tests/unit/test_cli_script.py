@@ -63,12 +63,39 @@ def test_lines_of_slurm_are_refused_with_the_lines_to_add(tmp_path: Path) -> Non
     assert translation(read) == [
         "#RMGR --name=x --cores=4",
         "#RMGR --after=ok:7 -n 4",
-        "#RMGR -t 5",
+        "#RMGR -t 5m",
         "# without an equal here: --mail-type=END --mail-user me@here --wckey=w",
     ]
     error = refused(read)
     assert error.message.endswith("job.sh:2: #SBATCH lines are not obeyed here")
     assert "--ignore-sbatch" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "without"),
+    [
+        ("--time=30", "--time=30m", ""),  # minutes there, seconds here
+        ("-t1-12", "-t 1-12:00:00", ""),
+        ("-t 1-12:30", "-t 1-12:30:00", ""),
+        ("-t 1:30", "-t 1:30", ""),
+        ("-t 0", "-t 0", ""),
+        ("--mem=4000", "--mem=4000M", ""),  # mebibytes there, bytes here
+        ("--mem 4G", "--mem 4G", ""),
+        ("--mem-per-cpu=2G", "", "--mem-per-cpu=2G"),
+        ("--gres=gpu:2", "--gpus=2", ""),
+        ("--gres=gpu:a100:4", "--gpus=4", ""),
+        ("--gres=lustre:1", "", "--gres=lustre:1"),
+        ("-o slurm-%A_%a.out -e%j.err", "-o slurm-%j_%a.out -e %j.err", ""),
+        ("--begin=now+2hours", "--begin=now+2h", ""),
+        ("--begin=now+90", "--begin=now+90s", ""),
+        ("--nodes=1-4 -N2", "--nodes=1 -N 2", ""),
+        ("-A physics -H -W --exclusive -J x", "--account physics --hold --wait --exclusive -J x", ""),
+        ("--mail-user me@here -c2", "-c 2", "--mail-user me@here"),
+    ],
+)
+def test_values_of_slurm_mean_here_what_they_meant_there(tmp_path: Path, theirs: str, ours: str, without: str) -> None:
+    told = translation(read_script(script(tmp_path, f"#!/bin/sh\n#SBATCH {theirs}\n")))
+    assert told == [*([f"#RMGR {ours}"] if ours else []), *([f"# without an equal here: {without}"] if without else [])]
 
 
 def test_lines_of_slurm_beside_ours_are_comments(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Words of other systems: each leads to a command and an option that there are."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from rmgr.cli import foreign, main
+
+
+def test_every_answer_is_a_command_that_there_is() -> None:
+    ctx = click.Context(main.cli)
+    for words, meant in foreign._COMMANDS.items():
+        name, *more = meant.split()
+        assert name in main.cli.list_commands(ctx), words
+        made = main.cli.get_command(ctx, name)
+        assert made is not None
+        if isinstance(made, click.Group) and more:
+            made = made.get_command(ctx, more.pop(0))
+            assert made is not None, words
+        options = {option for parameter in made.params for option in parameter.opts}
+        assert {word for word in more if word.startswith("-")} <= options, words
+        assert words.split()[0] not in main.cli.list_commands(ctx), f"{words} is a command of ours"
+
+
+def test_every_option_that_is_named_is_one_of_some_command() -> None:
+    ctx = click.Context(main.cli)
+    ours = {
+        option
+        for name in main.cli.list_commands(ctx)
+        if (made := main.cli.get_command(ctx, name)) is not None
+        for parameter in made.params
+        for option in parameter.opts
+    } | {"--"}
+    for theirs, told in foreign._OPTIONS.items():
+        named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*|--)(?![\w])", told))
+        assert named - {"-c"} <= ours, (theirs, named - ours)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["scontrol", "show", "job", "14", "--oneliner"], "rmgr show 14"),
+        (["sinfo", "-N"], "rmgr nodes"),
+        (["hq", "job", "cat", "3", "stdout"], "rmgr logs 3 stdout"),
+        (["hq", "wait", "3"], "rmgr wait 3"),
+        (["sbatch", "a file.sh"], "rmgr submit 'a file.sh'"),
+        (["xyzzy"], ""),
+    ],
+)
+def test_words_behind_them_follow(words: list[str], told: str) -> None:
+    assert foreign.command_for(words) == told
