@@ -18,8 +18,8 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
     """Opens the store that `url` names.
 
     Args:
-        url: `sqlite:PATH` (also `sqlite:///PATH`); `cassandra://host1,host2/keyspace?...` (`cassandra_url.py`), which
-            connects in the background; or `memory:NAME`, a store within this process for tests: the same name is the same store.
+        url: `sqlite:PATH` (also `sqlite:///PATH`); or `cassandra://host1,host2/keyspace?...` (`cassandra_url.py`), which
+            connects in the background.
         create: make a SQLite file that does not exist; False for those who only use a store.
         options: keyword arguments of the adapter.
     Raises: `UsageError` for a URL that no adapter understands; `StoreUnavailable` from the adapter.
@@ -52,12 +52,6 @@ def _sqlite(rest: str, create: bool, options: dict[str, Any]) -> Store:
     return SqliteStore(path, create=create, **options)
 
 
-def _memory(rest: str, _create: bool, options: dict[str, Any]) -> Store:
-    from rmgr.adapters.memory_store import MemoryStore
-
-    return MemoryStore(rest, **options)
-
-
 def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:
     from rmgr.adapters.cassandra_store import CassandraStore
     from rmgr.adapters.cassandra_url import parse_url
@@ -65,7 +59,7 @@ def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:
     return CassandraStore(parse_url(f"cassandra:{rest}"), **options)
 
 
-_OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _sqlite, "memory": _memory, "cassandra": _cassandra}
+_OPENERS: dict[str, Callable[[str, bool, dict[str, Any]], Store]] = {"sqlite": _sqlite, "cassandra": _cassandra}
 
 
 def shown(url: str) -> dict[str, object]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
@@ -27,6 +26,7 @@ from rmgr.model.resources import Capacity
 from rmgr.model.states import Reason, State
 from rmgr.runner.remote import dump_exception
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 
 

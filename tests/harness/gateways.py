@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
@@ -18,6 +17,7 @@ from rmgr.coord.multi import Multi, Stamped
 from rmgr.coord.ports import Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import ZkWorld
+from tests.harness.memory_store import MemoryStore
 from tests.harness.proxy import Proxy
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import election, ops, owner_ops, paths
 from rmgr.coord.leader_ops import take_over
@@ -35,6 +34,7 @@ from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.model.submission import Phase, Submission, Tail, Work
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 
 _guids = itertools.count(1)

@@ -20,7 +20,10 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.adapters.stores import open_store
+from rmgr.coord.ports import Store
 from tests.harness import cassandra_keyspaces
+from tests.harness.memory_store import MemoryStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ def _sqlite_remove_chunk(folder: Path, key: str, number: int) -> None:
         path.unlink()
 
 
+_MEMORY = "memory:"
+
 ADAPTERS = {
     "sqlite": Adapter(
         url=lambda folder: f"sqlite:{folder / 'store.db'}",
@@ -83,7 +88,7 @@ ADAPTERS = {
         damage=_sqlite_damage,
         remove_chunk=_sqlite_remove_chunk,
     ),
-    "memory": Adapter(url=lambda _: "memory:", options={}, is_durable=False, damage=None, remove_chunk=None),
+    "memory": Adapter(url=lambda _: _MEMORY, options={}, is_durable=False, damage=None, remove_chunk=None),
     "cassandra": Adapter(
         url=cassandra_keyspaces.fresh,
         options={"grace_s": 0.0, "hour_s": 0.2},
@@ -94,6 +99,12 @@ ADAPTERS = {
         is_atomic=False,
     ),
 }
+
+
+def open_adapter(adapter: Adapter, folder: Path) -> Store:
+    """A store of this kind, made in `folder`; the one in memory is not for users, and has no URL of theirs."""
+    url = adapter.url(folder)
+    return MemoryStore() if url == _MEMORY else open_store(url, **adapter.options)
 
 
 def ready(request: pytest.FixtureRequest) -> Adapter:

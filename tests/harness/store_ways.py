@@ -7,10 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
-from tests.harness.store_adapters import Adapter
+from tests.harness.store_adapters import Adapter, open_adapter
 
 WAYS = ["directly", "through a gateway"]
 
@@ -19,7 +18,7 @@ WAYS = ["directly", "through a gateway"]
 def opened(adapter: Adapter, way: str, folder: Path) -> Iterator[Store]:
     """way: one of `WAYS`."""
     with ExitStack() as stack:
-        made: Store = open_store(adapter.url(folder), **adapter.options)
+        made: Store = open_adapter(adapter, folder)
         stack.callback(made.close)
         if way != WAYS[0]:
             server = GatewayServer(OpenGate(store=made))

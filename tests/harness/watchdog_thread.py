@@ -7,7 +7,6 @@ from typing import Any
 
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.rpc import LeaderClient, RpcServer
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
@@ -19,6 +18,7 @@ from rmgr.daemons.watchdog import Watchdog
 from rmgr.model.node import EpochRecord
 from rmgr.model.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S
+from tests.harness.memory_store import MemoryStore
 from tests.harness.watchdogs import until
 
 

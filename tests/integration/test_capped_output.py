@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.process import Slot
 from rmgr.adapters.workevents import Surprised
 from rmgr.coord import keys
@@ -21,6 +20,7 @@ from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import of_command, write
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.model.frames import CommandEnd, Shape
+from tests.harness.memory_store import MemoryStore
 from tests.harness.work_node import WorkNode, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")

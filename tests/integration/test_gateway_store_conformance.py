@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
-from tests.harness.store_adapters import ADAPTERS, Adapter
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter
 from tests.integration.test_store_conformance import *  # noqa: F403 - the tests themselves
 
 
@@ -22,7 +21,7 @@ def adapter() -> Adapter:
 
 @pytest.fixture
 def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    behind = open_store(adapter.url(tmp_path), **adapter.options)
+    behind = open_adapter(adapter, tmp_path)
     server = GatewayServer(OpenGate(store=behind))
     opened = GatewayStore(server.endpoint)
     yield opened

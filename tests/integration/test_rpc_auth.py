@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2
 import rmgr.v1
 from rmgr.adapters import rpc_auth, rpc_join
 from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.pki import issue, issue_server
 from rmgr.adapters.rpc import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
 from rmgr.adapters.rpc_auth import METHODS, Caller, caller_of, open_channel, speaking_for
@@ -36,6 +35,7 @@ from rmgr.model.identity import Identity, Role
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 from tests.unit.test_rpc import Answers
 

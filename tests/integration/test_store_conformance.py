@@ -18,7 +18,6 @@ import pytest
 from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
-from rmgr.adapters.stores import open_store
 from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord import keys
 from rmgr.coord.closing import history_rows
@@ -31,7 +30,7 @@ from rmgr.model.frames import Output
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import State
 from rmgr.model.views import JobView
-from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready, run_threads, wait_until
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads, wait_until
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -41,7 +40,7 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
 
 @pytest.fixture
 def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(adapter.url(tmp_path), **adapter.options)
+    opened = open_adapter(adapter, tmp_path)
     yield opened
     opened.close()
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
-from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready, start
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, start
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -26,7 +25,7 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
 
 @pytest.fixture
 def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(adapter.url(tmp_path), **adapter.options)
+    opened = open_adapter(adapter, tmp_path)
     yield opened
     opened.close()
 
@@ -188,10 +187,3 @@ def test_sqlite_urls_name_a_path(tmp_path: Path) -> None:
     for url in (f"sqlite:{tmp_path}/a b%.db", f"sqlite://{tmp_path}/a%20b%25.db"):
         open_store(url).close()
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["a b%.db"]
-
-
-def test_memory_stores_of_one_name_are_one() -> None:
-    one, two, other = open_store("memory:conformance-shared"), open_store("memory:conformance-shared"), MemoryStore()
-    one.put("k", b"1")
-    assert two.get("k") == (b"1", Encoding.RAW)
-    assert other.get("k") is None

@@ -11,11 +11,10 @@ import pytest
 
 from rmgr.adapters.rpc_gateway_store import GatewayStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import About, Encoding, Store
 from rmgr.errors import UsageError
 from tests.harness.gateways import GatewayServer, OpenGate
-from tests.harness.store_adapters import ADAPTERS, Adapter, pattern, ready
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -26,7 +25,7 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
 @pytest.fixture(params=["directly", "through a gateway"])
 def store(adapter: Adapter, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with ExitStack() as opened:
-        made: Store = open_store(adapter.url(tmp_path), **adapter.options)
+        made: Store = open_adapter(adapter, tmp_path)
         opened.callback(made.close)
         if request.param != "directly":
             server = GatewayServer(OpenGate(store=made))

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
@@ -20,6 +19,7 @@ from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_nodes import SharedNode
+from tests.harness.memory_store import MemoryStore
 
 #: Few keys, so that they meet again; with prefixes of each other and characters beyond ASCII.
 KEYS = st.sampled_from(["a", "a/", "a/1", "a/2", "a0", "b", "é", "🦄", "\U0010ffff", "\U0010ffffx"])

@@ -76,7 +76,7 @@ def test_files_one_for_all_or_one_for_each_task(tmp_path: Path) -> None:
 
 
 def test_stored_output_is_parts_then_the_rest() -> None:
-    from rmgr.adapters.memory_store import MemoryStore
+    from tests.harness.memory_store import MemoryStore
 
     store = MemoryStore("cli-output")
     for part, data in enumerate((b"one ", b"two ", b"three ")):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.cli import shipping
 from rmgr.cli.shipping import pack_directory, ship_uploads
 from rmgr.coord import keys
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.errors import UsageError, ValueTooLarge
+from tests.harness.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.client import modules
 from rmgr.client.functions import Functions
 from rmgr.client.pickling import dump_call, dump_value, name_of
 from rmgr.coord import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
+from tests.harness.memory_store import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[2]
 factor = 2

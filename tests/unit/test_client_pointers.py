@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.client.pointers import locate
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
@@ -14,6 +13,7 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Paged, Tail
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 
 SUB = 42
 

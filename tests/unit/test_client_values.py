@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.client.admission import admit
 from rmgr.client.progress import Counts, ProgressDisplay, Rate, line
 from rmgr.client.specs import Options, draft_of
@@ -20,6 +19,7 @@ from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.resources import Capacity, NodeAttributes
 from rmgr.model.submission import Work
 from tests.harness.client_cluster import Cluster
+from tests.harness.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 import pytest
 
 from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.trust import Trust, publish
 from rmgr.client import deeds as deeds_module
 from rmgr.client.deeds import Deeds
@@ -30,6 +29,7 @@ from rmgr.model.queue import SHARED, ClusterSettings
 from rmgr.model.submission import Tail
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 
 KEY = "in/7"

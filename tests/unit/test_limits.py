@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
@@ -29,6 +28,7 @@ from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.queue import ClusterSettings
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree
 
 

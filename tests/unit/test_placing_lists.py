@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord.multi import Create, Delete, Exists, Multi, Op
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_metrics import LeaderMetrics
@@ -17,6 +16,7 @@ from rmgr.daemons.placing_lists import LONG, QUIET_S, LongList
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.leader_bench import Inline
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 
 PENDING = "/pending"
 

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.records import encode_keyed
 from rmgr.daemons.starter_ahead import INLINE_INPUT
@@ -31,6 +30,7 @@ from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason
 from rmgr.model.submission import PythonEnvironment, Submission, Work
+from tests.harness.memory_store import MemoryStore
 
 DEADLINE_S = 30.0
 MIB = 1024 * 1024

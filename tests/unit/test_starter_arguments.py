@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.sqlite import SqliteStore
 from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord import keys
@@ -20,6 +19,7 @@ from rmgr.coord.records import decode_payloads
 from rmgr.daemons.starter_arguments import OwnPiece, Piece, read_arguments
 from rmgr.daemons.starter_fetch import KeptFile, check_content
 from rmgr.errors import DataLost, PermissionDenied
+from tests.harness.memory_store import MemoryStore
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
 LARGE = (pattern(700_000), b"", pattern(300_000, 1), pattern(70_000, 2))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons import starter_checkpoint_files as files
@@ -19,6 +18,7 @@ from rmgr.daemons.starter_checkpoint_parts import LocalPart
 from rmgr.daemons.starter_checkpoint_restore import Found, newest
 from rmgr.daemons.starter_checkpoint_union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
+from tests.harness.memory_store import MemoryStore
 
 
 def a_tree(home: Path) -> Path:

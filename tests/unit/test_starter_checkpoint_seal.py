@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.seal_checkpoint import CheckpointSeal
@@ -25,6 +24,7 @@ from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta
 from tests.harness.bundles import session_bundles
+from tests.harness.memory_store import MemoryStore
 
 BUNDLES = session_bundles()
 PEOPLE = {"starter": (Role.STARTER, "n1"), "user": (Role.USER, "mallory")}

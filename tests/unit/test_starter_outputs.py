@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
 from rmgr.coord.ports import Encoding
@@ -31,6 +30,7 @@ from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
 from rmgr.model.outcome import FailedRange, Outcome
 from rmgr.model.states import Reason, State
+from tests.harness.memory_store import MemoryStore
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher, reason_of
 from rmgr.daemons.starter_health import DiskWatch
@@ -28,6 +27,7 @@ from rmgr.daemons.starter_watch import Watched
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
+from tests.harness.memory_store import MemoryStore
 
 
 def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:

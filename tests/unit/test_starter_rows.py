@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -26,6 +25,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Output, Value
 from rmgr.model.queue import QueueSpec
 from rmgr.model.submission import PythonEnvironment, Submission, Work
+from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
 DEADLINE_S = 30.0

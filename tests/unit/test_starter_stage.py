@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.daemons import starter_stage
 from rmgr.daemons.starter_blocks import ClaimedBlock
@@ -33,6 +32,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Submission, Upload, Work
+from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
 DEADLINE_S = 30.0

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.coord import keys
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable
+from tests.harness.memory_store import MemoryStore
 
 DIRECTORY, CHARACTER, FIFO = tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE
 

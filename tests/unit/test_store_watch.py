@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.store_rules import CLUSTER_ID_KEY
 from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
+from tests.harness.memory_store import MemoryStore
 
 
 class Server:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.memory_store import MemoryStore
 from rmgr.adapters.pki import issue, make_ca, signing_certificate
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.coord import ops, paths
@@ -24,6 +23,7 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Tail
 from tests.harness.client_multis import ANN, TAIL, block
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
 
 
 class Counted(MemoryCoordinator):

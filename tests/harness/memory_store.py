@@ -239,7 +239,7 @@ class MemoryStore:
         """See `Store.bind_cluster`."""
         bind(self, cluster_id, timeout_s=timeout_s)
 
-    def health(self, *, timeout_s: float = 5.0) -> str | None:  # noqa: ARG002 - answers at once
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`."""
         return "the store is closed" if self._closed else self.outage or None
 
