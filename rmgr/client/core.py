@@ -14,7 +14,7 @@ from typing import Any
 
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, is_ending
-from rmgr.client.echo import LiveEcho
+from rmgr.client.echo import LiveEcho, LongEcho
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
 from rmgr.client.opening import Opening
@@ -65,7 +65,7 @@ class Core(Tasks):
         self.is_shut = False
         self._timeout_s = timeout_s
         self._on_output = on_output
-        self._live = LiveEcho(self) if is_live else None
+        self._live = LiveEcho(self) if is_live else LongEcho(self) if on_output is not None else None
         self._has_initializer = initializer is not None
         digest = ""
         if initializer is not None:
@@ -84,6 +84,11 @@ class Core(Tasks):
     def tasks(self) -> Core:
         """Itself: the tasks of the executor."""
         return self
+
+    @property
+    def has_pending(self) -> bool:
+        """Calls were added that have not ended."""
+        return bool(self._pending) or not (self._throttle is None or self._throttle.is_empty)
 
     @property
     def is_over(self) -> bool:
@@ -124,10 +129,10 @@ class Core(Tasks):
                     self._live.begin()
                 return added
             self.opened()
-            if self._live is not None:
-                self._live.begin()
             calls = [Call(spec, *self._slim(payload), Future(self)) for payload in payloads]
             self._throttle.add(calls)
+            if self._live is not None:
+                self._live.begin()
             return [call.future for call in calls]
 
     def _slim(self, payload: bytes) -> tuple[bytes, str]:
@@ -148,13 +153,12 @@ class Core(Tasks):
             refused = next((outcome for outcome in outcomes if _is_refusal(outcome)), None)
             if refused is not None:
                 self._fail(refused)
-        if self._live is not None:
+        if (live := self._live) is not None:
+            live.heard()
             for outcome in outcomes:
-                self._live.ended(outcome, outcome.attempt or fragment.attempt)
-        elif self._on_output is not None:
-            for outcome in outcomes:
-                if outcome.log != (b"", b"") or outcome.log_parts != (0, 0):
-                    self._tell_output(outcome, outcome.attempt or fragment.attempt)
+                attempt = outcome.attempt or fragment.attempt
+                if not live.takes(outcome, attempt) and (outcome.log != (b"", b"") or outcome.log_parts != (0, 0)):
+                    self._tell_output(outcome, attempt)
         super().on_outcomes(fragment, outcomes)
         if self._throttle is not None:
             self._throttle.ended(outcomes)
@@ -277,7 +281,7 @@ class Core(Tasks):
                     future.wait()
         if self._live is not None and self.connection.is_usable:
             self._live.settle(10.0)
-        elif self._on_output is not None and self.lane is not None and self.connection.is_usable:
+        if self._on_output is not None and self.lane is not None and self.connection.is_usable:
             written = threading.Event()
             self.call_soon(written.set)
             written.wait(10.0)

@@ -1,14 +1,17 @@
 """What calls of an Executor print, written to this process's own streams (a process pool's workers share them).
 
-As calls end, byte for byte; or line by line as it comes (`LiveEcho`), with the task before each line where there are several.
+As calls end, byte for byte (`write`); of calls that last line by line as it comes (`LongEcho`), or of all (`LiveEcho`), with the task
+before each line where there are several.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -58,7 +61,7 @@ class LiveEcho:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._ends: queue.SimpleQueue[tuple[Outcome, int] | threading.Event] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[tuple[Outcome, int] | threading.Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -69,9 +72,13 @@ class LiveEcho:
                 self._thread = threading.Thread(target=self._run, name=f"echo-{self._core.number}", daemon=True)
                 self._thread.start()
 
-    def ended(self, outcome: Outcome, attempt: int) -> None:
-        """The rest of what a call wrote is to be written."""
+    def heard(self) -> None:
+        """Calls have ended; `takes` is asked about each."""
+
+    def takes(self, outcome: Outcome, attempt: int) -> bool:
+        """Whether it writes the rest of what this call wrote, which has ended."""
         self._ends.put((outcome, attempt))
+        return True
 
     def settle(self, timeout_s: float) -> None:
         """Waits until everything was written of calls that have ended."""
@@ -85,21 +92,31 @@ class LiveEcho:
         from rmgr.client.output import Cutter, Reach
 
         core, cutter = self._core, Cutter()
-        live = LiveOutput(Reach(core.connection), core.number)
+        live = LiveOutput(Reach(core.connection), core.number, admits=self._admits)
         try:
             while core.connection.is_usable and core.dead is None and not (core.is_over and self._ends.empty()):
                 with contextlib.suppress(RmgrError):
-                    live.look()
+                    self._look(live)
                 for piece in live.pieces():
                     self._write(cutter.take(piece))
                 with contextlib.suppress(queue.Empty):
-                    told = self._ends.get(timeout=_TICK_S)
+                    told = self._ends.get(timeout=self._tick_s(live))
                     if isinstance(told, threading.Event):
                         told.set()
-                    else:
+                    elif told is not None:
                         self._end(live, cutter, *told)
         finally:
             live.close()
+
+    def _look(self, live: LiveOutput) -> None:
+        live.look()
+
+    def _admits(self, _index: int, _attempt: int) -> bool:
+        """Whether the output of this call, which runs, is to be followed."""
+        return True
+
+    def _tick_s(self, _live: LiveOutput) -> float:
+        return _TICK_S
 
     def _end(self, live: LiveOutput, cutter: Cutter, outcome: Outcome, attempt: int) -> None:
         from rmgr.client.output import End
@@ -118,3 +135,100 @@ class LiveEcho:
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no such stream
                 stream.write(f"{line.task_id}: {line}\n" if several else f"{line}\n")
                 stream.flush()
+
+
+#: A call that runs this long is a long one.
+_LONG_S = 1.0
+#: While calls end it is looked this seldom whether others last.
+_SELDOM_S = 5.0
+#: Looking takes at most one part in so many of the time.
+_COST = 50
+#: While no call is left it is looked this seldom whether it is over.
+_IDLE_S = 30.0
+
+
+class LongEcho(LiveEcho):
+    """Writes lines of calls that run for a second and more as they come; others are for `write`, once they end.
+
+    Cost: a thread, which sleeps while calls end one after the other: it looks at what the nodes run when none has ended for a second (else
+    every 5 s), and takes 2 % of the time at most. gRPC is loaded by the first look.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._before: dict[tuple[int, int], float] = {}
+        self._heard_s = self._looked_s = self._due_s = -math.inf
+        self._is_parked = self._looks_again = self._has_young = False
+        self._seen: dict[tuple[int, int], float] = {}  #: (index, attempt) of calls that run -> since when that is known
+        self._mine = threading.Lock()  #: guards these:
+        self._followed: set[int] = set()
+        self._ended: set[int] | None = None  #: those that end while it looks: their nodes may have said before that they run
+        self._has_taken = False
+
+    def begin(self) -> None:
+        """See `LiveEcho`; again whenever calls were added."""
+        if self._thread is None:
+            self._heard_s = self._looked_s = time.monotonic()
+            super().begin()
+        elif self._is_parked:
+            self._heard_s = time.monotonic()
+            self._ends.put(None)
+
+    def heard(self) -> None:
+        """See `LiveEcho`."""
+        self._heard_s = time.monotonic()
+
+    def takes(self, outcome: Outcome, attempt: int) -> bool:
+        """See `LiveEcho`."""
+        if not self._followed and self._ended is None:
+            return False
+        with self._mine:
+            if outcome.index not in self._followed:
+                if self._ended is not None:
+                    self._ended.add(outcome.index)
+                return False
+            self._followed.discard(outcome.index)
+        return super().takes(outcome, attempt)
+
+    def settle(self, timeout_s: float) -> None:
+        """See `LiveEcho`."""
+        if self._has_taken:
+            super().settle(timeout_s)
+
+    def _tick_s(self, live: LiveOutput) -> float:
+        if live.follows:
+            return _TICK_S
+        self._is_parked = not self._core.has_pending
+        return _IDLE_S if self._is_parked and not self._core.has_pending else _LONG_S / 2
+
+    def _look(self, live: LiveOutput) -> None:
+        self._is_parked = False
+        now = time.monotonic()
+        is_quiet = now - self._heard_s >= _LONG_S
+        if not self._core.has_pending or now < self._due_s or not (is_quiet or self._looks_again or now - self._looked_s >= _SELDOM_S):
+            return
+        with self._mine:
+            self._ended = set()
+        self._before, self._seen, self._has_young = self._seen, {}, False
+        try:
+            live.look_now()
+        finally:
+            with self._mine:
+                self._ended = None
+            self._looked_s = time.monotonic()
+            self._due_s = self._looked_s + max(_LONG_S / (2 if self._has_young else 1), _COST * (self._looked_s - now)) - _TICK_S
+            self._looks_again = not is_quiet and not self._looks_again and self._has_young
+
+    def _admits(self, index: int, attempt: int) -> bool:
+        now = time.monotonic()
+        since = self._seen[index, attempt] = self._before.get((index, attempt), now)
+        with self._mine:
+            if index not in self._followed:
+                if self._ended is None or index in self._ended:
+                    return False
+                if now - since < _LONG_S / 4:  # by the next look it is a long one, or over
+                    self._has_young = True
+                    return False
+                self._followed.add(index)
+                self._has_taken = True
+            return True

@@ -45,9 +45,10 @@ class Executor(stdlib.Executor):
         cores, memory, time, features, resources: what each call needs. queue, priority: where it stands.
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
-        output: "echo" writes what calls print to this process's stdout and stderr as they end (as a process pool's
-            workers do); "live" writes it line by line as it comes, for calls that last, with the task before each line
-            where there are several ("42_7: text"); "log" leaves it to `rmgr logs`.
+        output: "echo" writes what calls print to this process's stdout and stderr (as a process pool's workers do): of those that
+            run for more than a second or two line by line as it comes, with the task before each line where there are several
+            calls ("42_7: text"), of others when they end; "live" writes all by lines, also of short calls; "log" leaves it to
+            `rmgr logs`.
         connection: default `rmgr.connect()`.
     Raises: ValueError, NotConnected, Infeasible, NotFound (queue), PickleFailed (initializer).
     """

@@ -91,15 +91,24 @@ class LiveOutput:
     """Output of tasks of one submission.
 
     Args:
-        wanted: positions, None = all. streams: which of stdout and stderr.
+        wanted: positions, None = all. streams: which of stdout and stderr. admits: whether to follow (position, attempt), which runs.
     `pieces` gives what has come, `look` begins to stream tasks that have begun, `ended` gives the rest of a task.
     """
 
-    def __init__(self, place: Place, number: int, *, wanted: frozenset[int] | None = None, streams: tuple[str, ...] = STREAMS) -> None:
+    def __init__(
+        self,
+        place: Place,
+        number: int,
+        *,
+        wanted: frozenset[int] | None = None,
+        streams: tuple[str, ...] = STREAMS,
+        admits: Callable[[int, int], bool] = lambda *_: True,
+    ) -> None:
         self._place = place
         self._number = number
         self._wanted = wanted
         self._streams_wanted = streams
+        self._admits = admits
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
@@ -124,6 +133,16 @@ class LiveOutput:
             return
         self._wait_s = min(_SLOWEST_LOOK_S, self._wait_s * 1.6)
         self._look_s = now + self._wait_s
+        self.look_now()
+
+    @property
+    def follows(self) -> bool:
+        """There is something that it streams."""
+        return bool(self._streams)
+
+    def look_now(self) -> None:
+        """As `look`, at once. Cost: a call to each node that has claimed something of the submission."""
+        now = time.monotonic()
         with contextlib.suppress(Unavailable):
             for node, endpoint in nodes_of(self._place, self._number):
                 if self._silent_s.get(endpoint, -math.inf) < now:
@@ -190,7 +209,7 @@ class LiveOutput:
                 continue
             if known is not None:
                 self._stop(known)
-            if known is None and len(self._streams) >= MAX_STREAMS:
+            if known is None and (len(self._streams) >= MAX_STREAMS or not self._admits(task.index, task.attempt)):
                 continue
             goes_on = known is not None and known.is_cut and (known.attempt, known.node) == (task.attempt, node)
             if not goes_on:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmgr
+from rmgr.client.live import LiveOutput
 from rmgr.errors import DeadlineExceeded, UsageError
 
 if TYPE_CHECKING:
@@ -96,3 +97,52 @@ def test_the_lines_of_one_call_stand_alone(connection: Connection, tmp_path: Pat
         executor.submit(talk, str(tmp_path / "gate"))
     captured = capfd.readouterr()
     assert (captured.out, captured.err) == ("begun\ndone\nno end of line\n", "careful\n")
+
+
+def test_lines_of_calls_that_last_come_unasked(connection: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And what short calls print is written as they end, byte for byte."""
+    gates, out = [tmp_path / name for name in "ab"], ""
+    with rmgr.Executor(connection=connection) as executor:
+        assert executor.submit(print, "at once", end="").result(60) is None
+        futures = [executor.submit(talk, str(gate)) for gate in gates]
+        end = time.monotonic() + 60
+        while out.count(": begun\n") < 2:
+            out += capfd.readouterr().out
+            assert time.monotonic() < end, out
+            time.sleep(0.02)
+        assert not any(future.done() for future in futures)
+        assert executor.submit(print, "meanwhile").result(60) is None
+        for gate in gates:
+            gate.touch()
+    out += capfd.readouterr().out
+    assert out.startswith("at once")
+    wanted = [f"{future.task_id}: {text}" for future in futures for text in ("begun", "done", "no end of line")]
+    assert sorted(out.removeprefix("at once").splitlines()) == sorted([*wanted, "meanwhile"])
+
+
+@pytest.mark.parametrize("cap", [None, 1])
+def test_lines_of_one_call_that_lasts_stand_alone(
+    connection: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str], cap: int | None
+) -> None:
+    gate, out = tmp_path / "gate", ""
+    with rmgr.Executor(cap, connection=connection) as executor:
+        executor.submit(talk, str(gate))
+        end = time.monotonic() + 60
+        while "begun\n" not in out:
+            out += capfd.readouterr().out
+            assert time.monotonic() < end, out
+            time.sleep(0.02)
+        gate.touch()
+    captured = capfd.readouterr()
+    assert (out + captured.out, captured.err.count("careful\n")) == ("begun\ndone\nno end of line\n", captured.err.count("\n"))
+
+
+def test_a_map_of_short_calls_is_not_looked_at(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While calls end one after the other nobody asks the nodes for others that last, but now and then."""
+    looks = []
+    monkeypatch.setattr(LiveOutput, "look_now", lambda _live: looks.append(time.monotonic()))
+    with rmgr.Executor(connection=connection) as executor:
+        began = time.monotonic()
+        while time.monotonic() < began + 3.0:
+            assert list(executor.map(abs, range(-20, 0))) == list(range(20, 0, -1))
+    assert len(looks) <= 1, "once, should the machine have stood still for a second"
