@@ -77,6 +77,8 @@ class Ganging(View):
             return broken
         if carousel is not None:
             self._part.gangs.remember(gang, frozenset(carousel.tree.closed), carousel)
+        for run in begun:
+            self._leave_gangs(run.job.id, gang.name)
         self.decisions.append(GangSet(gang, why, self.partition))
         self.decisions += [Start(run.job.id, run.placement, why, self.partition) for run in begun]
         return Accepted(self.now_us)

@@ -25,8 +25,9 @@ from rmgr.sched.records import Gang, Hold, Maintenance, Suspended
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
 ABANDONED = Why("policy", "the policy that stopped it no longer serves this partition")
 IN_ITS_WAY = Why("policy", "a job that was stopped by a policy which has left goes on first")
-#: Why the engine itself decides something, before any policy does.
-OF_THE_ENGINE = frozenset({NOBODYS, ABANDONED, IN_ITS_WAY})
+#: Why the engine itself decides something, before any policy does or beside what it does.
+ELSEWHERE = Why("gang", "a job of it that was sent back begins elsewhere")
+OF_THE_ENGINE = frozenset({NOBODYS, ELSEWHERE, ABANDONED, IN_ITS_WAY})
 BEGINS = Why("begin", "a job may start then")
 
 Key = TypeVar("Key")
@@ -232,12 +233,7 @@ class Overlay:
         part = self._part
         for gang in sorted(part.gangs.by_name.values()):
             if gang.policy not in keepers and any(job_id not in part.running for job_id in gang.homes):
-                carousel = part.gangs.carousel(gang, frozenset()).copy()
-                carousel.advance_to(carousel.boundary(self.now_us))
-                for job_id in gang.homes:
-                    if job_id not in part.running:
-                        carousel.remove(job_id)
-                rest = carousel.record(gang.name, gang.policy, gang.partition)
+                rest = self._rest_of(gang, part.running)
                 self._changes().gangs[gang.name] = rest
                 self.decisions.append(GangSet(rest, NOBODYS, part.name))
         for policy in part.notes:
@@ -248,6 +244,15 @@ class Overlay:
             if hold.policy not in keepers:
                 self._swap_hold(part.jobs[hold.job_id], None)
                 self.decisions.append(ReleaseHold(hold.job_id, NOBODYS, part.name))
+
+    def _rest_of(self, gang: Gang, stay: Container[int]) -> Gang:
+        """The record from the next slot on, with only those of its jobs that stay."""
+        carousel = self._part.gangs.carousel(gang, frozenset()).copy()
+        carousel.advance_to(carousel.boundary(self.now_us))
+        for job_id in gang.homes:
+            if job_id not in stay:
+                carousel.remove(job_id)
+        return carousel.record(gang.name, gang.policy, gang.partition)
 
     def _swap_hold(self, job: Job, new: Hold | None) -> None:
         """The job's hold is this one from now on, in pool and flags."""

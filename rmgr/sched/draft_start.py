@@ -80,6 +80,8 @@ class Starting(View):
         self._started[job_id] = of_tuple(Running, (job, now_us, now_us + job.planned_us, placement))
         if horizon is not None and self._horizon is not None:
             self._horizon.started(job, placement)
+        if self._part.gangs.by_name:
+            self._leave_gangs(job_id)
         self.decisions.append(of_tuple(Start, (job_id, placement, why, self.partition)))
         return of_tuple(Accepted, (now_us,))
 
@@ -150,6 +152,7 @@ class Starting(View):
         pool.take(job, where)
         self._started[job.id] = Running(job, self.now_us, self.now_us + job.planned_us, where)
         self._look_again()
+        self._leave_gangs(job.id)
         self.decisions.append(Start(job.id, where, why, self.partition))
         return Accepted(self.now_us)
 

@@ -7,11 +7,11 @@ from heapq import merge
 from itertools import islice
 from types import MappingProxyType
 
-from rmgr.sched.draft_overlay import Changes, Overlay
+from rmgr.sched.draft_overlay import ELSEWHERE, Changes, Overlay
 from rmgr.sched.holds import room
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.partition import arrival
-from rmgr.sched.plan import Infeasible, Insufficient, Why
+from rmgr.sched.plan import GangSet, Infeasible, Insufficient, Why
 from rmgr.sched.policy import KeyedOrder
 from rmgr.sched.records import Answered, Call, Gang, Hold, Server, Suspended, Usage, Used
 
@@ -171,6 +171,19 @@ class View(Overlay):
     def gangs(self) -> Iterator[Gang]:
         """By name."""
         return iter(sorted((self._part.gangs.by_name if self._more is None else self._more.gangs).values()))
+
+    def _leave_gangs(self, job_id: int, joins: str = "") -> None:
+        """Strikes a job that begins out of the records of other gangs, in which it stood before it was sent back.
+
+        A record that still named it would make it a member again wherever records are all that is known: in the next leader.
+        joins: the gang in which it begins. Cost: O(jobs of gangs), nothing where there are none.
+        """
+        for gang in list((self._part.gangs.by_name if self._more is None else self._more.gangs).values()):
+            if gang.name != joins and job_id in gang.homes:
+                more = self._changes()
+                rest = self._rest_of(gang, {one for one in gang.homes if one != job_id and self.run(one) is not None})
+                more.put(more.gangs, gang.name, rest)
+                self.decisions.append(GangSet(rest, ELSEWHERE, self.partition))
 
     def calls(self) -> Iterator[Call]:
         """Calls that want a server, the earliest first."""

@@ -13,6 +13,6 @@ def test_a_port_is_not_named_twice_though_nobody_listens_on_it_yet():
 
 def test_a_draw_that_repeats_itself_is_drawn_again(monkeypatch):
     first, second = server.free_port(), server.free_port()
-    draws = iter([first, first, second, first])
-    monkeypatch.setattr(server.random, "randrange", lambda low, high: next(draws, low))
+    draw, draws = server.random.randrange, iter([first, first, second, first])
+    monkeypatch.setattr(server.random, "randrange", lambda low, high: next(draws, None) or draw(low, high))
     assert server.free_port() not in {first, second}

@@ -437,6 +437,20 @@ def test_a_gang_of_a_policy_that_has_left_turns_on_and_loses_only_what_has_ended
     assert restored.snapshot() == state.snapshot()
 
 
+def test_a_member_that_was_sent_back_and_begins_alone_stands_in_no_record_any_more() -> None:
+    state = with_jobs(cluster(3), a_job(1), a_job(2))
+    done(state, lambda draft: draft.gang(shared((1, 0), (2, 0)), WHY))
+    done(state, lambda draft: draft.preempt(1, WHY), now=1)
+    plan = done(state, lambda draft: draft.start(1, WHY, ((2, 2, 1),)), now=2)
+    left, begins = plan.decisions
+    assert isinstance(left, GangSet)
+    assert (left.gang.homes, left.gang.policy) == ({2: 0}, "says")
+    assert isinstance(begins, Start)
+    assert state.snapshot().gangs == (left.gang,)
+    done(state, lambda draft: draft.preempt(1, WHY), now=3)  # node 2 was never the gang's
+    assert free(state) == 2
+
+
 def test_facts_that_cannot_be_are_refused_too() -> None:
     state = with_jobs(cluster(2), a_job(1))
     for fact in (state.job_suspended, state.job_resumed, state.job_migrated):
