@@ -348,9 +348,10 @@ def cluster(session: Session) -> Checks:
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
             serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
-        fix = "" if serving else f"it cannot be reached at {epoch.endpoint} from here: firewall, or --listen of the WatchDog"
+        way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
+        fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
         yield Check(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
-    yield Check(name="watchdogs", ok=facts.watchdogs > 0, detail=f"{facts.watchdogs} candidates")
+    yield Check(name="watchdogs", ok=facts.watchdogs > 0, detail=counted(facts.watchdogs, "candidate"))
     nodes = answers.nodes(facts)
     detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
     yield Check(
@@ -366,6 +367,8 @@ def cluster(session: Session) -> Checks:
 def _parts(view: StatusView) -> Checks:
     """Each problem of the rule that `rmgr status` follows, and each warning as advice."""
     for part in view.parts[:_MOST_PARTS]:
+        if part.fix == "rmgr doctor":  # what this is: it was looked at above
+            continue
         name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
         yield Check(name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix)
     if more := view.parts[_MOST_PARTS:]:

@@ -14,7 +14,7 @@ from rmgr.cli.draining import no_node
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.tables import draw, table_options
-from rmgr.errors import DeadlineExceeded, NotFound, Unavailable
+from rmgr.errors import NotFound
 from rmgr.model.units import counted, format_duration
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
@@ -41,12 +41,7 @@ def status(session: Session, watch: bool) -> None:
         healthy = view.healthy
         emit(shapes.status(view)) if session.json else _draw_status(view)
 
-    try:
-        draw(session, once, watch=watch)
-    except Unavailable as error:
-        if session.is_over():
-            raise DeadlineExceeded(f"{error.message}: no answer within {session.timeout_s:g} s (--timeout)", hint=error.hint) from error
-        raise
+    draw(session, once, watch=watch)
     if not healthy:
         raise WorkEnded(1)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import click
 
-from rmgr.errors import RmgrError, SubmitUnknown
+from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
 
 #: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
 BROKEN_PIPE = 141
@@ -26,6 +26,13 @@ class WorkEnded(Exception):
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
+
+
+def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> BaseException:
+    """What was away until `--timeout` was over is that: exit code 6 in every command, whatever it waited for."""
+    if not is_over or not isinstance(error, Unavailable):
+        return error
+    return DeadlineExceeded(f"{error.message}: no answer within {timeout_s:g} s (--timeout)", hint=error.hint)
 
 
 def with_hint(error: click.ClickException, hint: str) -> click.ClickException:

@@ -445,7 +445,7 @@ def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) 
         if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
     )
     lacking = _lacking(free, needs) if free and needs else ""
-    before = f"{counted(ahead, 'task')} before it in queue {queue.name}"
+    before = f"{counted(ahead, 'task') if ahead else 'nothing'} before it in queue {queue.name}"
     if free and not lacking:
         return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}")]
     if lacking:

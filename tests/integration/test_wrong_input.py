@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_status_keeps_its_time_while_zookeeper_is_stopped(live: DevCluster, sh
     live.wait_healthy(nodes=3, deadline_s=60.0)
     assert ended.code == 6, ended
     assert 2.0 <= took_s < 3.5 + _start_s(sh)
+
+
+def test_what_is_away_until_the_timeout_is_over_is_that_in_every_command(live: DevCluster, sh: Shell) -> None:
+    (server,) = [process.id for process in live.state.processes if process.role == "zookeeper"]
+    asked = (["jobs"], ["submit", "--timeout", "1s", "--", "true"], ["nodes", "--json"])
+    live.kill(server, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:  # together: no session of the cluster shall end meanwhile
+            jobs, submit, nodes = pool.map(lambda words: sh(*words, *([] if "--timeout" in words else ["--timeout", "1s"])), asked)
+    finally:
+        live.kill(server, signal.SIGCONT)
+    live.wait_healthy(nodes=3, deadline_s=60.0)
+    assert (jobs.code, submit.code, nodes.code) == (6, 6, 6), (jobs, submit, nodes)
+    assert "no answer within 1 s (--timeout)" in jobs.err
+    assert nodes.json["error"]["code"] == "UNAVAILABLE"
 
 
 def _start_s(sh: Shell) -> float:
