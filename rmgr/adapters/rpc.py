@@ -24,6 +24,7 @@ from rmgr.adapters.rpc_convert import from_message, to_message
 from rmgr.adapters.rpc_errors import ERROR_KEY, fail, named_error, rebuild
 from rmgr.adapters.rpc_health import Health
 from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_request import Requests
 from rmgr.adapters.rpc_turnstile import Turnstile
 from rmgr.adapters.threads import SteadyThreads
 from rmgr.model.identity import Role
@@ -184,7 +185,7 @@ class RpcServer:
         self._identity = ServerIdentity(credentials) if credentials is not None else None
         doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
         self._pool = SteadyThreads(threads, "rpc")
-        inner = [Turnstile(bounds, threads)] if bounds is not None else []
+        inner = [Requests(threads), *([Turnstile(bounds, threads)] if bounds is not None else [])]
         most = max(threads * 4, _MOST_WAITING)
         options = (*OPTIONS, *_server_options())
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])

@@ -28,6 +28,8 @@ from rmgr.model.identity import Identity, Role
 USER_KEY = "rmgr-user"
 #: And his role: `user` or `operator`.
 ROLE_KEY = "rmgr-role"
+#: Where a call's context remembers who makes it: each of several hands asks.
+_CALLER = "rmgr_caller"
 
 _PEOPLE = frozenset({Role.USER, Role.OPERATOR, Role.ADMIN})
 _ASKERS = _PEOPLE | {Role.SUBMITTER}
@@ -51,6 +53,9 @@ METHODS: dict[str, frozenset[Role]] = {
     **{f"/grpc.health.v1.Health/{name}": frozenset(Role) for name in ("Check", "Watch", "List")},
 }
 
+#: Of gRPC, which has no types: what answers a method; what an interceptor asks for it.
+Handler = grpc.RpcMethodHandler
+Continuation = Callable[[grpc.HandlerCallDetails], Handler]
 #: (method, who called or None, why): for the audit.
 Refused = Callable[[str, Identity | None, str], None]
 
@@ -94,12 +99,22 @@ class Caller:
 
 
 def caller_of(context: grpc.ServicerContext) -> Caller:
-    """Who makes this call. Cost: 10 us. Raises PermissionDenied when his certificate names nobody."""
+    """Who makes this call. Cost: 10 us the first time, 0.2 us then. Raises PermissionDenied when his certificate names nobody."""
+    known = getattr(context, _CALLER, None)
+    if not isinstance(known, Caller):
+        known = _found(context)
+        with suppress(AttributeError):  # not every kind of context takes it
+            setattr(context, _CALLER, known)
+    return known
+
+
+def _found(context: grpc.ServicerContext) -> Caller:
     metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
     told = unquote(metadata.get(USER_KEY, ""))
-    names = context.auth_context().get("x509_subject_alternative_name")
-    if context.auth_context().get("transport_security_type") != [b"ssl"]:
+    auth = context.auth_context()
+    if auth.get("transport_security_type") != [b"ssl"]:
         return Caller(claimed=told)
+    names = auth.get("x509_subject_alternative_name")
     identity = identity_of([name.decode("utf-8", "replace") for name in names or ()])
     person: Identity | None = None
     if identity.role is Role.SUBMITTER and told:
@@ -188,6 +203,37 @@ class ServerIdentity:
         return None
 
 
+@dataclass(frozen=True)
+class Single(grpc.RpcMethodHandler):  # type: ignore[misc]
+    """A handler that takes a stream, and is done with what comes after its first request: nothing for who watches over streams."""
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: Callable[[bytes], object] | None
+    response_serializer: Callable[[object], bytes] | None
+    unary_unary: None = None
+    unary_stream: None = None
+    stream_unary: Callable[..., object] | None = None
+    stream_stream: Callable[..., object] | None = None
+
+
+class Wrapped:
+    """Handlers that an interceptor has wrapped, by method: made once, not for each call on the one thread that takes them all."""
+
+    def __init__(self, wrap: Callable[[Handler, str], Handler]) -> None:
+        self._wrap = wrap
+        self._made: dict[str, tuple[Handler, Handler]] = {}
+
+    def of(self, handler: Handler, method: str) -> Handler:
+        """What stands for `handler`; None for none. Cost: 0.2 us, but the first time."""
+        if handler is None:
+            return None
+        known = self._made.get(method)
+        if known is None or known[0] is not handler:
+            self._made[method] = known = handler, self._wrap(handler, method)
+        return known[1]
+
+
 class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
     """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked; ends his streams when he is.
 
@@ -200,15 +246,16 @@ class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
         self._cluster = cluster
         self._is_revoked = is_revoked
         self._refused = refused or (lambda *_: None)
+        self._made = Wrapped(self._wrap)
         self._streams = Expeller(is_revoked, lambda method, who: self._refused(method, who, _revoked(who).message))
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         """See grpc: wraps the method's handler."""
-        handler = continuation(details)
-        if handler is None:
-            return None
-        is_stream = bool(handler.request_streaming or handler.response_streaming)
-        return _wrapped(handler, lambda context: self._check(details.method, context, is_stream=is_stream))
+        return self._made.of(continuation(details), details.method)
+
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        is_stream = bool(handler.response_streaming or (handler.request_streaming and not isinstance(handler, Single)))
+        return _wrapped(handler, lambda context: self._check(method, context, is_stream=is_stream))
 
     def _check(self, method: str, context: grpc.ServicerContext, *, is_stream: bool) -> None:
         """Ends the call (by an exception) unless it may go on."""
@@ -244,7 +291,7 @@ def _configuration(credentials: Credentials) -> grpc.ServerCertificateConfigurat
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=credentials.ca_pem)
 
 
-def _wrapped(handler: Any, check: Callable[[grpc.ServicerContext], None]) -> Any:
+def _wrapped(handler: Handler, check: Callable[[grpc.ServicerContext], None]) -> Handler:
     """The same handler, asked after `check`."""
     make, behaviour = next(
         (make, behaviour)
@@ -257,7 +304,7 @@ def _wrapped(handler: Any, check: Callable[[grpc.ServicerContext], None]) -> Any
         if behaviour is not None
     )
 
-    def checked(request: Any, context: grpc.ServicerContext) -> Any:
+    def checked(request: object, context: grpc.ServicerContext) -> object:
         check(context)
         return behaviour(request, context)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 
-from rmgr.adapters.rpc_auth import Caller, caller_of
+from rmgr.adapters.rpc_auth import Caller, Continuation, Handler, Wrapped, caller_of
 from rmgr.adapters.rpc_errors import fail
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import Bounds
@@ -25,15 +24,18 @@ class Turnstile(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, bounds: Bounds, threads: int) -> None:
         self._bounds = bounds
+        self._made = Wrapped(self._wrap)
         self._streams = bounds.places("streams", max(2, threads * 3 // 8))
         self._calls = bounds.places("calls", max(2, threads * 3 // 8))
 
-    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         """See grpc: wraps the method's handler."""
-        handler = continuation(details)
-        if handler is None or details.method.startswith(_FREE):
+        return self._made.of(continuation(details), details.method)
+
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        if method.startswith(_FREE):
             return handler
-        name = "streams" if details.method in _STREAMS else "calls"
+        name = "streams" if method in _STREAMS else "calls"
         return self._wrapped(handler, name, self._streams if name == "streams" else self._calls)
 
     def _enter(self, context: grpc.ServicerContext, name: str, places: Shares) -> Caller | None:
@@ -49,11 +51,11 @@ class Turnstile(grpc.ServerInterceptor):  # type: ignore[misc]
             fail(context, error)
         return caller
 
-    def _wrapped(self, handler: Any, name: str, places: Shares) -> Any:
+    def _wrapped(self, handler: Handler, name: str, places: Shares) -> Handler:
         if handler.unary_unary is not None or handler.stream_unary is not None:
             behaviour = handler.unary_unary or handler.stream_unary
 
-            def whole(request: Any, context: grpc.ServicerContext) -> Any:
+            def whole(request: object, context: grpc.ServicerContext) -> object:
                 caller = self._enter(context, name, places)
                 try:
                     return behaviour(request, context)
@@ -65,7 +67,7 @@ class Turnstile(grpc.ServerInterceptor):  # type: ignore[misc]
             return make(whole, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer)
         streams = handler.unary_stream or handler.stream_stream
 
-        def parts(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        def parts(request: object, context: grpc.ServicerContext) -> Iterator[object]:
             caller = self._enter(context, name, places)
             try:
                 yield from streams(request, context)

@@ -9,9 +9,12 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -190,6 +193,36 @@ def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> 
 
         until("he is refused", lambda: any("mallory has reached the limit calls = 1" in words for words in refused()))
         world.works()
+
+
+#: Methods of each daemon that a user may call, and that take one request.
+ASKED = {
+    "leader": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Leader/Status", "/rmgr.v1.Leader/Jobs"],
+    "Starter": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Node/Stats", "/rmgr.v1.Node/Logs"],
+    "gateway": ["/grpc.health.v1.Health/Check", "/rmgr.v1.Store/Get", "/rmgr.v1.Store/PutRows", "/rmgr.v1.Leader/Status"],
+}
+
+
+@pytest.mark.parametrize("where", ["leader", "Starter", "gateway"])
+def test_calls_whose_request_never_comes_hold_no_thread_that_others_need(flooded: Flooded, where: str) -> None:
+    endpoint, role = flooded.places[where]
+    words = [endpoint, str(role), str(flooded.people["mallory"].directory), "3", "256", *ASKED[where]]
+    command = [sys.executable, "-m", "tests.harness.silent_calls", *words]
+    attacker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    try:
+        assert attacker.stdout is not None
+        assert attacker.stdout.readline() == "sent\n"
+        with open_channel(endpoint, flooded.people["ann"], role, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            for _ in range(20):  # the attacker goes on beside it
+                assert check(health_pb2.HealthCheckRequest(), timeout=20).status == health_pb2.HealthCheckResponse.SERVING
+        with LeaderClient(flooded.leader, credentials=flooded.people["ann"], timeout_s=20) as client:
+            assert client.status().healthy is not None
+        flooded.works()
+        assert attacker.poll() is None
+    finally:
+        attacker.kill()
+        attacker.communicate()
 
 
 @pytest.mark.parametrize("where", ["leader", "Starter", "gateway", "line"])

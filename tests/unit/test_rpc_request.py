@@ -1,0 +1,149 @@
+"""Calls whose request does not come: few wait, whoever has the most gives way, nobody waits for ever, and everybody else is served."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_request import Requests, WaitingRoom
+from rmgr.errors import Throttled
+from tests.harness.work_node import until
+
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+
+
+class Call:
+    """Stands for a call: it was ended, or not."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+
+    def cancel(self) -> None:
+        self.is_ended = True
+
+
+def entered(room: WaitingRoom, who: str, count: int = 1) -> list[Call]:
+    calls = [Call() for _ in range(count)]
+    for call in calls:
+        room.enter(who, call)  # type: ignore[arg-type]
+    return calls
+
+
+def test_the_oldest_call_of_whoever_has_the_most_gives_way() -> None:
+    room = WaitingRoom(4)
+    his = entered(room, "user mallory", 4)
+    hers = entered(room, "user ann")
+    assert [call.is_ended for call in his + hers] == [True, False, False, False, False]
+    with pytest.raises(Throttled, match="3 calls of user mallory wait"):
+        entered(room, "user mallory")
+    assert len(room) == 4
+
+
+def test_where_everybody_has_one_the_oldest_goes_and_what_came_just_now_stays() -> None:
+    now_s = 0.0
+    room = WaitingRoom(2, clock=lambda: now_s)
+    first = entered(room, "a")[0]
+    now_s = 1.0
+    rest = [entered(room, name)[0] for name in "bcde"]
+    assert first.is_ended
+    with pytest.raises(Throttled, match="try again in a moment"):
+        entered(room, "f")
+    assert not any(call.is_ended for call in rest)
+    now_s = 2.0
+    entered(room, "g")
+    assert rest[0].is_ended
+
+
+def test_who_has_come_leaves_room_and_leaves_once() -> None:
+    room = WaitingRoom(1)
+    numbers = [room.enter("a", Call()) for _ in range(1)]  # type: ignore[arg-type]
+    room.leave(numbers[0])
+    room.leave(numbers[0])
+    assert len(room) == 0
+    entered(room, "a")
+    assert len(room) == 1
+
+
+def test_nobody_waits_for_ever() -> None:
+    room = WaitingRoom(4, 0.1)
+    [call] = entered(room, "a")
+    until(lambda: call.is_ended, timeout_s=30)
+    until(lambda: not room._looks, timeout_s=30)
+    assert len(room) == 0
+
+
+@pytest.fixture
+def server() -> Iterator[RpcServer]:
+    made = RpcServer("127.0.0.1:0", threads=16)
+    made.start()
+    yield made
+    made.stop()
+
+
+def _open(endpoint: str) -> grpc.Channel:
+    return grpc.insecure_channel(endpoint, (("grpc.use_local_subchannel_pool", 1),))
+
+
+def _silent(channel: grpc.Channel, over: threading.Event, make: Callable[[grpc.Channel], Any]) -> Any:
+    def never() -> Iterator[bytes]:
+        over.wait(60)
+        yield from ()
+
+    return make(channel)(never())
+
+
+def test_calls_without_a_request_leave_threads_to_others(server: RpcServer) -> None:
+    over = threading.Event()
+    with _open(server.endpoint) as channel, _open(server.endpoint) as other:
+        calls = [_silent(channel, over, lambda one: one.stream_unary(CHECK).future) for _ in range(64)]
+        calls += [_silent(channel, over, lambda one: one.stream_stream(WATCH)) for _ in range(64)]
+        asked = other.unary_unary(CHECK)
+        for _ in range(20):
+            reply = asked(health_pb2.HealthCheckRequest().SerializeToString(), timeout=20)
+            assert health_pb2.HealthCheckResponse.FromString(reply).status == health_pb2.HealthCheckResponse.SERVING
+        until(lambda: sum(call.done() for call in calls) >= 126, timeout_s=30)
+        told = [call.details() for call in calls if call.done() and call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED]
+        assert any("wait for what they ask" in words for words in told)
+        over.set()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [([], "the call has ended without a request"), ([b"\xff\xff\xff"], "the request cannot be read")],
+)
+def test_a_call_without_a_request_that_can_be_read_is_told_so(server: RpcServer, sent: list[bytes], told: str) -> None:
+    with _open(server.endpoint) as channel:
+        watch = channel.stream_stream(WATCH)
+        for ask in (channel.stream_unary(CHECK), lambda all_: list(watch(all_, timeout=20))):
+            with pytest.raises(grpc.RpcError) as failed:
+                ask(iter(sent))
+            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+            assert told in failed.value.details()  # type: ignore[attr-defined]
+
+
+def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() -> None:
+    made = grpc.server(ThreadPoolExecutor(4), interceptors=[one := Requests(32, 0.2)])
+    method = grpc.unary_unary_rpc_method_handler(lambda request, _context: request)
+    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", {"Echo": method}),))
+    port = made.add_insecure_port("127.0.0.1:0")
+    made.start()
+    over = threading.Event()
+    try:
+        with _open(f"127.0.0.1:{port}") as channel:
+            late = _silent(channel, over, lambda some: some.stream_unary("/t/Echo").future)
+            assert late.code() is grpc.StatusCode.CANCELLED
+            assert channel.unary_unary("/t/Echo")(b"", timeout=20) == b""
+            gone = _silent(channel, over, lambda some: some.stream_unary("/t/Echo").future)
+            until(lambda: len(one._room) == 1, timeout_s=30)
+            gone.cancel()
+            until(lambda: len(one._room) == 0, timeout_s=30)
+    finally:
+        over.set()
+        made.stop(0)
