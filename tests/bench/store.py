@@ -117,7 +117,7 @@ def cassandra(folder: Path, nodes: int) -> Iterator[str]:
     """The URL of a keyspace in nodes of its own, each value on all of them."""
     from rmgr.adapters.cassandra_init import init_store
     from rmgr.adapters.cassandra_url import parse_url
-    from rmgr.dev.cassandra import CassandraRing
+    from tests.harness.cassandra_ring import CassandraRing
 
     ring = CassandraRing(folder, addresses=[f"127.0.0.{n + 1}" for n in range(nodes)], die_with_parent=True)
     ring.start()

@@ -19,12 +19,12 @@ from keyed import KeyedWork
 from rmgr import TaskQueue
 from rmgr.adapters.rpc import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
-from rmgr.dev.cassandra import CassandraRing
 from rmgr.dev.record import DevState
 from rmgr.errors import StoreUnavailable, Unavailable
 from rmgr.model.views import StatusView
 from rmgr.runtime.secured import credentials_of
 from tests.harness.cassandra_nodes import SharedNode
+from tests.harness.cassandra_ring import CassandraRing
 from tests.harness.fair_time import FairTimer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
