@@ -41,15 +41,15 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
     store = session.data_store()
     logs = _logs(store)
     if listed:
-        found = [{"log": f"{epoch}.{log}", "pieces": count} for (epoch, log), count in sorted(logs.items())]
+        found = [(f"{epoch}.{log}", count) for (epoch, log), count in sorted(logs.items())]
         if session.json:
-            emit({"logs": found})
+            emit({"logs": [{"log": name, "pieces": count} for name, count in found]})
         else:
-            sys.stdout.writelines(f"{one['log']}\t{counted(one['pieces'], 'piece')}\n" for one in found)
+            sys.stdout.writelines(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
         return
     epoch, log = _chosen(logs, which)
     rows = (store.get(keys.events(epoch, log, piece)) for piece in range(logs[epoch, log]))
-    pieces = (row[0].decode() for row in rows if row is not None)
+    pieces: Iterator[str] = (row[0].decode() for row in rows if row is not None)
     if partition:
         pieces = _cut(pieces, partition, f"{epoch}.{log}")
     if not out:

@@ -61,7 +61,8 @@ def init(
     where = (Path(directory).expanduser() if directory else authority_directory()).resolve()
     name = check_name(user or session.me)
     authority, is_new = ensure_authority(where, cluster=cluster)
-    made, kept = [], []
+    made: list[Path] = []
+    kept: list[Path] = []
     (made if is_new else kept).append(where)
     named = (*listed(hosts), *LOCAL_HOSTS)
     for role in _DAEMONS:

@@ -161,8 +161,8 @@ def _draw_status(view: StatusView) -> None:
             told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
             out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
     fixes = {part.told or part.reason: part.fix for part in view.parts}
-    for word, colour, told in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
-        for what in told:
+    for word, colour, found in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
+        for what in found:
             out.write(f"{paint(word, colour, out)}    {_told(printable(what))}\n")
             if fix := fixes.get(what):
                 out.write(f"           -> {printable(fix)}\n")

@@ -83,7 +83,7 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="WORK", text=lambda j: str(j.work), default=False),
         Column(name="COMMAND", text=lambda j: j.command, default=False),
         *(
-            Column(name=state, text=lambda j, s=state: str(j.counts.get(s, 0)), order=lambda j, s=state: j.counts.get(s, 0), default=False)
+            _count_column(state)
             for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")
         ),
     )
@@ -226,3 +226,8 @@ HISTORY_COLUMNS = (
     Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),
     Column(name="COMMAND", text=lambda j: j.command, default=False),
 )
+
+
+def _count_column(state: str) -> Column:
+    """How many tasks of a submission are in `state`."""
+    return Column(name=state, text=lambda j: str(j.counts.get(state, 0)), order=lambda j: j.counts.get(state, 0), default=False)

@@ -88,7 +88,7 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
             _cancel_tasks(session, target, reason, changes)
         else:
             why = _change(session, target.submission, _cancel(reason))
-            changes.add(target.ids, lambda _, why=why: why)
+            changes.add(target.ids, _always(why))
             if not why and not session.query().has_leader():
                 _order_kill(session, target.submission, reason)
     return changes
@@ -121,7 +121,7 @@ def _change_all(session: Session, targets: Sequence[Target], change: Change) -> 
     changes = Changes()
     for target in targets:
         why = _change(session, target.submission, change)
-        changes.add(target.ids, lambda _, why=why: why)
+        changes.add(target.ids, _always(why))
     return changes
 
 
@@ -184,7 +184,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
     ended = set(cancel_tasks(coordinator, number, open_, detail=reason, running=True, deadline_s=time.monotonic() + timeout_s))
     for id_, position in zip(target.ids, positions, strict=True):
         state = read[1].state_of(position)
-        changes.add([id_], lambda _, s=state, p=position: f"it has ended {s}" if s else "" if p in ended else "it has ended meanwhile")
+        changes.add([id_], _always(f"it has ended {state}" if state else "" if position in ended else "it has ended meanwhile"))
 
 
 def check_owner(session: Session, record: Submission) -> None:
@@ -242,3 +242,8 @@ def _tell(session: Session, changes: Changes, verb: str) -> None:
         session.note(f"{id_}: {why}")
     if not changes.changed and not changes.unchanged:
         session.note("nothing is there to be changed")
+
+
+def _always(why: str) -> Callable[[str], str]:
+    """The same of each id."""
+    return lambda _id: why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -214,7 +215,7 @@ def read_work(
         raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
-        found = read_script(words[0], click.get_binary_stream("stdin") if words[0] == "-" else None)
+        found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)
         if found.sbatch and not ignore_sbatch:
             for line in translation(found):
                 session.note(line)

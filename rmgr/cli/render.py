@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from rmgr.model.states import State
 from rmgr.model.units import format_duration
 
 SCHEMA = "rmgr/1"
@@ -120,7 +121,7 @@ def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
     return told
 
 
-def told_counts(counts: Mapping[str, int]) -> str:
+def told_counts(counts: Mapping[State, int] | Mapping[str, int]) -> str:
     """`2 RUNNING, 3 COMPLETED`: numbers of states, in the order of a life; "" for none."""
     places = {name: at for at, name in enumerate(_LIFE)}
     found = sorted(((str(name), count) for name, count in counts.items() if count), key=lambda pair: (places.get(pair[0], 99), pair[0]))

@@ -206,7 +206,7 @@ def _draw(made: Report, machine: _Machine, layout: Layout) -> None:
     if waits:
         out.write("\n")
         table(waits, _WAIT_COLUMNS, Layout(header=layout.header))
-    span = f"from {clock(machine.begin_us)} to {clock(machine.end_us)}"
+    span = f"from {clock(machine.begin_us or 0)} to {clock(machine.end_us)}"
     told = f"{_hours(total.core_us)} core hours used by {counted(total.jobs, 'submission')} {span}"
     share = _utilisation(made, machine, total)
     if share is not None:

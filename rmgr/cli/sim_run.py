@@ -216,12 +216,13 @@ def _told(
     yield f"  slowdown      mean {found['mean_slowdown']:,.4f}, bounded (tau 10 s) {found['mean_bounded_slowdown']:,.4f}"
     yield f"  utilisation   {found['utilisation']:.5f} over a makespan of {found['makespan']:,} s"
     if found["jobs_rejected"]:
-        yield f"  rejected      {counted(found['jobs_rejected'], 'job')} that can never run here"
+        yield f"  rejected      {counted(int(found['jobs_rejected']), 'job')} that can never run here"
     told = [f"{found[name]:,} {what}" for name, what in _HAPPENED.items() if found[name]]
     if told:
         yield f"  happened      {', '.join(told)}"
     yield (
-        f"  simulated     {counted(found['passes'], 'pass')} in {found['wall_seconds']:.2f} s, {found['jobs_per_second']:,.0f} jobs/s; "
+        f"  simulated     {counted(int(found['passes']), 'pass')} in {found['wall_seconds']:.2f} s, "
+        f"{found['jobs_per_second']:,.0f} jobs/s; "
         f"seed {result.seed}{'; schedule validated' if validated else ''}"
     )
     if out is not None:
