@@ -151,14 +151,14 @@ class DriverConnection:
     def send(self, request: Request, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
         """See `Connection.send`."""
         future: Future[list[Any]] = Future()
-        statement = self._prepared[request.name]
-        if len(request.rows) == 1:
-            bound = statement.bind(request.rows[0])
+        if len(request.rows) == 1 and request.beside is None:
+            bound = self._prepared[request.name].bind(request.rows[0])
         else:
             bound = BatchStatement(batch_type=BatchType.UNLOGGED)
             bound.is_idempotent = True
-            for row in request.rows:
-                bound.add(statement, row)
+            for part in filter(None, (request, request.beside)):
+                for row in part.rows:
+                    bound.add(self._prepared[part.name], row)
         profile = EXEC_PROFILE_DEFAULT if request.is_write else _READS
         try:
             answer = self._session.execute_async(bound, timeout=timeout_s, execution_profile=profile, host=host)

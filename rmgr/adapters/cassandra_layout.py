@@ -30,6 +30,7 @@ ABOVE_ALL = "\U0010ffff" * 257
 DIVIDED = frozenset({"args", "ckpt", "frag", "log", "out", "page", "histu", "metric"})
 #: Families in which every writer of a key writes the same bytes (`coord/keys.py`).
 _IMMUTABLE = DIVIDED | keys.BY_CONTENT | {"final", "hist"}
+_OUTPUT = "out/"
 #: Partition of the register of scopes that holds the scopes that are not divided.
 FAMILIES = "/"
 
@@ -55,6 +56,11 @@ def register_of(scope: str) -> str:
 def bucket_of(key: str) -> int:
     """Which partition of its scope's index holds `key`."""
     return crc32(key.encode()) % INDEX_BUCKETS
+
+
+def is_found_unlisted(key: str) -> bool:
+    """True when whoever frees what a dead writer may have left under this key knows its name (`delete_outputs` in client/repair.py)."""
+    return key.startswith(_OUTPUT)
 
 
 def is_immutable(key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -85,6 +85,16 @@ def value_requests(manifests: Mapping[str, Manifest], stamps: Mapping[str, int],
     """Writes of manifests, in the order of the keys; a deleted one stays for a day."""
     for key, manifest in manifests.items():
         yield ask("set_value", key, tuple(manifest), stamps[key], MARKER_TTL_S if manifest.size < 0 else ttl_s)
+
+
+def requests_at_once(manifests: Mapping[str, Manifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[Request]:
+    """Writes of manifests and of their index entries, for one round trip."""
+    index, values = index_requests(manifests, stamps, ttl_s), value_requests(manifests, stamps, ttl_s)
+    if len(manifests) == 1 and all(len(manifest.inline) < _BATCH_BYTES for manifest in manifests.values()):
+        yield replace(next(values), beside=next(index))
+    else:
+        yield from index
+        yield from values
 
 
 def index_requests(manifests: Mapping[str, Manifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[Request]:

@@ -20,10 +20,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A statement by name with the values of its markers; several `rows` are one batch within one partition."""
+    """A statement by name with the values of its markers; several `rows` are one batch within one partition.
+
+    beside: another write that goes with it in one batch, to a partition of its own: one round trip and one sync of a commit log for
+    both, but of the two one alone may be carried out.
+    """
 
     name: str
     rows: tuple[tuple[Any, ...], ...]
+    beside: Request | None = None
 
     @property
     def is_write(self) -> bool:

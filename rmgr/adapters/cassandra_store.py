@@ -23,7 +23,7 @@ from typing import Self
 from uuid import uuid4
 
 from rmgr.adapters.cassandra_calls import Calls
-from rmgr.adapters.cassandra_layout import WriteClock, bucket_of, chunk_place, is_immutable, scope_of
+from rmgr.adapters.cassandra_layout import WriteClock, bucket_of, chunk_place, is_found_unlisted, is_immutable, scope_of
 from rmgr.adapters.cassandra_link import Connection, Link
 from rmgr.adapters.cassandra_listing import Listing
 from rmgr.adapters.cassandra_once import Claims, Seen, look
@@ -35,6 +35,7 @@ from rmgr.adapters.cassandra_rows import (
     Manifest,
     index_requests,
     lifetime,
+    requests_at_once,
     small,
     value_requests,
 )
@@ -156,8 +157,7 @@ class CassandraStore:
             most = sum(len(group[key]) for key in large)
             manifests = self._upload_all(large, encoding, life, deadline, doing, most=most) if large else {}
             manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
-            is_at_once = encoding is Encoding.POINTER
-            self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing, is_at_once=is_at_once)
+            self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing, encoding=encoding)
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
@@ -354,13 +354,15 @@ class CassandraStore:
         deadline: Deadline,
         doing: str,
         replaces: Mapping[str, bytes] = NOTHING,
-        is_at_once: bool = False,
+        encoding: Encoding = Encoding.RAW,
     ) -> None:
-        """Makes values visible: scopes, then the index, then the manifests; is_at_once: the last two in one round trip.
+        """Makes values visible: scopes, then the index, then the manifests, so that nothing lies there that no listing shows, whoever dies.
 
-        One after the other nothing lies there that no listing shows, whoever dies. A pointer need not wait: the task that it names is
-        submitted after both were acknowledged, and until then it means nothing and is replaced.
+        Two kinds need not wait for the index. Of a pointer: the task that it names is submitted after both were acknowledged, and until
+        then it means nothing and is replaced. Of outputs of tasks: an attempt is committed after both, and what a lost one may have
+        left is freed by its name.
         """
+        is_at_once = encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
         if overwrite:
             self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing, is_at_once=is_at_once)
             return
@@ -379,9 +381,11 @@ class CassandraStore:
         scopes, now_s = {scope_of(key) for key in manifests}, time.monotonic()
         self._calls.all(self._register.requests(scopes, now_s), deadline, doing)
         self._register.written(scopes, now_s)
-        steps = index_requests(manifests, stamps, life.ttl_s), value_requests(manifests, stamps, life.ttl_s)
-        for requests in (chain(*steps),) if is_at_once else steps:
-            self._calls.all(requests, deadline, doing)
+        if is_at_once:
+            self._calls.all(requests_at_once(manifests, stamps, life.ttl_s), deadline, doing)
+            return
+        self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
+        self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
 
     def _seen(self, manifests: Mapping[str, Manifest], deadline: Deadline, doing: str) -> Seen:
         """What the writes are to go above: of keys whose value may change, and of large values, whose chunks are to be freed."""

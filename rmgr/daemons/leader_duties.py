@@ -158,11 +158,16 @@ class Duties:
             submission, duty.first, duty.count, duty.attempt, failed, found.version, reason=cancel_reason(submission)
         )
         failpoint("leader.before_drop_failed")
-        self._desk.commit(multi, partial(self._dropped, followed, duty, done))
+        clean = partial(_forget_outputs, submission=submission, duty=duty, failed=failed, is_final=False)
+        self._desk.commit(multi, partial(self._dropped, followed, duty, done, clean=clean if failed.reason in LOSSES else None))
 
-    def _dropped(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome) -> None:
+    def _dropped(
+        self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome, *, clean: Callable[[Store], None] | None = None
+    ) -> None:
         if isinstance(outcome, Committed):
             self._told_of(followed, duty)
+            if clean is not None:
+                self._desk.store(clean, lambda _: None, lambda _: None)
         else:
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
@@ -346,5 +351,5 @@ def _read_rows(store: Store, *, rows: list[Fragment]) -> list[tuple[Fragment, tu
     return [(fragment, decode_outcomes(found[fragment.row][0])) for fragment in rows if fragment.row in found]
 
 
-def _forget_outputs(store: Store, *, submission: Submission, duty: Resubmit, failed: FailedRange, is_final: bool) -> None:
+def _forget_outputs(store: Store, *, submission: Submission, duty: Resubmit | DropFailed, failed: FailedRange, is_final: bool) -> None:
     delete_outputs(store, submission, duty.first, duty.count, duty.attempt, failed, is_final=is_final)

@@ -12,6 +12,7 @@ from rmgr.adapters import cassandra_once
 from rmgr.adapters.cassandra_statements import Request
 from rmgr.adapters.cassandra_store import CassandraStore
 from rmgr.adapters.cassandra_url import parse_url
+from rmgr.coord.keys import output
 from rmgr.coord.ports import Encoding
 from rmgr.errors import KeyExists
 
@@ -36,7 +37,7 @@ class _Tables:
 
     def __init__(self) -> None:
         self.cells: dict[tuple[Any, ...], tuple[Any, int]] = {}
-        self.round_trips = 0
+        self.round_trips = self.requests = 0
         self.between: Callable[[Request], None] = lambda _: None
         self._sent: list[tuple[Request, _Answer]] = []
 
@@ -50,6 +51,9 @@ class _Tables:
         self.round_trips += 1
         sent, self._sent = self._sent, []
         for request, answer in reversed(sent):  # in the order that helps least
+            self.requests += 1
+            if request.beside is not None:
+                self._carry_out(request.beside)
             answer.set_result(self._carry_out(request))
             self.between(request)
 
@@ -104,10 +108,28 @@ def tables() -> _Tables:
 def test_a_pointer_under_a_new_key_takes_three_round_trips(tables: _Tables) -> None:
     with _store(tables) as store:
         _create(store, "name/first", b"1")  # the scope is registered once an hour
-        before = tables.round_trips
+        tables.round_trips = tables.requests = 0
         _create(store, "name/second", b"2")
-        assert tables.round_trips - before == 3, "its claim; claims and value; index and value"
+        assert (tables.round_trips, tables.requests) == (3, 5), "its claim, and the last one withdrawn; claims and value; index and value"
         assert store.get("name/second") == (b"2", Encoding.POINTER)
+        assert _listed(tables) == {"name/first", "name/second"}
+
+
+@pytest.mark.parametrize(("count", "size", "requests"), [(1, 100, 1), (1, 10_000, 2), (2, 100, 4)])
+def test_outputs_of_tasks_take_one_round_trip(tables: _Tables, count: int, size: int, requests: int) -> None:
+    """Small ones, one at a time, one request: a batch of more, or of larger ones, is what Cassandra warns of."""
+    rows = [(output(1, number, 1), bytes([number]) * size) for number in range(count)]
+    with _store(tables) as store:
+        store.put_many([(output(1, 7, 1), b"x")])  # the scope is registered once an hour
+        tables.round_trips = tables.requests = 0
+        store.put_many(rows)
+        assert (tables.round_trips, tables.requests) == (1, requests)
+        assert [store.get(row) for row, _ in rows] == [(data, Encoding.RAW) for _, data in rows]
+    assert _listed(tables) == {output(1, 7, 1), *(row for row, _ in rows)}
+
+
+def _listed(tables: _Tables) -> set[str]:
+    return {place[3] for place in tables.cells if place[0] == "index"}
 
 
 def test_a_value_is_in_the_index_before_it_is_there(tables: _Tables) -> None:

@@ -351,6 +351,18 @@ def test_cancel_ends_failed_ranges_that_wait_for_their_back_off(bench: Bench) ->
     assert bench.phase(number) is Phase.CLOSED
 
 
+def test_values_of_a_lost_attempt_go_when_its_task_is_cancelled_instead(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(1, backoff_us=60_000_000)
+    starter.fail("n1", starter.claim("n1"), reason=Reason.NODE_LOST, backoff_us=60_000_000)
+    bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    bench.store.put(keys.output(number, 0, 1), b"half")
+    bench.advance(1.0)
+    assert bench.look.outcomes(number)[0].state is State.CANCELLED
+    assert bench.store.keys("out/") == []
+
+
 def test_a_cancelled_queue_that_was_still_growing_is_ended(bench: Bench) -> None:
     bench.lead()
     number = bench.submitter.submit(4, complete=False)
