@@ -259,6 +259,12 @@ class Bounds:
         self._refused(name, user)
         return _error(name, user, limit)
 
+    def refuse_room(self, user: str, why: str) -> LimitReached:
+        """The same where ZooKeeper has room, and what is left of it is for others."""
+        self._refused("zookeeper_bytes", user)
+        words = f"what is left of ZooKeeper's room is for users who have less in it than {user or 'this user'}: {why}"
+        return LimitReached(words, hint=f"{BOUND['zookeeper_bytes'].advice}; rmgr limits; rmgr doctor tells how full it is")
+
     def used(self, user: str) -> dict[str, int]:
         """What he holds now, by bound."""
         known = self._users.get(user)

@@ -9,15 +9,18 @@ from rmgr.daemons.leader_follow import Followed
 
 #: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
 _ZNODES_BYTES = 1000
+#: Znodes of a submission beside its outcomes and failed ranges: record, gate, tail, done, failed.
+_ZNODES = 5
 
 
 @dataclass(slots=True)
 class Use:
-    """Of one user: submissions that have not ended, their tasks that are not final, bytes in ZooKeeper without waiting arguments."""
+    """Of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
 
     open_submissions: int = 0
     unfinished_tasks: int = 0
     zookeeper_bytes: int = 0
+    znodes: int = 0
 
 
 def usage(followed: Iterable[Followed]) -> dict[str, Use]:
@@ -33,6 +36,7 @@ def usage(followed: Iterable[Followed]) -> dict[str, Use]:
         use = found.get(submission.user)
         if use is None:
             use = found[submission.user] = Use()
+        use.znodes += _ZNODES + item.progress.next_fragment - item.paged.base + len(item.failed)
         use.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
         if not (item.is_closed or item.is_ended):
             use.open_submissions += 1

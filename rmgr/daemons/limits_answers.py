@@ -69,6 +69,7 @@ class LeaderUse:
                 "open_submissions": one.open_submissions,
                 "unfinished_tasks": one.unfinished_tasks,
                 "zookeeper_bytes": one.zookeeper_bytes,
+                "znodes": one.znodes,
             }
             told[user] = UserUse(used=used, refused=self._bounds.refused(user))
         return Told(users=told, age_s=time.monotonic() - read_s, limits=self._bounds.limits)

@@ -28,6 +28,7 @@ from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.trust import Trust
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_root import QuotaLook
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.client.admission import check_admitted
 from rmgr.client.bootstrap import check_same, read_meta
@@ -51,6 +52,7 @@ from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_loose import Loose
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
+from rmgr.daemons.submitter_room import Room
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.submitter_values import OwnedStore
@@ -304,7 +306,8 @@ def _serve(
     bounds = Bounds()
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderAsk(routes, credentials)
-    cluster_use = ClusterUse(bounds, leader_use).start()
+    quota_look = QuotaLook(hosts, chroot, options.get("security"), (paths.QUEUES, paths.SUBS))
+    cluster_use = ClusterUse(bounds, leader_use, room=Room(quota_look)).start()
     operators = config.security.operators
     certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
     cluster = Cluster(coordinator, Owners(coordinator, store), certify)
@@ -377,6 +380,7 @@ def _serve(
         if written is not None:
             written.close()
         cluster_use.close()
+        quota_look.close()
         leader_use.close()
         forwarder.close()
         end_metrics()

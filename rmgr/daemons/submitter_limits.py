@@ -5,6 +5,8 @@ what it has committed itself since. So a user can be over a limit by what he com
 them, within those seconds, and by no more. Before anybody is refused the leader is asked again, so that nobody is refused for
 what has ended meanwhile.
 
+Beside the limits of the settings there is what ZooKeeper has room for: `submitter_room.py`.
+
 Arguments that wait in ZooKeeper are not in the leader's memory: the gateway sorts the tasks that it has committed by their
 size. Of a user's N unfinished tasks the N largest are taken to be the ones that are left, which is never too few.
 """
@@ -22,6 +24,8 @@ from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Multi
+from rmgr.coord.quotas import Quota
+from rmgr.daemons.submitter_room import NOTHING, Room
 from rmgr.errors import RmgrError, UsageError
 
 #: Between two questions to the leader, and how long after the last submission they go on.
@@ -37,19 +41,26 @@ _CLUSTER = ("open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one multi adds: `sizes` are (tasks, bytes) of its blocks."""
+    """What one multi adds: `sizes` are (tasks, bytes) of its blocks, `size` and `znodes` are of everything else."""
 
     submissions: int
     tasks: int
     size: int
     sizes: tuple[tuple[int, int], ...]
+    znodes: int = 0
+
+    @property
+    def by_place(self) -> dict[str, Quota]:
+        """What it adds below each of the roots that quotas bound."""
+        blocks = Quota(len(self.sizes), sum(size for _, size in self.sizes))
+        return {paths.QUEUES: blocks, paths.SUBS: Quota(self.znodes, self.size)}
 
 
 def added(multi: Multi) -> Added | None:
     """None for what adds nothing. Cost: 3 us a block. Raises UsageError for a name that no block has."""
     if multi.name not in _ADDING:
         return None
-    submissions, size, sizes = 0, 0, []
+    submissions, size, sizes, znodes = 0, 0, [], 0
     for op in multi.ops:
         if not isinstance(op, Create):
             continue
@@ -61,51 +72,57 @@ def added(multi: Multi) -> Added | None:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         else:
-            size += len(op.data) + _ZNODE_BYTES
+            size, znodes = size + len(op.data) + _ZNODE_BYTES, znodes + 1
             submissions += len(parts) == 4 and parts[1] == "subs"
-    return Added(submissions, sum(count for count, _ in sizes), size, tuple(sizes))
+    return Added(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
 
 
 class _Ledger:
-    """Of one user: what was committed lately, and the sizes of his waiting tasks by powers of two."""
+    """Of one user: what was committed lately, and the sizes and blocks of his waiting tasks by powers of two."""
 
     def __init__(self) -> None:
-        self.recent: deque[tuple[float, int, int, int]] = deque()  # when, submissions, tasks, bytes
+        self.recent: deque[tuple[float, int, int, int, int]] = deque()  # when, submissions, tasks, bytes, znodes
         self.tasks = [0] * 32
         self.sizes = [0] * 32
+        self.blocks = [0.0] * 32
 
     def add(self, now_s: float, new: Added) -> None:
-        self.recent.append((now_s, new.submissions, new.tasks, new.size))
+        self.recent.append((now_s, new.submissions, new.tasks, new.size, new.znodes))
         for count, size in new.sizes:
             at = min(31, (size // max(1, count)).bit_length())
             self.tasks[at] += count
             self.sizes[at] += size
+            self.blocks[at] += 1
 
     def settle(self, before_s: float, unfinished: int) -> None:
         """The leader has seen what was committed before; so many tasks are left of it."""
         while self.recent and self.recent[0][0] < before_s:
             self.recent.popleft()
-        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _ in self.recent)
+        gone = sum(self.tasks) - unfinished - sum(tasks for _, _, tasks, _, _ in self.recent)
         for at, count in enumerate(self.tasks):
             if gone <= 0:
                 break
             some = min(gone, count)
             if some:
                 self.sizes[at] -= self.sizes[at] * some // count
+                self.blocks[at] -= self.blocks[at] * some / count
                 self.tasks[at] -= some
                 gone -= some
 
 
 class ClusterUse:
     """Args:
-    ask: the leader's numbers of everybody (fresh); raises RmgrError. clock: monotonic seconds.
+    ask: the leader's numbers of everybody (fresh); raises RmgrError. clock: monotonic seconds. room: of ZooKeeper, None = not asked for.
 
     Thread-safe. `check` costs 5 us and 3 us a block, and may ask once when it refuses.
     """
 
-    def __init__(self, bounds: Bounds, ask: Callable[[bool], Told], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, bounds: Bounds, ask: Callable[[bool], Told], *, clock: Callable[[], float] = time.monotonic, room: Room | None = None
+    ) -> None:
         self._bounds = bounds
         self._ask = ask
+        self._room = room
         self._clock = clock
         self._lock = threading.Lock()
         self._asking = threading.Lock()
@@ -138,6 +155,14 @@ class ClusterUse:
             name = self._exceeded(user, new)
         if name:
             raise self._bounds.refuse(name, user, int(getattr(self._bounds.limits, name)))
+        if self._room is not None and self._lacks(user, new):
+            self._room.refresh(FRESH_S)
+            self.refresh(fresh=True)
+            if why := self._lacks(user, new):
+                raise self._bounds.refuse_room(user, why)
+        if self._room is not None:
+            for place, more in new.by_place.items():
+                self._room.add(place, more)
         now_s = self._clock()
         with self._lock:
             self._ledgers.setdefault(user, _Ledger()).add(now_s, new)
@@ -158,13 +183,30 @@ class ClusterUse:
         told["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
         return told
 
+    def _lacks(self, user: str, new: Added) -> str:
+        """Why ZooKeeper has no room for more of him, "" when it has."""
+        assert self._room is not None
+        known = self._known.get(user)
+        told = known.used if known is not None else {}
+        with self._lock:
+            ledger = self._ledgers.get(user)
+            recent = list(ledger.recent) if ledger is not None else []
+            waiting = Quota(round(sum(ledger.blocks)), sum(ledger.sizes)) if ledger is not None else NOTHING
+        subs = Quota(
+            told.get("znodes", 0) + sum(one[4] for one in recent), told.get("zookeeper_bytes", 0) + sum(one[3] for one in recent)
+        )
+        mine = {paths.QUEUES: waiting, paths.SUBS: subs}
+        return next((why for place, more in new.by_place.items() if (why := self._room.lacks(place, mine[place], more))), "")
+
     def users(self) -> set[str]:
         """Of whom anything is known."""
         with self._lock:
             return {*self._ledgers, *self._known}
 
     def refresh(self, *, fresh: bool = False) -> None:
-        """Asks the leader; without an answer what was known stays, with `problem`."""
+        """Asks the leader; without an answer what was known stays, with `problem`. So with ZooKeeper's room."""
+        if self._room is not None:
+            self._room.refresh()
         with self._asking:
             began_s = self._clock()
             if began_s - self._asked_s <= (FRESH_S if fresh else ASK_S / 2):
@@ -199,6 +241,8 @@ class ClusterUse:
         return ""
 
     def _run(self) -> None:
+        if self._room is not None:
+            self._room.refresh()
         while not self._ended:
             self._wake.wait()
             self._wake.clear()

@@ -72,9 +72,9 @@ class Person:
 class Scene:
     """One node, one leader; ann works, mallory attacks with the session of a user and with the file of the data store."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, heap_mb: int = 128) -> None:
         self.directory = directory
-        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=128, secured=True)
+        self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=heap_mb, secured=True)
         self.cluster.start()
         self.ann = Person(self.cluster, Role.USER, "ann")
         self.mallory = Person(self.cluster, Role.USER, "mallory")

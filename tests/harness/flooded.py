@@ -30,8 +30,8 @@ from tests.harness.gateway_process import GatewayProcess
 class Flooded(Scene):
     """The scene with a gateway, and an admin who sets limits."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, *, heap_mb: int = 128) -> None:
+        super().__init__(directory, heap_mb=heap_mb)
         security = self.cluster.security
         assert security is not None
         self.admin = Person(self.cluster, Role.ADMIN, "admin")
