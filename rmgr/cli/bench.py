@@ -71,13 +71,13 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
     for name in names:
         if name not in _NAMES:
             raise nearest("measurement", name, _NAMES)
-    from rmgr.dev import benches
-    from rmgr.dev.bench import Plan
+    from rmgr.bench import table
+    from rmgr.bench.measuring import Plan
     from rmgr.model.units import parse_size
 
     sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
     plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)
-    rows = {name: benches.run(name, plan) for name in names}
+    rows = {name: table.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]
         emit(documents[0] if len(documents) == 1 else {"benches": documents})

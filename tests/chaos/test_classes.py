@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.dev.bench import connected
-from rmgr.dev.bench_classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
-from rmgr.dev.bench_reality import compare, simulated
+from rmgr.bench.classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
+from rmgr.bench.live_workload import Played, Stage, pipeline_with
+from rmgr.bench.measuring import connected
+from rmgr.bench.reality import compare, simulated
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.live_workload import Played, Stage, pipeline_with
 from rmgr.model.placing import job_id
 from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline import pipeline_from

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from rmgr import TaskQueue
+from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
-from rmgr.dev.bench import connected
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import KeyExists
 

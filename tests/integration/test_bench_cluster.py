@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from rmgr.bench import commands as bench_commands
+from rmgr.bench import idle as bench_idle
+from rmgr.bench import mixed as bench_mixed
+from rmgr.bench import scale as bench_scale
+from rmgr.bench import store as bench_store
+from rmgr.bench.measuring import Bench, Plan, two_slots
+from rmgr.bench.mixed import Ran, shortest_s
+from rmgr.bench.process_cost import children_of, cost_of, pss_bytes
 from rmgr.cli.main import run
-from rmgr.dev import bench_commands, bench_idle, bench_mixed, bench_scale, bench_store
-from rmgr.dev.bench import Bench, Plan, two_slots
-from rmgr.dev.bench_mixed import Ran, shortest_s
-from rmgr.dev.process_cost import children_of, cost_of, pss_bytes
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from rmgr.bench import jobs as bench_jobs
 from rmgr.cli.main import run
-from rmgr.dev import bench_jobs
 
 
 def test_placed_jobs_are_counted_with_what_each_costs(

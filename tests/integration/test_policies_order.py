@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from commands import Shell
 
-from rmgr.dev.bench import connected
-from rmgr.dev.bench_reality import simulated
+from rmgr.bench.live_workload import Played, Stage
+from rmgr.bench.measuring import connected
+from rmgr.bench.reality import simulated
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.live_workload import Played, Stage
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload import SECOND, Job, Workload
 from tests.harness.coordinators import wait_for

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rmgr.bench import sched as bench_sched
+from rmgr.bench.measuring import Plan
 from rmgr.cli.main import run
-from rmgr.dev import bench_sched
-from rmgr.dev.bench import Plan
 from rmgr.errors import RmgrError
 from rmgr.sim.bare_loop import starts
 

@@ -22,7 +22,7 @@ EXEMPT = {
     ("runner/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",
     ("runner/board.py", "words"): "shared memory: words are integers, and a task that has a start has a sequence number above 0 with it",
     ("cli/placed_options.py", "round(moment_s * 1000000.0)"): "begin_us of a record: 0 = at once",
-    ("dev/bench_sched.py", "now"): "the engine's clock",
+    ("bench/sched.py", "now"): "the engine's clock",
 }
 
 

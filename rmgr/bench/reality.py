@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmgr.dev.bench import Plan, Row, connected, row
+from rmgr.bench.live_workload import Played, Stage, pipeline_with
+from rmgr.bench.measuring import Plan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.live_workload import Played, Stage, pipeline_with
 from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched.pipeline import pipeline_from

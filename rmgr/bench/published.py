@@ -16,6 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rmgr.bench.jobs import Ends
+from rmgr.bench.losses import silent
+from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.process_cost import cpu_s
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.engine import Engine
 from rmgr.client.ports import TaskSpec
@@ -24,11 +28,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.records import encode_record
 from rmgr.daemons.placing_pipeline import named
-from rmgr.dev.bench import Plan, Row, connected, row
-from rmgr.dev.bench_jobs import Ends
-from rmgr.dev.bench_losses import silent
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.process_cost import cpu_s
 from rmgr.errors import Unavailable
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Command, Work

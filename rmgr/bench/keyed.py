@@ -16,13 +16,13 @@ from functools import partial
 from itertools import count as counter
 
 from rmgr.adapters.stores import open_store
+from rmgr.bench.idle import parts_of
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.bench.process_cost import MIB, cpu_s
+from rmgr.bench.store import over, peak_of_starter
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ports import Store
-from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
-from rmgr.dev.bench_idle import parts_of
-from rmgr.dev.bench_store import over, peak_of_starter
 from rmgr.dev.cluster import OWN_CASSANDRA
-from rmgr.dev.process_cost import MIB, cpu_s
 from rmgr.model.units import format_size
 
 #: Sizes of values unless others are asked for (bytes).

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 
 from rmgr.adapters.zk_wire import four_letter
+from rmgr.bench.measuring import SETUP, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import SETUP, Bench, Plan, Row, percentile, row, two_slots
-from rmgr.dev.bench_tasks import no_op
 
 #: What stands in the queue meanwhile.
 _TASKS, _SUBMISSIONS = 100_000, 100

@@ -17,7 +17,7 @@ from fractions import Fraction
 from multiprocessing import get_context
 from typing import TypeVar
 
-from rmgr.dev.bench import Plan, Row, paired, row
+from rmgr.bench.measuring import Plan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.resources import MIB
 from rmgr.sched.catalogue import POLICIES

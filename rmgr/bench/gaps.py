@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rmgr.bench.live_workload import Stage, pipeline_with, send
+from rmgr.bench.measuring import Plan, Row, percentile, row
 from rmgr.coord import paths
-from rmgr.dev.bench import Plan, Row, percentile, row
-from rmgr.dev.live_workload import Stage, pipeline_with, send
 from rmgr.errors import Unavailable
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Command, Submission

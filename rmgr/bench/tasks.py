@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots, zookeeper_counts
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots, zookeeper_counts
 from rmgr.dev.cluster import OWN_CASSANDRA
 
 _REPLICATED = "3 ZooKeepers (fsync), 1 Cassandra, 2 slots"

@@ -10,7 +10,7 @@ line's own start is measured by `rmgr bench commands`) to the first instruction 
 start barrier of both nodes; and to the first instruction of its last rank, started by `rmgr run` in the script. One at a time, on a
 cluster that does nothing else.
 
-A job that was promised the cores of others, beside pulled work: `bench_gaps.py`.
+A job that was promised the cores of others, beside pulled work: `gaps.py`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 import psutil
 
+from rmgr.bench.gaps import Gaps
+from rmgr.bench.live_workload import send
+from rmgr.bench.measuring import Plan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.bench.process_cost import children_of, cpu_s
+from rmgr.bench.tasks import no_op
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import Plan, Row, connected, percentile, row, zookeeper_counts
-from rmgr.dev.bench_gaps import Gaps
-from rmgr.dev.bench_tasks import no_op
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.live_workload import send
-from rmgr.dev.process_cost import children_of, cpu_s
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid

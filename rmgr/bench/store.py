@@ -16,10 +16,10 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, paired, row, two_slots
+from rmgr.bench.process_cost import MIB, children_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, paired, row, two_slots
 from rmgr.dev.cluster import OWN_CASSANDRA
-from rmgr.dev.process_cost import MIB, children_of, pss_bytes
 from rmgr.errors import RmgrError
 
 _INPUTS, _INPUT_BYTES = 1_000, MIB

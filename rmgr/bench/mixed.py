@@ -11,10 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from rmgr.adapters.zk import ZkCoordinator
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, row, two_slots
+from rmgr.bench.timed_sleep import timed_sleep
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
-from rmgr.dev.bench import SETUP, SLOTS, Bench, Plan, Row, row, two_slots
-from rmgr.dev.timed_sleep import timed_sleep
 from rmgr.errors import DeadlineExceeded, RmgrError
 
 _LONG, _LONG_S = 200, (0.2, 2.0)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import Plan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.errors import Unavailable
 
 _NODES, _CORES, _WATCHDOGS = 3, 2, 2

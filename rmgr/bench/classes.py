@@ -14,10 +14,10 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from rmgr.dev.bench import Plan, Row, connected, row
-from rmgr.dev.bench_reality import Compared, compare, simulated
+from rmgr.bench.live_workload import Stage, pipeline_with
+from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.reality import Compared, compare, simulated
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.live_workload import Stage, pipeline_with
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.workload import SECOND, Job, Workload
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
+from rmgr.bench.children import Child
+from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.process_cost import cpu_s
+from rmgr.bench.silent_starters import Spec
+from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
-from rmgr.dev.bench import Plan, Row, connected, row
-from rmgr.dev.bench_tasks import no_op
-from rmgr.dev.children import Child
 from rmgr.dev.cluster import DevCluster
-from rmgr.dev.process_cost import cpu_s
-from rmgr.dev.silent_starters import Spec
 from rmgr.errors import RmgrError
 
 _SESSIONS, _KILLED = 2000, 500
@@ -124,4 +124,4 @@ def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cor
     server, _, root = cluster.state.zookeeper.partition("/")
     host, _, port = server.partition(":")
     spec = Spec(host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores)
-    return Child("rmgr.dev.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")
+    return Child("rmgr.bench.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")

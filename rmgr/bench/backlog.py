@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from rmgr.bench.jvm_heap import live_heap_bytes
+from rmgr.bench.measuring import SETUP, Bench, Plan, Row, row, two_slots
+from rmgr.bench.process_cost import children_of, cpu_s, pss_bytes
+from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.dev.bench import SETUP, Bench, Plan, Row, row, two_slots
-from rmgr.dev.bench_tasks import no_op
-from rmgr.dev.jvm_heap import live_heap_bytes
-from rmgr.dev.process_cost import children_of, cpu_s, pss_bytes
 
 _TASKS = 1_000_000
 _FEW = 5
