@@ -9,6 +9,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,21 @@ import pytest
 from rmgr.adapters import rpc_join
 from rmgr.adapters.invitation import decode, tls_pair
 from rmgr.adapters.zk import Acl, ZkCoordinator, four_letter
+from rmgr.adapters.zk_root import look_at_root
 from rmgr.client import securing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths, quotas
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.operator_ops import set_settings
 from rmgr.coord.records import decode_record, encode_fragment, encode_record
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
 from rmgr.model.identity import Role
+from rmgr.model.limits import UserLimits
 from rmgr.model.node import InboxOrder, Order
+from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Work
 from tests.harness.attacker import Person, Scene, unique, until
@@ -200,6 +205,34 @@ def test_a_direct_user_makes_the_numbers_of_submissions_jump(scene: Scene) -> No
     number = scene.submit()
     assert number == far
     assert scene.outcomes(number)[0].state is State.COMPLETED
+
+
+def test_a_direct_user_submits_more_than_the_limits(scene: Scene) -> None:
+    """Limits are the gateways': who comes past them has the quotas of ZooKeeper alone."""
+    admin = Person(scene.cluster, Role.ADMIN, "admin")
+    try:
+        found = admin.zk.get(paths.CONFIG).result(60)
+        assert found is not None
+        settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        tight = replace(settings, limits=UserLimits(open_submissions=1, unfinished_tasks=1))
+        assert isinstance(admin.zk.commit(set_settings(tight, found.version)).result(60), Committed)
+        for _ in range(3):
+            scene.intercepted()  # stays open
+        assert [outcome.state for outcome in scene.outcomes(scene.submit(payloads=(b"a", b"b")), 2)] == [State.COMPLETED] * 2
+        assert isinstance(admin.zk.commit(set_settings(settings, found.version + 1)).result(60), Committed)
+    finally:
+        admin.zk.close()
+
+
+def test_a_direct_user_gives_a_znode_access_lists_that_no_quota_counts(scene: Scene) -> None:
+    assert scene.mallory.credentials.zookeeper_auth is not None
+    security = _as(*scene.mallory.credentials.zookeeper_auth)
+    hosts = scene.cluster.zookeeper.hosts
+    entries = tuple(Acl(perms=1, scheme="ip", id=f"10.0.{number // 250}.{number % 250}") for number in range(5000))
+    before = look_at_root(hosts, CHROOT, security).used[paths.TOKENS][0].data_bytes
+    with ZkCoordinator.connect(hosts, CHROOT, security=security, acl=entries) as mallory:
+        assert isinstance(mallory.commit(attempt(Create(f"{paths.TOKENS}/{unique()}", b"x"))).result(60), Committed)
+    assert look_at_root(hosts, CHROOT, security).used[paths.TOKENS][0].data_bytes == before + 1
 
 
 # -- with a token -------------------------------------------------------------------------------------------------------------

@@ -207,6 +207,18 @@ def test_a_deed_that_mallory_makes_for_anns_value_is_not_believed(town: Town) ->
     assert "in the name of ann" in str(failed)
 
 
+def test_an_older_value_of_hers_is_put_back_and_believed(town: Town) -> None:
+    """What she signed once stays signed: shown, so that nobody takes it for impossible."""
+    key = f"in/{unique()}"
+    row = keys.named(key)
+    town.hers.store.put(key, b"old")
+    kept = town.store.about(row)
+    assert kept is not None
+    town.hers.store.put(key, b"new", overwrite=True)
+    town.store.put(row, b"old", note=kept.note)
+    assert town.hers.store.get(key) == b"old"
+
+
 # -- H3: pickles of others ------------------------------------------------------------------------------------------------------------
 
 
