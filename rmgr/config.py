@@ -52,6 +52,11 @@ class ClusterConfig:
         if not self.zk and self.gateway:
             raise NotConnected("this needs ZooKeeper itself, and only a gateway is configured", hint="name it: --zk HOSTS or RMGR_ZK")
         if not self.zk:
+            if stopped := stopped_dev():
+                raise NotConnected(
+                    f"no cluster is configured, and ZooKeeper of the one in {stopped} does not run",
+                    hint=f"rmgr dev status --dir {stopped} tells what of it runs; rmgr dev --dir {stopped} starts it again",
+                )
             raise NotConnected(
                 "no cluster is configured and none is running on this machine",
                 hint="start one with: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)",
@@ -354,6 +359,17 @@ def _lives(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def stopped_dev(env: Mapping[str, str] | None = None) -> str:
+    """The directory of a `rmgr dev` that was not stopped and has lost its ZooKeeper, "" = there is none."""
+    env = os.environ if env is None else env
+    if not dev_file(env).exists() or _dev_cluster(env)[0]:
+        return ""
+    try:
+        return str(tomllib.loads(dev_file(env).read_text("utf-8"))["dev"]["directory"])
+    except (OSError, KeyError, TypeError, ValueError, tomllib.TOMLDecodeError):
+        return ""
 
 
 def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:

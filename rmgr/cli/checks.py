@@ -146,8 +146,10 @@ def configuration(session: Session) -> Checks:
         yield Check(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
         return
     if not cluster.zk:
-        what = "no cluster is configured, and none runs on this machine"
-        yield Check(name="configuration", ok=False, detail=what, fix="start one: rmgr dev   (or name one: --zk HOSTS, RMGR_ZK)")
+        try:
+            cluster.hosts_and_chroot()
+        except RmgrError as error:
+            yield Check(name="configuration", ok=False, detail=error.message, fix=error.hint)
         return
     yield Check(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
     if not cluster.store:

@@ -101,15 +101,20 @@ def keep_down(directory: Path, name: str, *, is_down: bool) -> None:
 
 
 def started(directory: Path, name: str, recipe: Recipe, *, role: str) -> subprocess.Popen[bytes]:
-    """Starts a process again and records it; a ZooKeeper is advertised anew. Raises OSError."""
+    """Starts a process again and records it; a ZooKeeper is advertised anew. Raises OSError: then it does not run."""
     child = recipe.start()
-    state = read_state(directory)
-    if state is not None:
-        entry = DevProcess.of(role, name, child.pid)
-        state = replace(state, processes=tuple(entry if process.id == name else process for process in state.processes))
-        write_state(state)
-        if role == "zookeeper" and is_advertised(state):
-            advertise(state)
+    try:
+        state = read_state(directory)
+        if state is not None:
+            entry = DevProcess.of(role, name, child.pid)
+            state = replace(state, processes=tuple(entry if process.id == name else process for process in state.processes))
+            write_state(state)
+            if role == "zookeeper" and is_advertised(state):
+                advertise(state)
+    except BaseException:  # a full disk: nobody would know of it, and the next look would start another one beside it
+        child.kill()
+        child.wait()
+        raise
     return child
 
 
@@ -199,8 +204,10 @@ def main(directory: Path) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
-    sys.stderr.flush()
+    """One line of its log, unless the disk is full: then there is more to do than to tell."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+        sys.stderr.flush()
 
 
 def _read(path: Path) -> dict[str, dict[str, object]]:  # type: ignore[type-arg]

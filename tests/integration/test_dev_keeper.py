@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -169,3 +171,28 @@ def test_a_process_is_known_again_although_the_clock_was_set(tmp_path: Path) -> 
     assert me.find() is not None
     assert replace(me, started=me.started - 3600).state == "running"
     assert replace(me, born=f"{me.born}0").state == "dead"
+
+
+def test_a_full_disk_ends_no_keeper_and_starts_nothing_that_nobody_knows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"{tmp_path}/asleep"
+    kept = Kept(tmp_path, sys.executable, "-c", "import time; time.sleep(600)", mark)
+
+    def full(state: DevState) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def children() -> list[psutil.Process]:
+        found = psutil.Process().children()
+        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE and mark in child.cmdline()]
+
+    nowhere = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", nowhere)
+        patch.setattr(keeper, "write_state", full)
+        assert [kept.look(after_s) for after_s in (0.0, 1.1, 60.0, 60.0)] == [0, 0, 0, 0]
+        assert children() == []
+        assert "No space left" in read_fates(tmp_path)["n1"].problem
+    with contextlib.suppress(OSError):
+        nowhere.close()
+    until("it runs once there is room", lambda: kept.look(60.0) == 1)
+    assert [child.pid for child in children()] == [kept.process().pid]
+    children()[0].kill()

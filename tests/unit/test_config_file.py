@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rmgr.cli.main import cli
-from rmgr.config import _SECTIONS, Config, check_file, load
+from rmgr.config import _SECTIONS, Config, check_file, dev_file, load, stopped_dev
 
 FILE = Path(__file__).parents[2] / "deploy" / "rmgr.toml"
 _KEY = re.compile(r"^#([a-z_]+) = (.*)$")
@@ -55,3 +55,15 @@ def test_a_running_dev_cluster_is_found_while_any_of_its_zookeepers_lives(tmp_pa
     for dev, is_found in ((f"pids = [{gone}, {alive}]", True), (f"pids = [{gone}]", False), (f"pid = {alive}", True), ("pids = 3", False)):
         (tmp_path / ".rmgr" / "dev.toml").write_text(f'[dev]\n{dev}\n[cluster]\nzk = "h:1/x"\nstore = "sqlite:/s"\n')
         assert (load(env=home).cluster.zk == "h:1/x") is is_found, dev
+
+
+def test_a_dev_cluster_whose_zookeeper_died_is_named(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path)}
+    recorded = dev_file(env)
+    recorded.parent.mkdir()
+    recorded.write_text('[dev]\npids = [4194301]\ndirectory = "/somewhere/dev"\n\n[cluster]\nzk = "127.0.0.1:1/rmgr/dev"\n')
+    assert stopped_dev(env) == "/somewhere/dev"
+    recorded.write_text(recorded.read_text().replace("4194301", str(os.getpid())))
+    assert stopped_dev(env) == ""
+    recorded.unlink()
+    assert stopped_dev(env) == ""
