@@ -37,7 +37,8 @@ def credentials(session: Session) -> Iterator[Check]:
     fix = ""
     if left_days < SOON_DAYS:
         command = f"rmgr admin add-user {who.name}" if who.is_person else "rmgr admin rotate tls"
-        fix = f"they end in {counted(max(0, int(left_days)), 'day')}: ask the cluster's admin for new ones ({command})"
+        left = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
+        fix = f"they end {left}: ask the cluster's admin for new ones ({command})"
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {day(mine.not_after_s)}; {mine.directory}"
     yield Check(name="credentials", ok=True, detail=detail, fix=fix)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.follow import End, Followed
-from rmgr.cli.render import paint, printable, told_counts
+from rmgr.cli.render import folded, paint, printable, told_counts
 from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import RmgrError
@@ -51,9 +51,10 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
         steps.append(f"rmgr explain {id_}")
     lines.append(f"next: {'; '.join(steps)}")
     out = sys.stderr
-    out.write(paint(f"rmgr: {printable(lines[0])}", "red", out) + "\n")
+    out.write(paint(folded(f"rmgr: {printable(lines[0])}", out, indent=6), "red", out) + "\n")
     for line in lines[1:]:
-        out.write(f"      {printable(line)}\n")
+        told = printable(line) if line.startswith("| ") else folded(printable(line), out, begin=6, indent=6)
+        out.write(f"      {told}\n")
     out.flush()
 
 

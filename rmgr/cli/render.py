@@ -232,16 +232,20 @@ def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: T
         chosen, lines = [chosen[at] for at in kept], [[line[at] for at in kept] for line in lines]
     heads = [column.name for column in chosen] if layout.header else [""] * len(chosen)
     widths = [max([width_of(head), *(width_of(line[at]) for line in lines)]) for at, head in enumerate(heads)]
+    more = "…"
     if stream.isatty():
+        from rmgr.client.progress import is_ascii
+
+        more = "+" if is_ascii(stream) else more
         widths = _fit(widths, heads, chosen, shutil.get_terminal_size().columns)
     if layout.header:
-        names = [name if column.is_id else _cut(name, width) for name, width, column in zip(heads, widths, chosen, strict=True)]
+        names = [name if column.is_id else _cut(name, width, more) for name, width, column in zip(heads, widths, chosen, strict=True)]
         head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(names, widths, chosen, strict=True)).rstrip()
         stream.write(paint(head, "bold", stream) + "\n")
     for line in lines:
         cells = []
         for text, width, column in zip(line, widths, chosen, strict=True):
-            shown = _pad(text if column.is_id else _cut(text, width), width, column.right)
+            shown = _pad(text if column.is_id else _cut(text, width, more), width, column.right)
             cells.append(paint(shown, STATE_STYLES.get(text.partition(" ")[0], ""), stream) if column.state else shown)
         stream.write(_GAP.join(cells).rstrip() + "\n")
     stream.flush()
@@ -265,12 +269,13 @@ def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: i
     return widths
 
 
-def _cut(text: str, width: int) -> str:
+def _cut(text: str, width: int, more: str) -> str:
+    """more: what stands for the rest, one column wide."""
     if width_of(text) <= width:
         return text
     while text and width_of(text) > width - 1:
         text = text[:-1]
-    return f"{text}…"
+    return f"{text}{more}"
 
 
 def _pad(text: str, width: int, right: bool) -> str:

@@ -6,6 +6,7 @@ Fed with counts, it draws at most ten times a second; it also tells, once, when 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -63,6 +64,12 @@ class Rate:
         return (counts.total - counts.final) / rate if rate > 0 else None
 
 
+def is_ascii(stream: TextIO) -> bool:
+    """Only ASCII can be shown there: the stream cannot encode more, or the locale is named C or POSIX."""
+    named = next((value for name in ("LC_ALL", "LC_CTYPE", "LANG") if (value := os.environ.get(name))), "")
+    return named in {"C", "POSIX"} or not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
+
+
 def line(title: str, counts: Counts, rate: Rate) -> str:
     """`name  120/1000 (12%)  3 failed  85/s  0:10 left`."""
     share = f" ({100 * counts.final // counts.total}%)" if counts.total else ""
@@ -103,7 +110,7 @@ class ProgressDisplay:
         self._task: Any = None
 
     def __enter__(self) -> Self:
-        if self._enabled and self._stream.isatty():
+        if self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which cannot draw a line again
             self._bar, self._task = _make_bar(self._title, self._stream)
             self._bar.start()
         self._drawn_s = time.monotonic()
@@ -181,18 +188,26 @@ def _make_bar(title: str, stream: TextIO) -> tuple[Any, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
+    is_plain = is_ascii(stream)
+
+    class Screen(Console):
+        @property
+        def encoding(self) -> str:
+            """What rich chooses the pieces of its bar by."""
+            return "ascii" if is_plain else super().encoding
+
     def whole() -> Column:
         return Column(no_wrap=True)
 
     bar = Progress(
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", max_width=24)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="crop" if is_plain else "ellipsis", max_width=24)),
         BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),  # what the numbers leave, of any width
         MofNCompleteColumn(table_column=whole()),
         TextColumn("[red]{task.fields[failed]}", table_column=whole()),
         TextColumn("{task.fields[rate]}", table_column=whole()),
         TextColumn("{task.fields[left]}", table_column=whole()),
         expand=True,
-        console=Console(file=stream),
+        console=Screen(file=stream),
         auto_refresh=True,
         refresh_per_second=10,
         transient=False,

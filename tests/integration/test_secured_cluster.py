@@ -100,7 +100,7 @@ def test_refused_calls_are_audited(cluster: DevCluster) -> None:
 def test_doctor_says_whose_credentials_these_are_and_that_they_end(cluster: DevCluster, tmp_path: Path) -> None:
     assert cluster.security is not None
     authority = load_ca(cluster.security.admin)
-    for days, told in ((300, ""), (20, "they end in 19 days")):
+    for days, told in ((300, ""), (20, "they end in 19 days"), (1, "they end within a day")):
         mine = write_files(tmp_path / f"b{days}", issue(authority, "ann", Role.USER, days=days))
         ended = shell(cluster, tmp_path, mine)("doctor", "--json")
         found = next(check for check in ended.json["checks"] if check["name"] == "credentials")

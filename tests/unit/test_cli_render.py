@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 
 import pytest
@@ -24,6 +25,12 @@ ROWS = [(1, "alpha", "RUNNING", ""), (12, "beta", "FAILED", ""), (3, "", "INITIA
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture(autouse=True)
+def locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that can show everything, whoever runs the tests."""
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
 
 
 def drawn(rows: list[tuple[int, str, str, str]] = ROWS, out: io.StringIO | None = None, **layout: object) -> list[str]:
@@ -148,6 +155,34 @@ def test_sentences_are_folded_between_words_on_a_terminal_only(monkeypatch: pyte
     assert folded(command := "rmgr drain n3 --reason 'a disk is to be built in'", Terminal()) == command
     assert folded("a " + "x" * 60, Terminal(), indent=2) == "a\n  " + "x" * 60
     assert folded("水" * 10 + " " + "水" * 10, Terminal()) == "水" * 10 + "\n" + "水" * 10
+
+
+@pytest.mark.parametrize(("named", "more"), [("C", "+"), ("POSIX", "+"), ("C.UTF-8", "…"), ("de_DE.UTF-8", "…")])
+def test_what_is_cut_ends_with_what_the_terminal_can_show(monkeypatch: pytest.MonkeyPatch, named: str, more: str) -> None:
+    monkeypatch.setenv("LC_ALL", named)
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = drawn([(1, "a-very-long-name", "RUNNING", "")], out=Terminal())
+    assert f"a-very{more}" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_drawn", "piece"),
+    [({"LC_ALL": "C"}, True, "-" * 8), ({"LC_ALL": "C.UTF-8"}, True, "━" * 8), ({"TERM": "dumb"}, False, "x  1/2")],
+)
+def test_a_bar_is_made_of_what_the_terminal_can_show(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], is_drawn: bool, piece: str
+) -> None:
+    from rmgr.client.progress import Counts, ProgressDisplay
+
+    for name, value in ({"COLUMNS": "60", "TERM": "xterm"} | environment).items():
+        monkeypatch.setenv(name, value)
+    screen = Terminal()
+    with ProgressDisplay("x", stream=screen) as display:
+        display._drawn_s = -math.inf
+        display.update(Counts(total=2, final=1))
+    assert piece in screen.getvalue()
+    assert ("\x1b" in screen.getvalue()) is is_drawn
+    assert screen.getvalue().isascii() is (environment.get("LC_ALL") != "C.UTF-8")
 
 
 def test_states_are_counted_in_the_order_of_a_life() -> None:
