@@ -112,7 +112,7 @@ def dev(
     ctx = click.get_current_context()
     if ctx.invoked_subcommand is not None:
         if directory is not None:
-            ctx.meta["rmgr.dev.directory"] = directory
+            ctx.meta["rmgr dev: directory"] = directory
         return
     from rmgr.dev.cluster import DevCluster
     from rmgr.dev.record import advertise, default_directory
@@ -393,7 +393,7 @@ def _find(directory: str | None) -> DevState | None:
     """The cluster in `--dir`, else the advertised one, else the one in the default directory."""
     from rmgr.dev.record import default_directory, read_state
 
-    directory = directory or click.get_current_context().meta.get("rmgr.dev.directory")
+    directory = directory or click.get_current_context().meta.get("rmgr dev: directory")
     if directory:
         return read_state(Path(directory).resolve())
     return _advertised() or read_state(default_directory())

@@ -1,0 +1,76 @@
+"""Texts that name a module name one that there is: `-m rmgr...`, entry points, patches of tests, units, scripts, documents.
+
+Nothing else would find them when a module moves: imports fail at once, a text fails when somebody starts what it names.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.test_house import PACKAGE, STUBS, files, shown, tree_of
+
+_NAMED = re.compile(r"(?<![\w./-])rmgr(?:\.\w+)+(?::\w+)?")
+#: What is in the package, by its first name: other texts that begin so are files, znodes and services (`rmgr.toml`, `rmgr.v1.Leader`).
+_ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {STUBS.name, "__init__"}
+
+
+def named_in(path: Path) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of every text of a file that looks like one of the package."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for found in _NAMED.findall(line):
+            if found.split(".")[1] in _ROOMS:
+                yield found, number
+
+
+@cache
+def has(module: Path, name: str) -> bool:
+    """Whether `name` is defined, imported or assigned at the top of a module."""
+    top = [node for block in tree_of(module).body for node in (ast.walk(block) if isinstance(block, (ast.If, ast.Try)) else [block])]
+    for node in top:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name == name:
+            return True
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and name in {(alias.asname or alias.name).split(".")[0] for alias in node.names}:
+            return True
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if name in {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}:
+            return True
+    return False
+
+
+def resolves(dotted: str) -> bool:
+    """A module or package, or what stands at the top of one; attributes below that are not looked at."""
+    at = PACKAGE
+    for part in re.split(r"[.:]", dotted)[1:]:
+        if part.startswith("__"):  # of every module
+            return True
+        if (at / part).is_dir():
+            at /= part
+        elif (file := at / f"{part}.py").exists():
+            at = file
+        else:
+            file = at / "__init__.py" if at.is_dir() else at
+            return file.exists() and has(file, part)
+    return True
+
+
+def test_texts_that_name_modules_name_some_that_there_are() -> None:
+    found = [
+        f"{shown(path, line)} {name}"
+        for path in files(".py", ".pyi", ".sh", ".toml", ".yml", ".md", ".service", "")
+        if STUBS not in path.parents
+        for name, line in named_in(path)
+        if not resolves(name)
+    ]
+    assert found == []
+
+
+def test_a_module_that_is_gone_is_found() -> None:
+    assert resolves("rmgr.cli.main:main")
+    assert resolves("rmgr.runner.spawner")
+    assert resolves("rmgr.adapters.trust._RESYNC_S")
+    for gone in ("runner.spawned", "cli.main:begin"):
+        assert not resolves(f"rmgr.{gone}")
