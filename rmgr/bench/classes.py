@@ -82,7 +82,8 @@ def _small(job: Job, pace: float) -> Job:
 
 
 def _run_us(seconds: float, pace: float) -> int:
-    return round(_SHORTEST_US * pace * (seconds / 5) ** 0.2) // 1000 * 1000
+    longer: float = (seconds / 5) ** 0.2
+    return round(_SHORTEST_US * pace * longer) // 1000 * 1000
 
 
 def classes(plan: Plan) -> list[Row]:

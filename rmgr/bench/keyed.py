@@ -232,7 +232,8 @@ class _Field:
         """Memory of the Starter while many inputs pass it: the most of all the time, beside the most of the first tenth."""
         count = self._plan.count(_PASSING)
         what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
-        few, many = [], []
+        few: list[float] = []
+        many: list[float] = []
         with _put(self._bench, [f"keyed/pass/{n}" for n in range(min(count, _PASSING_KEYS))], _PASSING_BYTES) as names:
             shape = Shape(name="", reads=True, writes=False)
             for into, tasks in ((few, count // 10), (many, count)):

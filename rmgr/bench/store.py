@@ -220,11 +220,11 @@ def _results(plan: Plan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
     rows = []
     for count in (few, many):
         what = f"{count} results of {_RESULT_BYTES} bytes"
-        whole, read, ratio = f"{what}, submit to last", f"{what}, read when all have ended", over(ours[count], theirs[count])
+        last, ended, ratio = f"{what}, submit to last", f"{what}, read when all have ended", over(ours[count], theirs[count])
         rows += [
-            row("ProcessPoolExecutor(2), as_completed", "the same run", whole, "results/s", theirs[count], ratio=1.0),
-            row("rmgr as_completed", SETUP, whole, "results/s", ours[count], ratio=ratio, growth=over(ours[few], ours[count])),
-            row("rmgr as_completed", SETUP, read, "results/s", reads[count], growth=over(reads[few], reads[count])),
+            row("ProcessPoolExecutor(2), as_completed", "the same run", last, "results/s", theirs[count], ratio=1.0),
+            row("rmgr as_completed", SETUP, last, "results/s", ours[count], ratio=ratio, growth=over(ours[few], ours[count])),
+            row("rmgr as_completed", SETUP, ended, "results/s", reads[count], growth=over(reads[few], reads[count])),
         ]
     return rows
 

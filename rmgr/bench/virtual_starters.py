@@ -280,9 +280,11 @@ def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[Runnin
         coordinator.require_connected(_CONNECT_S)
         directory = Path(spec.directory) / name
         directory.mkdir(parents=True)
+        meta = read_meta(coordinator)
+        assert meta is not None, "the cluster is there: its nodes are told of it"
         parts = build(
-            config, (name,), directory, Counted(coordinator, counts), store, read_meta(coordinator), log, endpoint="127.0.0.1:1",
-            make_runner=lambda **words: VirtualRunner(clockwork, spec.task_s, **words),  # type: ignore[arg-type, return-value]
+            config, (name,), directory, Counted(coordinator, counts), store, meta, log, endpoint="127.0.0.1:1",
+            make_runner=lambda **words: VirtualRunner(clockwork, spec.task_s, **words),  # type: ignore[arg-type]
         )  # fmt: skip
         serve, guard = parts.starter.serve, StallGuard(_STALL_S)
         thread = threading.Thread(target=serve, args=(guard,), name=f"starter-{name}", daemon=True)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -210,7 +211,7 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _read(path: Path) -> dict[str, dict[str, object]]:  # type: ignore[type-arg]
+def _read(path: Path) -> dict[str, dict[str, Any]]:
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
         return found if isinstance(found, dict) else {}
