@@ -22,7 +22,7 @@ import msgspec
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.records import UNREADABLE, cut, decode_block, decode_record
 from rmgr.daemons.placing_seals import AGAIN, Begun
 from rmgr.daemons.starter_accounts import Accounts, hand_over
 from rmgr.daemons.starter_barrier import Barriers
@@ -246,8 +246,9 @@ class Jobs:
         coming.is_reading = False
         try:
             data = decode_block(found.data) if found is not None else None
-        except (RmgrError, msgspec.MsgspecError) as error:
-            self._not_read(coming, error)
+        except (RmgrError, *UNREADABLE) as error:  # what stands there is no block, now and later, and no leader has placed it
+            del self._coming[guid]
+            self._refuse(coming, BlockData(), None, f"what stands there is no block: {cut(error)}")
             return
         allocation = data.allocation if data is not None else None
         if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:

@@ -150,6 +150,19 @@ def test_nor_does_what_stands_in_its_queue_already(scene: Scene) -> None:
     assert not scene.canary.exists()
 
 
+@pytest.mark.parametrize("garbage", [b"", b"\xc1" * 20, b"{}", bytes(10_000)])
+def test_what_is_no_block_is_deleted_and_not_looked_at_again(scene: Scene, garbage: bytes) -> None:
+    number, key, _ = scene.intercepted(queue="batch", rigid=Rigid(begin_us=NEXT_YEAR_US))
+    key, guid = replace(key, seq=1), uuid.uuid4().hex[:12]
+    there = paths.running_block("n1", key)
+    made = scene.mallory.commit(Create(there, garbage), Create(paths.inbox("n1", paths.start_order(guid, key)), b"{}"))
+    assert isinstance(made, Committed)
+    until("it is off the node", lambda: scene.mallory.zk.stat(there).result(60) is None)
+    [why] = scene.audited(f"{number}_0")
+    assert "no block" in why
+    running_job(scene)
+
+
 def test_an_allocation_without_nodes_stops_nobody(scene: Scene) -> None:
     number, key, data = scene.intercepted(queue="batch", rigid=Rigid(begin_us=NEXT_YEAR_US))
     allocation = no_shares(scene, "", Allocation(shares=(("n1", 1),), threads=1), 0)
