@@ -1,4 +1,4 @@
-"""How many lines of refusals one user may cause a minute: the others are counted, and told in one line when the minute is over."""
+"""How many lines of refusals one user may cause a minute, and all together: the others are counted, and told when the minute is over."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 WINDOW_S = 60.0
 _MOST_USERS = 2000
 _OTHERS = "(others)"
+#: So many lines of all users in a window; beyond it each has so few: a line holds up every thread that has something to write.
+MOST_OF_ALL, FEW = 600, 5
 
 
 class _Window:
@@ -25,7 +27,11 @@ class _Window:
 
 
 class AuditBook:
-    """Args: lines: of one user in `window_s`; may be changed, 0 = all are written. clock: monotonic seconds. Thread-safe."""
+    """Thread-safe.
+
+    Args: lines: of one user in `window_s`, fewer while all together have many; may be changed, 0 = all are written.
+        clock: monotonic seconds.
+    """
 
     def __init__(self, lines: int, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.lines = lines
@@ -33,6 +39,7 @@ class AuditBook:
         self._clock = clock
         self._lock = threading.Lock()
         self._windows: dict[str, _Window] = {}
+        self._all = _Window(clock())
         self._thread: threading.Thread | None = None
         self._is_registered = False
 
@@ -48,7 +55,10 @@ class AuditBook:
                     ended.append((window.tell, window.more))
                 window = self._windows[name] = _Window(now_s)
             window.lines += 1
-            admitted = not self.lines or window.lines <= self.lines
+            if now_s - self._all.since_s >= self._window_s:
+                self._all = _Window(now_s)
+            admitted = not self.lines or window.lines <= (self.lines if self._all.lines < MOST_OF_ALL else min(FEW, self.lines))
+            self._all.lines += admitted
             if not admitted:
                 window.more += 1
                 window.tell = tell

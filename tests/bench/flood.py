@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 import uuid
 from collections import Counter
 from concurrent.futures import Future
@@ -167,6 +168,7 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None
                 cpu, began = _cpu_s(pid), time.monotonic()
                 meanwhile = told(f"+{users}", submits(honest, rounds, began + seconds - 12))
                 print(f"gateway: {(_cpu_s(pid) - cpu) / (time.monotonic() - began) * 100:.0f} % of a core, {_rss_mib(pid)} MiB")
+                print(_requests(gateway.metrics))
                 print(rmgr(honest, "limits").stdout)
                 for child in children:
                     child.wait(60)
@@ -177,6 +179,13 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None
                 print(f"p99 x{meanwhile / before:.2f}; gateway then: {_rss_mib(pid)} MiB; its log: {len(gateway.log()) / 1024:.0f} KiB")
         finally:
             cluster.stop()
+
+
+def _requests(metrics: str) -> str:
+    """What the gateway has done since it began, by kind."""
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return "\n".join(line for line in lines if line.startswith("rmgr_gateway_") and "_total{" in line)
 
 
 def _cpu_s(pid: int) -> float:

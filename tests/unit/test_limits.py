@@ -15,7 +15,7 @@ from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
-from rmgr.audit_book import AuditBook
+from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
@@ -456,6 +456,17 @@ def test_refusals_are_written_so_many_times_a_minute_and_then_counted() -> None:
         book.admits("mallory", told.append)
     book.flush()
     assert told == [19_997, 8]
+
+
+def test_many_who_are_refused_fill_no_log_together() -> None:
+    clock = Clock()
+    book = AuditBook(120, window_s=60, clock=clock)
+    users = [f"m{at}" for at in range(100)]
+    written = sum(book.admits(user, int) for _ in range(200) for user in users)
+    assert written == MOST_OF_ALL
+    assert sum(book.admits("ann", int) for _ in range(50)) == FEW
+    clock.now_s += 61
+    assert sum(book.admits("ann", int) for _ in range(200)) == 120
 
 
 def test_the_book_does_not_grow_with_names(monkeypatch: pytest.MonkeyPatch) -> None:
