@@ -146,16 +146,20 @@ def begin_uploads(connection: sqlite3.Connection, since_ms: int, count: int) -> 
     return generations
 
 
+class Swept(StoreUnavailable):
+    """A sweep may have taken what was being written: it is not committed."""
+
+
 def end_upload(connection: sqlite3.Connection, manifest: Row, *, overwrite: bool) -> None:
     """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
 
-    Raises: KeyExists; StoreUnavailable when a sweep may have taken the generation.
+    Raises: KeyExists; Swept.
     """
     if not overwrite:
         refuse_existing(connection, [manifest.key])
     took = connection.execute("DELETE FROM unreferenced WHERE generation = ? AND since_ms > ?", (manifest.generation, now_ms()))
     if took.rowcount != 1:
-        raise StoreUnavailable(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
+        raise Swept(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
     insert(connection, [manifest])
 
 

@@ -75,7 +75,7 @@ class ValueFiles:
                 weight_bytes=_ROW_BYTES,
                 doing=doing,
             )
-        except KeyExists:
+        except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
             _remove(path)
             raise  # of other errors it may not be known whether it is committed: then a sweep finds out
 

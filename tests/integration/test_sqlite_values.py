@@ -98,6 +98,7 @@ store.put("k", bytes(2_000_000))
     with pytest.raises(StoreUnavailable, match="swept away"):
         store.put("late", LARGE)  # with a number that this process had set aside
     assert store.get("late") is None
+    assert files(path) == {value_file(path, "k")}, "nor is there a file that no sweep would find"
 
 
 # -- who may read it -------------------------------------------------------------------------------------------------------------
