@@ -25,7 +25,7 @@ from rmgr.adapters.store_rules import Deadline, now_ms
 
 JOURNAL_TTL_S = 7 * 86_400
 HOUR_S = 3600.0
-_SWEPT = "swept_hour"
+SWEPT = "swept_hour"
 _PAGE = 200
 _NO_UUID = UUID(int=0)
 #: Scopes without keys leave the register when nobody has written to them for so long; writers register anew far more often.
@@ -60,12 +60,12 @@ class Journal:
             for generation, key in self._noted(hour, deadline):
                 freed += self._settle(generation, key, deadline)
             hour += 1
-            self._calls.one(ask("set_info", _SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
+            self._calls.one(ask("set_info", SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
         return freed + self._forget_scopes(deadline)
 
     def _first_hour(self, over: int, deadline: Deadline) -> int:
         oldest = over - int(JOURNAL_TTL_S * 1000) // self._hour_ms
-        if rows := self._calls.one(ask("info", _SWEPT), deadline, "sweep"):
+        if rows := self._calls.one(ask("info", SWEPT), deadline, "sweep"):
             return max(oldest, int(rows[0][0]))
         rows = self._calls.one(ask("info", FOUNDED_NAME), deadline, "sweep")
         return max(oldest, int(rows[0][0]) // self._hour_ms) if rows else oldest
