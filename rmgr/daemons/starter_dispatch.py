@@ -108,7 +108,7 @@ class Dispatch:
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         block.is_dropped = True
-        if isinstance(block.payloads, Arguments):
+        if isinstance(block.payloads, Arguments) and not block.data.keyed:
             block.payloads = None  # a file may go with it, and what is referred to in circles stays for long
         self._kits.pop(block.key, None)
         self._coming.discard(block.key)

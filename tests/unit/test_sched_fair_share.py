@@ -192,3 +192,25 @@ def test_two_half_lives_in_one_pipeline_are_refused() -> None:
     assert pipeline_from({"stage": [{"policy": "easy"}]}).usage_half_life_us == 0
     with pytest.raises(ConfigError, match=r"different half-lives: 7d \(easy\) and 1d \(easy\)"):
         pipeline_from({"stage": tables})
+
+
+def test_what_is_told_is_what_orders() -> None:
+    state = cluster()
+    used(state, "chem/ann", 5)
+    now = used(state, "phys/eve", 2)
+    for job_id, who in ((1, "chem/ann"), (2, "chem/bob"), (3, "phys/eve"), (4, "math/joe")):
+        arrive(state, job_id, who)
+    state.job_started(4, ((0, 0, 1),), now)
+    arrive(state, 5, "math/joe")
+    later = now + HOUR_US
+    shares = "chem:4,chem/bob:2"
+    told = FairShare(24 * HOUR_US, (("chem", 4), ("chem/bob", 2))).standing(state.partitions["default"], later)
+    by_rank = sorted((1, 2, 3, 5), key=lambda job: told[("chem", "ann") if job == 1 else _WHO[job]])
+    assert order_of(state, later, shares) == by_rank
+    (account, user), joe = told["chem", "ann"], told["math", "joe"]
+    assert account == user / 4 > 0
+    assert told["chem", "bob"] == (account, 0.0)
+    assert joe[0] == joe[1] == pytest.approx(HOUR_US, rel=0.03), "what runs counts, each moment of it halved since"
+
+
+_WHO = {2: ("chem", "bob"), 3: ("phys", "eve"), 5: ("math", "joe")}
