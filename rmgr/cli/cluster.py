@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+from collections import Counter
 
 import click
 
@@ -15,6 +16,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.tables import draw, table_options
 from rmgr.errors import NotFound
+from rmgr.model.node import NodeState
 from rmgr.model.units import counted, format_duration
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
@@ -150,7 +152,7 @@ def _draw_status(view: StatusView) -> None:
         *([("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)")] if leader and leader.metrics else []),
         ("zookeeper", _part(view.zookeeper)),
         ("store", _part(view.store)),
-        ("nodes", told_counts(view.nodes) or "none"),
+        ("nodes", told_counts(_nodes_by_state(view)) or "none"),
         ("tasks", told_counts(view.counts) or "none"),
     ]
     for name, value in lines:
@@ -167,6 +169,16 @@ def _draw_status(view: StatusView) -> None:
             if fix := fixes.get(what):
                 out.write(f"           -> {printable(fix)}\n")
     out.flush()
+
+
+def _nodes_by_state(view: StatusView) -> dict[str, int]:
+    """As `rmgr nodes` has them: the counts of draining and fenced nodes hold those that are empty, or lost and not fenced yet, too."""
+    states = Counter(part.state for part in view.parts if part.kind == "node")
+    counts = dict(view.nodes)
+    for counted_as, shown in ((NodeState.DRAINING, NodeState.DRAINED), (NodeState.FENCED, NodeState.LOST)):
+        counts[shown] = min(states[shown], counts.get(counted_as, 0))
+        counts[counted_as] = counts.get(counted_as, 0) - counts[shown]
+    return counts
 
 
 def _told(value: str) -> str:
