@@ -322,10 +322,9 @@ class Dispatch:
                 return not any(lane.serial is block for lane in self._lanes)
             if block.data.serial:
                 lane.serial = block
-                count = min(startable, BATCH_TASKS)
-            else:
-                count = min(size, startable)
-            self._send(lane, block, kit, count, now_s)
+            # All that it had may have been taken back before it came to it, and be on its way still: a single one is not taken back.
+            most = 1 if lane.lags(_BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
+            self._send(lane, block, kit, min(most, startable), now_s)
         return False
 
     def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> Lane | None:
@@ -348,7 +347,7 @@ class Dispatch:
 
     def _has_little(self, lane: Lane, task_s: float) -> bool:
         """It would ask for more soon: what it has takes little time, as its running task can tell, and what it was sent is with it."""
-        if lane.worker is not None and lane.worker.backlog > _BATCH_BYTES:
+        if lane.lags(_BATCH_BYTES):
             return False
         now_s = self._times.of(lane.kind)
         low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S

@@ -91,6 +91,10 @@ class Lane:
             found |= {"RMGR_CPU_BIND": ",".join(map(str, self.cpus)), "OMPI_MCA_hwloc_base_binding_policy": "none"}
         return found
 
+    def lags(self, most_bytes: int) -> bool:
+        """Its worker has not taken more than so many bytes of what it was sent."""
+        return self.worker is not None and self.worker.backlog > most_bytes
+
     def is_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """More tasks like these may be queued behind what it has, also those of another submission that need the same worker."""
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from rmgr.adapters.store_rules import get_hashed
 from rmgr.coord import keys
 from rmgr.coord.records import encode_payloads
 from rmgr.daemons import starter_dispatch
-from rmgr.daemons.starter_arguments import Piece, decode
+from rmgr.daemons.starter_arguments import Piece, decode, where
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_dispatch import Dispatch
 from rmgr.daemons.starter_estimate import TaskTimes
@@ -52,6 +53,9 @@ class StuckWorker:
     def send(self, batch: TaskBatch) -> bool:
         self.batches.append(batch)
         return True
+
+    def recall(self, *, keep: int = 0) -> None:
+        assert keep == 0
 
 
 class Slot:
@@ -132,6 +136,22 @@ def test_a_worker_that_takes_nothing_is_handed_a_bounded_number_of_bytes() -> No
     assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
 
 
+def test_what_is_taken_back_from_a_worker_that_takes_nothing_is_not_sent_to_it_again_and_again() -> None:
+    """A machine with too much to do: tasks return before their worker has come to them, and their bytes are still on their way."""
+    payload = bytes(MIB // 10)
+    waiting = block(0, (payload,) * 200)
+    node, runner = dispatch(waiting)
+    for _ in range(50):
+        node.run()
+        node.level(time.monotonic() + 3600.0)
+        for lane in [one for one in node._lanes if one.recalling]:
+            indices = [index for _, index in node._lanes.ended(lane, list(lane.tasks), None)]
+            waiting.put_back(indices)
+    most = 2 * starter_dispatch._BATCH_BYTES + 2 * MIB
+    assert all(0 < worker.backlog <= most for worker in runner.workers), [worker.backlog // MIB for worker in runner.workers]
+    assert all(len(lane.tasks) == 1 for lane in node._lanes), "each has one that stays"
+
+
 def test_quick_tasks_without_arguments_are_handed_on_by_number() -> None:
     node, runner = dispatch(block(0, (b"",) * 200))
     for _ in range(50):
@@ -161,7 +181,7 @@ def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tm
         piece = row[number]
         assert isinstance(piece, Piece)
         assert (len(piece), piece.read()) == (len(payloads[number]), payloads[number])
-        item = TaskItem(seq=1, index=number, **starter_dispatch._where(piece))
+        item = TaskItem(seq=1, index=number, **where(piece))
         assert arguments(item, keyed=False) == (pickle.loads(payloads[number])[0], {}, -1)
     gone = weakref.ref(row)
     del row
