@@ -19,7 +19,7 @@ from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
 from rmgr.bench.process_cost import MIB, cpu_s
-from rmgr.bench.store import over, peak_of_starter
+from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
@@ -229,19 +229,20 @@ class _Field:
     # -- memory
 
     def passing(self) -> list[Row]:
-        """Memory of the Starter while many inputs pass it: the most of all the time, beside the most of the first tenth."""
+        """Memory of the Starter while many inputs pass it, after a tenth of them have passed: growth is the most of the second half of the
+        time over the most of the first.
+        """
         count = self._plan.count(_PASSING)
         what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
-        few: list[float] = []
-        many: list[float] = []
+        samples: list[float] = []
         with _put(self._bench, [f"keyed/pass/{n}" for n in range(min(count, _PASSING_KEYS))], _PASSING_BYTES) as names:
             shape = Shape(name="", reads=True, writes=False)
-            for into, tasks in ((few, count // 10), (many, count)):
+            for tasks in (count // 10, count):
                 self._plan.progress(f"{tasks} inputs of 100 kB pass")
-                with peak_of_starter(self._bench) as peak:
+                with memory_of_starter(self._bench) as samples:
                     self._ours(shape, [names[number % len(names)] for number in range(tasks)], _PASSING_BYTES)
-                into.append(peak[0])
-        return [row(_OURS, self._setup, what, "MiB PSS", many, growth=many[0] / few[0])]
+        half = max(1, len(samples) // 2)
+        return [row(_OURS, self._setup, what, "MiB PSS", [max(samples)], growth=max(samples[-half:]) / max(samples[:half]))]
 
 
 # -- the work --------------------------------------------------------------------------------------------------------------------

@@ -182,19 +182,30 @@ def _mb(count: int, work: Callable[[], object]) -> float:
 @contextmanager
 def peak_of_starter(bench: Bench) -> Iterator[list[float]]:
     """The most memory (MiB PSS, in a list of one) that the Starter, its spawners and workers have in all while this lasts."""
+    peak = [0.0]
+    with memory_of_starter(bench) as samples:
+        try:
+            yield peak
+        finally:
+            peak[0] = max(samples, default=0.0)
+
+
+@contextmanager
+def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
+    """The same memory all the while, one sample after the other."""
     pid = bench.cluster.process("n1").pid
-    peak, over = [0.0], threading.Event()
+    samples, over = list[float](), threading.Event()
 
     def look() -> None:
         while True:
-            peak[0] = max(peak[0], sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB)
+            samples.append(sum(pss_bytes(one) for one in (pid, *children_of(pid))) / MIB)
             if over.wait(_LOOK_S):
                 return
 
     thread = threading.Thread(target=look, name="rmgr-bench-memory")
     thread.start()
     try:
-        yield peak
+        yield samples
     finally:
         over.set()
         thread.join()
