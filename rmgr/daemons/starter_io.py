@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 #: Pause between two attempts while the store is away, doubled up to the second value.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-#: Threads that come when short jobs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
-#: together in little more than the time of one, and each of their jobs does nothing but wait for that.
+#: Threads that come when large outputs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
+#: together in little more than the time of one, and each of these jobs does nothing but wait for that.
 _HELPERS, _HELPER_REST_S = 12, 5.0
 
 
@@ -89,17 +89,18 @@ class StoreIO:
         size: int = 0,
         is_read: bool = False,
         is_long: bool = False,
+        is_synced: bool = False,
     ) -> None:
         """Runs `job` soon. From any thread. Jobs start in order and end in any; one long one at a time, more when no other waits.
 
         Args: size: bytes that wait with it. is_read: work cannot start before it. is_long: it may take seconds: one thread is
-            left for results.
+            left for results. is_synced: it waits for the disk most of its time: helpers may come.
         """
         with self._arrived:
             self._pending_bytes += size
             (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
             self._arrived.notify()
-            if not is_long and len(self._jobs) > self._waiting and self.down_since_s is None:
+            if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
 
     def count(self, size: int) -> None:

@@ -82,7 +82,8 @@ class OutputRows:
         with self._lock:
             self.in_memory_bytes += leaving.in_memory_bytes
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
-            self._io.run(lambda store: self._alone(store, leaving), lambda result: self._ended(leaving, result), size=ending.size_bytes)
+            done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
+            self._io.run(lambda store: self._alone(store, leaving), done, size=ending.size_bytes, is_synced=True)
         else:
             self._convoy.add(leaving, size=ending.size_bytes)
 

@@ -189,7 +189,7 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
     work = StoreIO(MemoryStore(uuid.uuid4().hex), letters.append, threads=2)
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
     for _ in range(8):
-        work.run(lambda _: together.wait(60), told.append)
+        work.run(lambda _: together.wait(60), told.append, is_synced=True)
     until(lambda: len(letters) == 8)
     while letters:
         letters.popleft()()
@@ -203,10 +203,14 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
 
     for _ in range(100):
         work.run(stands, told.append)
+    until(lambda: len(begun) == 2)
+    assert set(threading.enumerate()) <= before, "there are helpers only for what waits for the disk"
+    for _ in range(100):
+        work.run(stands, told.append, is_synced=True)
     until(lambda: len(begun) == 14)
     assert len([one for one in threading.enumerate() if one not in before]) == 12
     gate.set()
-    until(lambda: len(letters) == 100)
+    until(lambda: len(letters) == 200)
     until(lambda: work.is_idle)
     work.close()
 
