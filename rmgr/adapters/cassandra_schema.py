@@ -26,7 +26,7 @@ _IMPATIENT = "speculative_retry = '100ms'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class _Table:
     """One table: `columns` and `options` as CQL has them; `idea` is its comment."""
 
     name: str
@@ -50,7 +50,7 @@ class Migration:
 
     version: int
     what: str
-    tables: tuple[Table, ...] = ()
+    tables: tuple[_Table, ...] = ()
     statements: tuple[str, ...] = ()
 
     def cql(self, keyspace: str) -> list[str]:
@@ -63,24 +63,24 @@ MIGRATIONS: tuple[Migration, ...] = (
         version=1,
         what="values, their chunks and the index of their keys",
         tables=(
-            Table(name="info", columns="name text PRIMARY KEY, value text", idea="facts of this store; probes of its health"),
-            Table(
+            _Table(name="info", columns="name text PRIMARY KEY, value text", idea="facts of this store; probes of its health"),
+            _Table(
                 name="value",
                 # One cell, so that of two writers of the same microsecond one wins whole.
                 columns="key text PRIMARY KEY, manifest frozen<tuple<bigint, blob, text, bigint, uuid, int, blob>>",
                 idea="size, sha256, encoding, expires_ms, generation and number of chunks, or the bytes of a small value; size -1: deleted",
             ),
-            Table(
+            _Table(
                 name="chunk",
                 columns="generation uuid, bucket int, number int, data blob, sha256 blob, PRIMARY KEY ((generation, bucket), number)",
                 idea="pieces of 512 KiB of one writing of a large value",
             ),
-            Table(
+            _Table(
                 name="key_index",
                 columns="scope text, bucket int, key text, entry frozen<tuple<bigint, bigint>>, PRIMARY KEY ((scope, bucket), key)",
                 idea="which keys there are, for listings: size and expires_ms",
             ),
-            Table(
+            _Table(
                 name="scope",
                 columns="family text, scope text, since_ms bigint, PRIMARY KEY (family, scope)",
                 idea="which scopes the index has",
@@ -92,13 +92,13 @@ MIGRATIONS: tuple[Migration, ...] = (
         version=2,
         what="create-once without a compare-and-set; collection of chunks that no value refers to",
         tables=(
-            Table(
+            _Table(
                 name="claim",
                 columns="key text, claimant uuid, held boolean, PRIMARY KEY (key, claimant)",
                 idea="who is about to create a key that must be new",
                 options=_SHORT_GRACE,
             ),
-            Table(
+            _Table(
                 name="journal",
                 columns="hour bigint, part int, generation uuid, key text, PRIMARY KEY ((hour, part), generation)",
                 idea="chunks that may be unreferenced once their hour is over",

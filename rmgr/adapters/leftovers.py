@@ -31,7 +31,7 @@ _ROUNDS = 50
 _DEEP_S = 10.0
 
 
-class Guard:
+class _Guard:
     """Exclusive use of a node's directory, until `close` or the end of this process."""
 
     def __init__(self, fd: int) -> None:
@@ -49,7 +49,7 @@ class Guard:
             self._fd = -1
 
 
-def hold(directory: Path) -> Guard:
+def hold(directory: Path) -> _Guard:
     """Takes `directory` for this process. Raises: StateConflict while another live process has it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -60,7 +60,7 @@ def hold(directory: Path) -> Guard:
             f"the directory {directory} is used by another Starter that is alive",
             hint="stop it, or give this one another node name or directory",
         ) from None
-    return Guard(fd)
+    return _Guard(fd)
 
 
 def record_spawner(directory: Path, name: str, *, pid: int, marker: str) -> None:

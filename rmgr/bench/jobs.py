@@ -76,7 +76,7 @@ def jobs(plan: Plan) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class _Used:
     """Seconds of the processor by part, requests and transactions of ZooKeeper, seconds; up to now, or of one run."""
 
     cpu: dict[str, float]
@@ -84,9 +84,9 @@ class Used:
     transactions: float
     at_s: float
 
-    def __sub__(self, other: Used) -> Used:
+    def __sub__(self, other: _Used) -> _Used:
         cpu = {name: value - other.cpu[name] for name, value in self.cpu.items()}
-        return Used(cpu, self.requests - other.requests, self.transactions - other.transactions, self.at_s - other.at_s)
+        return _Used(cpu, self.requests - other.requests, self.transactions - other.transactions, self.at_s - other.at_s)
 
     def per_job(self, count: int) -> dict[str, float]:
         """us of each part, and counts, of one job."""
@@ -130,7 +130,7 @@ class _Bench:
             rows.append(row("rmgr", self._setup, what, "jobs/s", [rate for rate, _ in runs], **detail))
         return rows
 
-    def _used(self) -> Used:
+    def _used(self) -> _Used:
         state = self._cluster.state
         starters = [process.pid for process in state.processes if process.role == "starter"]
         spawners = [child for pid in starters for child in children_of(pid)]
@@ -139,7 +139,7 @@ class _Bench:
         cpu = {name: cpu_s(pids) for name, pids in parts.items()}
         cpu["jobs"] = sum(_of_children(pid) for pid in spawners)
         cpu["client"] = time.process_time()
-        return Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
+        return _Used(cpu, *zookeeper_counts(self._cluster), time.monotonic())
 
     def gaps(self) -> list[Row]:
         """See `bench_gaps`. The policy of the cluster is another afterwards."""

@@ -72,7 +72,7 @@ def published(plan: Plan) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class _Told:
     """Counts and seconds since the leader's start. turns: of its loop, how many took at most so many seconds."""
 
     placed: float
@@ -151,13 +151,13 @@ class _Live:
         if not isinstance(outcome, Committed):
             raise Unavailable(f"{multi.name}: {outcome}")
 
-    def told(self) -> Told:
+    def told(self) -> _Told:
         """What the leader says."""
         with urllib.request.urlopen(self._metrics, timeout=_READ_S) as answer:  # noqa: S310 - its own address
             lines = [line.rpartition(" ") for line in answer.read().decode().splitlines() if not line.startswith("#")]
         values = {name: float(value) for name, _, value in lines}
         turn = 'rmgr_leader_pass_seconds_bucket{le="'
-        return Told(
+        return _Told(
             placed=values["rmgr_leader_placed_jobs_total"],
             waiting=values["rmgr_leader_waiting_jobs"],
             passes=values["rmgr_leader_placing_seconds_count"],
@@ -165,7 +165,7 @@ class _Live:
             turns={float(name.removeprefix(turn).rstrip('"}')): value for name, value in values.items() if name.startswith(turn)},
         )
 
-    def until(self, condition: Callable[[Told], bool], what: str) -> Told:
+    def until(self, condition: Callable[[_Told], bool], what: str) -> _Told:
         """Raises: Unavailable."""
         end_s = time.monotonic() + _PATIENCE_S
         while not condition(told := self.told()):

@@ -37,7 +37,7 @@ SETUP = "1 ZooKeeper (fsync), SQLite, virtual Starters of 2 slots with a session
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class _Used:
     """Of one run, all of it: seconds of the processor by part, requests that ZooKeeper got, transactions it made, seconds."""
 
     leader_s: float
@@ -52,8 +52,8 @@ class Used:
     lasted_s: float
     tasks: int
 
-    def __sub__(self, other: Used) -> Used:
-        return Used(
+    def __sub__(self, other: _Used) -> _Used:
+        return _Used(
             self.leader_s - other.leader_s,
             self.zookeeper_s - other.zookeeper_s,
             self.starters_s - other.starters_s,
@@ -102,7 +102,7 @@ def scale(plan: Plan) -> list[Row]:
     return rows + losses(plan)
 
 
-def _measured(plan: Plan, starters: int, tasks: int) -> list[Used]:
+def _measured(plan: Plan, starters: int, tasks: int) -> list[_Used]:
     """One cluster with so many Starters; the same tasks again and again. Raises: RmgrError when a task did not run exactly once."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
         directory = Path(where)
@@ -140,14 +140,14 @@ def _run(queue: TaskQueue, tasks: int) -> None:
         raise RmgrError(f"{tasks} tasks have {len(results)} results")
 
 
-def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> Used:
+def _used(cluster: DevCluster, processes: Sequence[Child], tasks: int) -> _Used:
     """All counters up to now."""
     asked: Counter[str] = Counter()
     for process in processes:
         asked.update(process.asked("asked"))
     requests, transactions = zookeeper_counts(cluster)
     client = time.process_time()
-    return Used(
+    return _Used(
         cpu_s([cluster.process("w1").pid]),
         cpu_s([cluster.process("zk1").pid]),
         cpu_s([process.pid for process in processes]),

@@ -259,7 +259,7 @@ def _kind(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class _Running:
     """One Starter of the process."""
 
     parts: Parts
@@ -267,7 +267,7 @@ class Running:
     thread: threading.Thread
 
 
-def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[Running]:
+def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[_Running]:
     """All Starters of the process; they register by themselves. Raises: NotConnected."""
     cluster = ClusterConfig(zk=spec.zk, store=spec.store, session_timeout_s=spec.session_timeout_s)
     log = logs.setup(LogConfig(level="warning"), "starter")
@@ -289,11 +289,11 @@ def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[Runnin
         serve, guard = parts.starter.serve, StallGuard(_STALL_S)
         thread = threading.Thread(target=serve, args=(guard,), name=f"starter-{name}", daemon=True)
         thread.start()
-        started.append(Running(parts, coordinator, thread))
+        started.append(_Running(parts, coordinator, thread))
     return started
 
 
-def wait_registered(started: list[Running], spec: Spec) -> None:
+def wait_registered(started: list[_Running], spec: Spec) -> None:
     """Until every node has a record. Raises: Unavailable."""
     end = time.monotonic() + _CONNECT_S
     for number, running in zip(range(spec.first, spec.first + spec.count), started, strict=True):

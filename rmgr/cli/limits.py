@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc_use import Told
 
 
-class Row(NamedTuple):
+class _Row(NamedTuple):
     """One limit of one user. used: None where nobody who was asked can know it."""
 
     user: str
@@ -80,11 +80,11 @@ def limits(session: Session, user: str, layout: Layout, watch: bool) -> None:
     draw(session, once, watch=watch)
 
 
-def _document(row: Row) -> dict[str, Any]:
+def _document(row: _Row) -> dict[str, Any]:
     return {name: value for name, value in row._asdict().items() if name != "user"}
 
 
-def _rows(user: str, told: Told) -> list[Row]:
+def _rows(user: str, told: Told) -> list[_Row]:
     use = told.users.get(user)
     rows = []
     for bound in BOUNDS:
@@ -92,7 +92,7 @@ def _rows(user: str, told: Told) -> list[Row]:
         refused = use.refused.get(bound.name, 0) if use is not None else 0
         counted = None if bound.name in {"requests_per_s", "audit_lines"} else used
         limit = int(getattr(told.limits, bound.name))
-        rows.append(Row(user, bound.name, limit, counted, refused, bound.where, bound.what, bound.advice))
+        rows.append(_Row(user, bound.name, limit, counted, refused, bound.where, bound.what, bound.advice))
     return rows
 
 

@@ -371,7 +371,7 @@ def _passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 class _Launch:
     """One connection."""
 
-    def __init__(self, host: Host, link: socket.socket) -> None:
+    def __init__(self, host: _Host, link: socket.socket) -> None:
         self.link = link
         self._host = host
         self._cutter = Cutter()
@@ -442,7 +442,7 @@ class _Launch:
         return {"RMGR_BUNDLE": os.path.join(self.directory, "bundle")} if self.directory else {}
 
 
-class Host:
+class _Host:
     """All launches of one hold. own: variables that every rank here has."""
 
     def __init__(self, directory: str) -> None:
@@ -497,4 +497,4 @@ class Host:
 
 
 if __name__ == "__main__":
-    Host(sys.argv[1]).serve()
+    _Host(sys.argv[1]).serve()

@@ -28,7 +28,7 @@ _CALM_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Stopping:
+class _Stopping:
     """A stop under way. seq: 0 = the worker itself ends, whatever it runs."""
 
     seq: int
@@ -47,7 +47,7 @@ class Watched:
     group: Group | None
     memory_bytes: int
     ooms: int
-    stopping: Stopping | None = None
+    stopping: _Stopping | None = None
     killed_for: tuple[int, Reason] | None = None  #: (seq it was meant for, why)
     limit_seq: int = 0  #: the task whose limit has been acted on
     suspended_ns: int | None = None  #: since when; None = it is not
@@ -217,7 +217,7 @@ class Workers:
         if grace_us <= 0:
             self.kill(watched, reason, seq or current)
             return
-        watched.stopping = Stopping(seq, reason, now + grace_us * 1000)
+        watched.stopping = _Stopping(seq, reason, now + grace_us * 1000)
         watched.board.terminate(current, reason)
         send(watched.pid, signal.SIGTERM)
         send_all(watched.pid, signal.SIGTERM, watched.group, leader_too=False)

@@ -12,7 +12,7 @@ from rmgr.sim.events import NodesFail, NodesRepaired, Window
 from rmgr.sim.setting import Setting
 
 
-class Outage(NamedTuple):
+class _Outage(NamedTuple):
     """No job may run on the node in [start, end)."""
 
     start_us: int
@@ -20,7 +20,7 @@ class Outage(NamedTuple):
     node: int
 
 
-def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterator[Outage]:
+def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterator[_Outage]:
     """Every failure and every window of maintenance that began before `until_us`. Draws failures again; cost O(nodes + events)."""
     known = {node.id for node in nodes}
     listed = sorted((event for event in setting.events if isinstance(event, NodesFail | NodesRepaired)), key=lambda event: event.at_us)
@@ -31,11 +31,11 @@ def outages(setting: Setting, nodes: tuple[Node, ...], until_us: int) -> Iterato
             if isinstance(event, NodesFail):
                 down.setdefault(node, event.at_us)
             elif node in down:
-                yield Outage(down.pop(node), event.at_us, node)
+                yield _Outage(down.pop(node), event.at_us, node)
     for node, start_us in down.items():
-        yield Outage(start_us, max(until_us, start_us), node)
+        yield _Outage(start_us, max(until_us, start_us), node)
     for other in setting.events:
         if isinstance(other, Window):
             for first, last in other.nodes:
                 for node in sorted(known.intersection(range(first, last + 1))):
-                    yield Outage(other.start_us, other.end_us, node)
+                    yield _Outage(other.start_us, other.end_us, node)

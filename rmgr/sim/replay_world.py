@@ -24,7 +24,7 @@ from rmgr.sim.workload import Job, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class _Recorded:
     """The recorded run. left_out: jobs whose end the log does not know."""
 
     workload: Workload
@@ -33,7 +33,7 @@ class Recorded:
     left_out: int
 
 
-def recorded(history: History, *, name: str) -> Recorded:
+def recorded(history: History, *, name: str) -> _Recorded:
     """Workload, machine, events and result of a log. name: of the workload. Raises: UsageError when no job of it has ended."""
     opening = history.opening
     known = sorted((job for job in history.jobs.values() if job.id in history.states), key=lambda job: (job.submit_us, job.id))
@@ -75,10 +75,10 @@ def recorded(history: History, *, name: str) -> Recorded:
         passes=history.passes,
         wall_seconds=0.0,
     )
-    return Recorded(workload=workload, result=result, setting=setting, left_out=len(history.jobs) - len(known))
+    return _Recorded(workload=workload, result=result, setting=setting, left_out=len(history.jobs) - len(known))
 
 
-def under(run: Recorded, pipeline: tuple[Stage, ...], policy: str, usage_half_life_us: int) -> Setting:
+def under(run: _Recorded, pipeline: tuple[Stage, ...], policy: str, usage_half_life_us: int) -> Setting:
     """The same world under another policy."""
     return replace(run.setting, pipeline=pipeline, policy=policy, usage_half_life_us=usage_half_life_us)
 

@@ -34,7 +34,7 @@ _PUBLISHED = 128  # processors for which the constants were fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class _Kind:
     """The constants of one kind of job (papers.md 5.1)."""
 
     name: str
@@ -56,7 +56,7 @@ class Kind:
     bnum: float
     arar: float
 
-    def fitted_to(self, processors: int) -> Kind:
+    def fitted_to(self, processors: int) -> _Kind:
         """Its sizes on another machine than the published one."""
         if processors == _PUBLISHED:
             return self
@@ -64,20 +64,20 @@ class Kind:
         return replace(self, high=max(high, self.low), med=min(max(high - 2.5, self.low), max(high, self.low)))
 
 
-BATCH = Kind(
+BATCH = _Kind(
     name="batch", serial=0.2927, pow2=0.6686, low=1.2, med=5, high=7, first=0.875, a1=6.57, b1=0.823, a2=639.1, b2=0.0156, pa=-0.003,
     pb=0.6986, aarr=6.0415, barr=0.8531, anum=6.1271, bnum=5.2740, arar=1.0519,
 )  # fmt: skip
-INTERACTIVE = Kind(
+INTERACTIVE = _Kind(
     name="interactive", serial=0.1541, pow2=0.625, low=1, med=3, high=5.5, first=0.705, a1=3.8351, b1=0.6605, a2=7.073, b2=0.6856,
     pa=-0.0118, pb=0.9156, aarr=6.5510, barr=0.6621, anum=8.9186, bnum=3.6680, arar=0.9797,
 )  # fmt: skip
-UNTYPED = Kind(
+UNTYPED = _Kind(
     name="untyped", serial=0.244, pow2=0.576, low=0.8, med=4.5, high=7, first=0.86, a1=4.2, b1=0.94, a2=312, b2=0.03, pa=-0.0054,
     pb=0.78, aarr=10.2303, barr=0.4871, anum=8.1737, bnum=3.9631, arar=1.0225,
 )  # fmt: skip
 #: Which kinds a workload mixes; "" is what the archive's program does by default.
-MIXES: dict[str, tuple[Kind, ...]] = {
+MIXES: dict[str, tuple[_Kind, ...]] = {
     "": (INTERACTIVE, BATCH),
     "batch": (BATCH,),
     "interactive": (INTERACTIVE,),
@@ -116,7 +116,7 @@ def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str
 class _Source:
     """The arrivals of one kind: when the next job comes."""
 
-    def __init__(self, kind: Kind, seed: int) -> None:
+    def __init__(self, kind: _Kind, seed: int) -> None:
         self.kind = kind
         self.sizes = stream(seed, f"lublin99/{kind.name}/sizes")
         self.runs = stream(seed, f"lublin99/{kind.name}/run times")
@@ -132,7 +132,7 @@ def _next_s(source: _Source) -> float:
     return source.next_s
 
 
-def _size(kind: Kind, rng: random.Random) -> int:
+def _size(kind: _Kind, rng: random.Random) -> int:
     chosen = rng.random()
     if chosen <= kind.serial:
         return 1
@@ -143,7 +143,7 @@ def _size(kind: Kind, rng: random.Random) -> int:
     return math.floor(2**exponent + 0.5)
 
 
-def _run_s(kind: Kind, size: int, rng: random.Random) -> int:
+def _run_s(kind: _Kind, size: int, rng: random.Random) -> int:
     share = min(max(kind.pa * size + kind.pb, 0.0), 1.0)
     while True:
         shape, scale = (kind.a1, kind.b1) if rng.random() <= share else (kind.a2, kind.b2)
@@ -152,7 +152,7 @@ def _run_s(kind: Kind, size: int, rng: random.Random) -> int:
             return math.floor(math.exp(log_run))
 
 
-def _arrival_times(kind: Kind, rng: random.Random) -> Iterator[float]:
+def _arrival_times(kind: _Kind, rng: random.Random) -> Iterator[float]:
     """Seconds from midnight of the first day, for ever. Buckets are counted, never added up: no error grows."""
     weights = weights_of(kind.anum, kind.bnum)
     bucket, points = 0, 0.0

@@ -68,7 +68,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class _Watch:
     """An instrument, not a policy: the last stage of a pipeline, it counts the reservations that stand after each pass."""
 
     name: ClassVar[str] = "watch"
@@ -108,7 +108,7 @@ def measured(still_wanted: Callable[[], None], cell: Cell) -> Measured:
     """Runs it. Cost: some seconds for 20,000 jobs."""
     users = cell.system in {CONVENTIONAL, PARTITIONED}
     workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "").at_load(cell.load)
-    watch = Watch()
+    watch = _Watch()
     pipeline: tuple[Stage, ...] = (Stage(policy_of(cell.system, cell.queues)),)
     if cell.system == PROPOSAL_2:
         pipeline += (Stage(watch),)

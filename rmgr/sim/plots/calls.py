@@ -15,7 +15,7 @@ _TRACKS = 8
 _MOST_CLIENTS = len(PALETTE)
 
 
-class Bar(NamedTuple):
+class _Bar(NamedTuple):
     """start and end in seconds."""
 
     client: str
@@ -32,12 +32,12 @@ def calls(rows: Sequence[Row]) -> Figure:
         raise UsageError("there are no calls to draw", hint="rmgr sim calls ... --out DIR")
     clients = sorted({row.client for row in rows}, key=lambda name: (len(name), name))
     colours = {client: PALETTE[at % _MOST_CLIENTS] for at, client in enumerate(clients)}
-    lanes: list[tuple[str, list[Bar]]] = []
+    lanes: list[tuple[str, list[_Bar]]] = []
     for server in sorted({row.server for row in rows}):
         mine = [row for row in rows if row.server == server]
-        lanes.append((f"{server}: computing", [Bar(row.client, row.arrived_s, row.ended_s) for row in mine]))
+        lanes.append((f"{server}: computing", [_Bar(row.client, row.arrived_s, row.ended_s) for row in mine]))
         for client in (name for name in clients if any(row.client == name for row in mine)):
-            bars = [Bar(client, row.sent_s, row.arrived_s) for row in mine if row.client == client]
+            bars = [_Bar(client, row.sent_s, row.arrived_s) for row in mine if row.client == client]
             lanes.append((f"{server}: link of {client}", bars))
     figure = new_figure(height=max(3.0, 0.34 * len(lanes) + 1.4))
     axes = figure.add_subplot()
@@ -67,7 +67,7 @@ def calls(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _tracks(bars: Sequence[Bar]) -> list[tuple[int, Bar]]:
+def _tracks(bars: Sequence[_Bar]) -> list[tuple[int, _Bar]]:
     """Each bar with the first track that is free for it; those beyond the last track share it."""
     free: list[float] = []
     placed = []

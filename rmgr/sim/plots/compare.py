@@ -20,7 +20,7 @@ _LONGEST = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class _Bar:
     """One policy: its values of each measure, one a seed."""
 
     label: str
@@ -30,7 +30,7 @@ class Bar:
 def compare_runs(runs: Sequence[Run]) -> Figure:
     """The picture for some runs, a bar each. Raises: UsageError for more than 40, or measures that are missing."""
     bars = [
-        Bar(label, {name: [_measure(run.summary, name, f"{run.directory / SCHEDULE}")] for name in MEASURES})
+        _Bar(label, {name: [_measure(run.summary, name, f"{run.directory / SCHEDULE}")] for name in MEASURES})
         for label, run in zip(labels_of(runs), runs, strict=True)
     ]
     title, facts = shared_facts(runs)
@@ -42,7 +42,7 @@ def compare_sweep(sweep: Sweep) -> Figure:
     bars = []
     for (policy, load), rows in sweep.groups().items():
         label = policy if load is None or len(sweep.loads) == 1 else f"{policy}, load {load:g}"
-        bars.append(Bar(label, {name: [row[name] for row in rows] for name in MEASURES}))
+        bars.append(_Bar(label, {name: [row[name] for row in rows] for name in MEASURES}))
     loads = sweep.loads
     only = f"load {loads[0]:g}" if len(loads) == 1 and loads[0] is not None else ""
     return _figure(bars, sweep.title, [only, *sweep.facts])
@@ -55,7 +55,7 @@ def _measure(row: Mapping[str, Any], name: str, where: str) -> float:
     return float(value)
 
 
-def _figure(bars: Sequence[Bar], title: str, facts: Sequence[str]) -> Figure:
+def _figure(bars: Sequence[_Bar], title: str, facts: Sequence[str]) -> Figure:
     if len(bars) > MOST_BARS:
         raise UsageError(f"{len(bars)} bars are too many for one picture", hint=f"at most {MOST_BARS}; for a sweep over loads: --kind load")
     figure = new_figure(width=9.0 + 0.07 * max(len(clipped(bar.label, _LONGEST)) for bar in bars), height=1.7 + 0.36 * len(bars))
@@ -72,7 +72,7 @@ def _figure(bars: Sequence[Bar], title: str, facts: Sequence[str]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, bars: Sequence[Bar], measure: str, label: str, factor: float) -> None:
+def _panel(axes: Axes, bars: Sequence[_Bar], measure: str, label: str, factor: float) -> None:
     values = [[value * factor for value in bar.values[measure]] for bar in bars]
     means, tops = [fmean(each) for each in values], [max(each) for each in values]
     axes.barh(range(len(bars)), means, height=0.66, color=PALETTE[0] if measure != "utilisation" else PALETTE[2], alpha=0.75)
