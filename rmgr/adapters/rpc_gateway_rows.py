@@ -14,6 +14,7 @@ from rmgr.adapters.rpc_gateway_server import Gate
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_request import WaitingRoom
 from rmgr.adapters.rpc_stalls import Stalls
 from rmgr.coord.keys import is_by_content
 from rmgr.coord.ports import About, Encoding, Store
@@ -24,6 +25,8 @@ from rmgr.v1 import gateway_pb2 as pb
 GATHER_BYTES = 8 * 1024 * 1024
 #: Calls to the store at once; more are turned away and tried again by their clients.
 MAX_CALLS = 32
+#: Of these so many may wait for the next part of what is written: as many as one user may have, and the rest is left to others.
+MAX_WAITING = MAX_CALLS - MAX_CALLS // 4
 #: A call whose client takes no answer for so long is ended.
 STALLED_S = 20.0
 #: Rows of one answer to About: below 1 MiB with their keys.
@@ -39,6 +42,7 @@ class Rows:
         self._gate = gate
         self._bounds = bounds or Bounds()
         self._room = self._bounds.places("calls", MAX_CALLS)
+        self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may say nothing for long
         self._stalls = Stalls(STALLED_S, lambda: gate.count("cut", "stalled"))
 
     @property
@@ -66,11 +70,11 @@ class Rows:
         return grpc.method_handlers_generic_handler("rmgr.v1.Store", methods)
 
     def _method(self, make: Callable[..., Any], answer: Callable[[Any, _Call], Any], request: Any) -> Any:
-        streams = make is grpc.unary_stream_rpc_method_handler
+        streams, gathers = make is grpc.unary_stream_rpc_method_handler, make is grpc.stream_unary_rpc_method_handler
 
         def whole(message: Any, context: grpc.ServicerContext) -> Any:
             with self._guarded(context) as call:
-                return answer(message, call)
+                return answer(self._uploads.awaited(message, context) if gathers else message, call)
 
         def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             with self._guarded(context) as call:

@@ -74,6 +74,19 @@ class WaitingRoom:
             if self._counts[who] <= 0:
                 del self._counts[who]
 
+    def awaited(self, messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
+        """The same messages; each is waited for here. Raises Throttled."""
+        who = name_of(context)
+        while True:
+            number = self.enter(who, context)
+            try:
+                message = next(messages, None)
+            finally:
+                self.leave(number)
+            if message is None:
+                return
+            yield message
+
     def _make_room(self, who: str, now_s: float) -> grpc.ServicerContext | None:
         """The call that is to end for one of `who`, if any. Under the lock. Cost: O(calls that wait)."""
         most, mine = max(self._counts.values()), self._counts.get(who, 0)
@@ -163,7 +176,7 @@ class Requests(grpc.ServerInterceptor):  # type: ignore[misc]
     def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
         """What comes; None when nothing does. Raises what ends the call without a word when its client has gone, or waited too long."""
         try:
-            number = self._room.enter(_name(context), context)
+            number = self._room.enter(name_of(context), context)
         except Throttled as error:
             fail(context, error)
         try:
@@ -172,7 +185,7 @@ class Requests(grpc.ServerInterceptor):  # type: ignore[misc]
             self._room.leave(number)
 
 
-def _name(context: grpc.ServicerContext) -> str:
+def name_of(context: grpc.ServicerContext) -> str:
     """Whose calls count together: a person's, a daemon's; in an open cluster those of one connection."""
     caller = caller_of(context)
     who = caller.who

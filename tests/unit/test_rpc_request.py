@@ -12,8 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import USER_KEY
+from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_request import Requests, WaitingRoom
 from rmgr.errors import Throttled
+from rmgr.v1 import gateway_pb2 as pb
+from tests.harness.gateways import OpenGate
 from tests.harness.work_node import until
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -147,3 +151,32 @@ def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() ->
     finally:
         over.set()
         made.stop(0)
+
+
+def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
+    server = RpcServer("127.0.0.1:0", threads=64)
+    rows = Rows(OpenGate())
+    server.add_generic(rows.handler)
+    server.start()
+    over = threading.Event()
+
+    def begun(key: str) -> Iterator[bytes]:
+        yield pb.ValuePart(key=key, encoding="raw", data=b"x").SerializeToString()
+        over.wait(60)
+
+    try:
+        with _open(server.endpoint) as one, _open(server.endpoint) as two, _open(server.endpoint) as hers:
+            calls = []
+            for channel, user in ((one, "mallory"), (two, "eve")):
+                write = channel.stream_unary("/rmgr.v1.Store/Write")
+                calls += [write.future(begun(f"{user}/{at}"), metadata=((USER_KEY, user),)) for at in range(24)]
+                until(lambda: len(rows._room) >= 24, timeout_s=30)
+            until(lambda: sum(call.done() for call in calls) >= 19, timeout_s=30)  # the others have places
+            head = hers.unary_unary("/rmgr.v1.Store/Head")
+            for _ in range(10):
+                head(pb.KeyRequest(key="a").SerializeToString(), timeout=20, metadata=((USER_KEY, "ann"),))
+            until(lambda: len(rows._uploads) <= 24, timeout_s=30)
+            over.set()
+    finally:
+        over.set()
+        server.stop()
