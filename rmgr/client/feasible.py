@@ -64,7 +64,7 @@ def check_shape(rigid: Rigid, tasks: int = 1) -> None:
         option = "--checkpoint-every" if rigid.checkpoint_every_us > 0 else "--checkpoint"
         raise UsageError(f"{option}: nothing is stored of a job with --restart-from start", hint="without one of them")
     if tasks > MAX_INDEX:
-        raise UsageError(f"{counted(tasks, 'task')}: a placed submission has at most {MAX_INDEX}", hint="submit it in parts")
+        raise UsageError(f"{counted(tasks, 'task')}: a placed submission has at most {MAX_INDEX:,}", hint="submit it in parts")
 
 
 def check_nodes(needs: Needs, nodes: Sequence[NodeRecord]) -> None:

@@ -60,7 +60,7 @@ def parse_array(text: str) -> Array:
         starts.append(total)
         total += len(part)
     if total > MAX_TASKS:
-        raise UsageError(f"{text!r} has {counted(total, 'task')}; the limit is {MAX_TASKS}", hint="submit it in parts")
+        raise UsageError(f"{text!r} has {counted(total, 'task')}; the limit is {MAX_TASKS:,}", hint="submit it in parts")
     _refuse_repeats(text, parts)
     return Array(parts, tuple(starts), int(cap) if percent else 0)
 

@@ -48,7 +48,7 @@ REFUSED = [
     ("submit -n 2 -N 2 --nodelist n1 -- true", 2, "-N 2 nodes, and --nodelist names only 1", "name more nodes, or -N 1"),
     ("submit -n 3 --nodelist n1 -- true", 2, "its one node has room for 2", "-n 2 at most"),
     ("submit --exclude n[1-3] -- true", 2, "--exclude n1,n2,n3 leaves no node of partition default", "exclude fewer"),
-    ("submit -q batch -a 0-1048576 -- true", 2, "1048577 tasks: a placed submission has at most 1048576", "submit it in parts"),
+    ("submit -q batch -a 0-1048576 -- true", 2, "1,048,577 tasks: a placed submission has at most 1,048,576", "submit it in parts"),
     ("submit -q batch -d ok:999999 -- true", 3, "there is no submission 999999 to wait for", "rmgr jobs -a"),
     ("submit -n 0 -- true", 2, "0 is not in the range x>=1", "rmgr submit --help"),
     ("submit -n 99999999999 -- true", 2, "-n 99999999999 is not between 1 and", "an array of jobs is -a"),
