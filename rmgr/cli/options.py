@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,7 @@ SECTIONS = {
     ),
     "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
     "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
-    "Submitting": ("name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
+    "Submitting": ("jobs_file", "name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
 }
 
 
@@ -222,18 +223,19 @@ def read_work(
             raise refused(found)
         for note in found.notes:
             session.note(note)
-        values = _with_directives(ctx, found, values)
+        given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        values = with_directives(ctx, found, values, given)
         words = words[1:]
-    options = _options(values)
+    options = checked_options(values)
     if not options.name:
         options = _named(options, found, words)
     return Work(options=options, words=tuple(words), script=found)
 
 
-def _with_directives(ctx: click.Context, script: Script, values: dict[str, Any]) -> dict[str, Any]:
+def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
+    """`values` with what a script's directives say; what was `given` wins. Raises UsageError naming file and line."""
     merged = dict(values)
     repeatable = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
-    given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     told: dict[str, Any] = {}
     for line, words in script.directives:
         for name, value in _parse_directive(ctx, script, line, words).items():
@@ -268,7 +270,8 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
     return said
 
 
-def _options(values: dict[str, Any]) -> WorkOptions:
+def checked_options(values: dict[str, Any]) -> WorkOptions:
+    """What parsed options ask for together, by their parameters' names. Raises UsageError for what contradicts itself."""
     known = WorkOptions.__dataclass_fields__
     taken = {name: value for name, value in values.items() if name in known}
     taken["features"] = listed(values["features"])

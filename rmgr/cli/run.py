@@ -51,7 +51,7 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         work = terminal.interactive(session, work)
     draft = prepare(session, work)
     if work.options.dry_run:
-        from rmgr.cli.submit import tell_dry
+        from rmgr.cli.submit_dry import tell_dry
 
         tell_dry(session, draft)
         return

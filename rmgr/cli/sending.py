@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rmgr.client.values import Values
     from rmgr.coord.ops import Block
     from rmgr.coord.ports import Coordinator
+    from rmgr.model.node import NodeRecord
     from rmgr.model.queue import ClusterSettings
 
 #: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
@@ -60,19 +61,40 @@ class Draft:
         return len(self.payloads)
 
 
-def prepare(session: Session, work: Work) -> Draft:
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What requests are checked against, read once."""
+
+    settings: ClusterSettings
+    nodes: list[NodeRecord]
+
+
+def read_ground(session: Session) -> Ground:
+    """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
+    from rmgr.client.bootstrap import read_settings
+    from rmgr.client.snapshot import fetch
+    from rmgr.coord import paths
+    from rmgr.coord.records import decode_record
+    from rmgr.model.node import NodeRecord
+
+    coordinator = session.coordinator()
+    timeout_s = session.left_s(10.0) or 10.0
+    settings = read_settings(coordinator, timeout_s=timeout_s)
+    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
+    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
+    return Ground(settings, [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None])
+
+
+def prepare(session: Session, work: Work, ground: Ground | None = None) -> Draft:
     """Checks a request against the cluster; nothing is written.
 
+    Args:
+        ground: what it is checked against; None reads it, for one of many it is read before.
     Raises: UsageError, NotFound (queue, dependency), Infeasible naming the largest node or the limit, PermissionDenied,
         StateConflict (closed queue), Unavailable.
     """
     from rmgr.client.admission import admit
-    from rmgr.client.bootstrap import read_settings
-    from rmgr.client.snapshot import fetch
     from rmgr.client.specs import Options, draft_of
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
-    from rmgr.model.node import NodeRecord
 
     options = work.options
     payloads = _payloads(options)
@@ -107,18 +129,14 @@ def prepare(session: Session, work: Work) -> Draft:
         draft = replace(draft, phase=Phase.HELD, reason=Reason.USER_HOLD)
     elif options.after:
         draft = replace(draft, phase=Phase.HELD, reason=Reason.DEPENDENCY)
-    coordinator = session.coordinator()
-    timeout_s = session.left_s(10.0) or 10.0
-    settings = read_settings(coordinator, timeout_s=timeout_s)
-    names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
-    found = fetch([paths.node(name) for name in names], coordinator.get, timeout_s=timeout_s)
-    nodes = [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None]
-    draft = admit(draft, settings, nodes, partition=options.partition, tasks=len(payloads))
+    ground = ground or read_ground(session)
+    settings = ground.settings
+    draft = admit(draft, settings, ground.nodes, partition=options.partition, tasks=len(payloads))
     if options.time_us == 0:
         limit_us = draft.request.time_limit_us
         told = f"; queue {draft.queue} gives it its own: {format_duration(limit_us / 1e6)}" if limit_us else ": it runs until it ends"
         session.note(f"-t 0 sets no time limit{told}")
-    _check_dependencies(session, coordinator, draft)
+    _check_dependencies(session, session.coordinator(), draft)
     _check_inputs(session, options)
     _check_outputs(session, draft, len(payloads))
     return Draft(record=draft, payloads=payloads, settings=settings, work=work)
@@ -129,6 +147,18 @@ def send(session: Session, draft: Draft) -> Sent:
 
     Raises: SubmitUnknown (with the token), QueueFull, KeyExists (an output key), StoreUnavailable, ValueTooLarge.
     """
+    record = shipped(session, draft)
+    check_size(record)
+    check_store(session)
+    try:
+        return _commit(session, record, draft)
+    except KeyboardInterrupt:
+        session.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
+        raise
+
+
+def shipped(session: Session, draft: Draft) -> Submission:
+    """The record, once its script, its uploads and what it reads are in the store. Raises StoreUnavailable, ValueTooLarge, UsageError."""
     work = draft.work
     command = draft.record.command
     assert command is not None
@@ -138,17 +168,10 @@ def send(session: Session, draft: Draft) -> Sent:
         command = replace(command, uploads=ship_uploads(session, work.options.uploads))
     if work.options.stdin:
         command = replace(command, stdin_sha256=ship_stdin(session, work.options.stdin))
-    record = replace(draft.record, command=command)
-    _check_size(record)
-    _check_store(session)
-    try:
-        return _commit(session, record, draft)
-    except KeyboardInterrupt:
-        session.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
-        raise
+    return replace(draft.record, command=command)
 
 
-def _check_store(session: Session) -> None:
+def check_store(session: Session) -> None:
     """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
     from rmgr.cli.reach import STORE_READ_S
     from rmgr.client.bootstrap import not_submitted, require_store
@@ -163,9 +186,9 @@ def _check_store(session: Session) -> None:
 
 def _commit(session: Session, record: Submission, draft: Draft) -> Sent:
     deadline_s = time.monotonic() + (session.left_s() or _SUBMIT_S)
-    blocks = _blocks(record, draft.payloads)
+    blocks = blocks_of(record, draft.payloads)
     if blocks is None or draft.work.options.outputs:
-        return _send_by_engine(session, record, draft, deadline_s)
+        return send_by_engine(session, engine_of(session), record, draft, deadline_s)
     from rmgr.client import submitting
 
     coordinator = session.coordinator()
@@ -247,7 +270,7 @@ def _on_node(pattern: str, cwd: str) -> str:
     return os.path.abspath(os.path.join(cwd, pattern)) if pattern else ""
 
 
-def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
+def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
     from rmgr.client.packing import first_blocks
     from rmgr.client.ports import TaskSpec
@@ -255,16 +278,15 @@ def _blocks(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
-def _send_by_engine(session: Session, record: Submission, draft: Draft, deadline_s: float) -> Sent:
+def send_by_engine(session: Session, engine: Engine, record: Submission, draft: Draft, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.cli.control import Reach
     from rmgr.client.control import cancel_submission
     from rmgr.client.ports import TaskSpec
 
-    engine = engine_of(session)
     if not draft.work.options.token:  # a token of the user's may stand for a submission that is in already
         _check_room(engine.coordinator, record, draft.settings, draft.tasks if record.rigid is not None else -(-draft.tasks // MAX_TASKS))
-    lane = engine.open(record, _Nobody(), timeout_s=max(0.1, deadline_s - time.monotonic()))
+    lane = engine.open(record, SilentListener(), timeout_s=max(0.1, deadline_s - time.monotonic()))
     known = lane.next_index
     if known or lane.progress.tail.complete:  # the token had been used before
         return Sent(submission=lane.submission, tasks=known, created=False)
@@ -364,7 +386,8 @@ def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterS
         )
 
 
-def _check_size(record: Submission) -> None:
+def check_size(record: Submission) -> None:
+    """Refuses what does not fit a record. Raises UsageError, RequestTooLarge."""
     from rmgr.coord.records import encode_record
 
     size = len(encode_record(record))
@@ -378,7 +401,7 @@ def _check_size(record: Submission) -> None:
         )
 
 
-class _Nobody:
+class SilentListener:
     """A listener for a submission that nobody here waits for."""
 
     def on_outcomes(self, fragment: Any, outcomes: Sequence[Any]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rmgr.cli import shapes
 from rmgr.cli.context import Session
 from rmgr.cli.detach import detached
-from rmgr.cli.ends import fetch_files, summary, tell_failure
+from rmgr.cli.ends import codes, fetch_files, summary, tell_failure
 from rmgr.cli.follow import End, Follow, Followed
 from rmgr.cli.options import Work
 from rmgr.cli.output import Plain
@@ -43,6 +44,32 @@ def wait_for(session: Session, sent: Sent, work: Work) -> int:
             session.note(f"{summary(item)}; their output: rmgr logs {number}")
         tell_failure(session, item, with_tail=not printed)
     return item.code
+
+
+def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progress: bool) -> int:
+    """Until all of a list have ended. Returns the highest exit code. Raises WorkEnded after a Ctrl-C."""
+    ids = [str(item.submission.id) for item in sent]
+    follow = Follow(session)
+
+    def on_end(end: End) -> None:
+        if watch and not session.json:
+            _tell_end(end)
+
+    try:
+        for made in sent:
+            follow.add(made.submission.id)
+        until_ended(session, follow, progress=progress, on_end=on_end, title="the list")
+    except KeyboardInterrupt:
+        raise detached(session, ids, attach=f"rmgr wait {' '.join(ids)}") from None
+    for item in follow.items:
+        fetch_files(session, item)
+    if session.json:
+        jobs = [{"id": str(item.number), "state": str(item.state), "exit_code": item.code} for item in follow.items]
+        emit({"jobs": jobs})
+    else:
+        for item in follow.items:
+            tell_failure(session, item, with_tail=True)
+    return codes(follow.items)
 
 
 def _print_output(session: Session, item: Followed) -> bool:

@@ -66,6 +66,11 @@ class Weigh:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandon:
+    """Its owner went before it was released, and it has no task: it is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndTail:
     """Nothing will be added any more: its tail is declared complete."""
 
@@ -101,7 +106,7 @@ class BreakOff:
     """More of its tasks have failed than its user allows: the rest is cancelled."""
 
 
-Duty = Bar | BreakOff | Resubmit | DropFailed | Sweep | Weigh | EndTail | Close | Page | Collect
+Duty = Bar | BreakOff | Resubmit | DropFailed | Sweep | Weigh | Abandon | EndTail | Close | Page | Collect
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------
@@ -192,12 +197,13 @@ def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Duty
     if facts.ended_s is not None:
         yield facts.ended_s, Close()
     elif not facts.tail.complete:
+        end: Duty = Abandon() if is_to_be_abandoned(facts.submission, facts.tail) else EndTail()
         if facts.submission.phase is Phase.CANCELLED:
             yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
         elif not facts.owner_alive:
             gone_s = facts.gone_s if facts.submission.ends_with_owner else None
             due_s = math.inf if gone_s is None else gone_s + GONE_S
-            yield min(due_s, facts.active_s + settings.retention_us / 1e6), EndTail()
+            yield min(due_s, facts.active_s + settings.retention_us / 1e6), end
 
 
 def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
@@ -328,6 +334,21 @@ def break_off(submission: Submission, version: int, failures: int) -> tuple[Subm
     told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
     ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
     return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
+
+
+def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
+    """It is what a list of jobs waits for, and was never released: once its owner has gone it ends, and they with it.
+
+    (An Executor that is held before it has any task is the same: nobody can add to it.)
+    """
+    return submission.phase is Phase.HELD and submission.ends_with_owner and not tail.next and not tail.complete
+
+
+def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
+    """ABANDON: its owner went before it was released; what depends on it is cancelled, and nobody can release it any more."""
+    told = "its program ended before all of it was submitted"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=None, name="ABANDON")
 
 
 def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:

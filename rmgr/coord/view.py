@@ -215,6 +215,13 @@ def state_counts(submission: Submission, progress: Progress, running: int) -> di
     return counts
 
 
+def was_cancelled(submission: Submission) -> bool:
+    """It was cancelled, whether or not it has been closed since: a closed record keeps the reason that it had."""
+    if submission.phase is Phase.CLOSED:
+        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.DEPENDENCY}
+    return submission.phase is Phase.CANCELLED
+
+
 def overall_state(submission: Submission, progress: Progress, running: int) -> State:
     """One word for a submission: what `rmgr jobs` shows.
 
@@ -224,8 +231,8 @@ def overall_state(submission: Submission, progress: Progress, running: int) -> S
     if progress.is_ended:
         if progress.counts[State.FAILED]:
             return State.FAILED
-        was_cancelled = progress.counts[State.CANCELLED] or (submission.phase is Phase.CANCELLED and not progress.total)
-        return State.CANCELLED if was_cancelled else State.COMPLETED
+        is_cancelled = progress.counts[State.CANCELLED] or (was_cancelled(submission) and not progress.total)
+        return State.CANCELLED if is_cancelled else State.COMPLETED
     if running:
         return State.RUNNING
     if submission.phase is Phase.HELD:

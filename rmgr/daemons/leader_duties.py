@@ -15,6 +15,7 @@ from rmgr.client.repair import delete_outputs
 from rmgr.coord import keys, leader_ops, paths, validity
 from rmgr.coord.closing import history_rows, paged_with, summary
 from rmgr.coord.keeping import (
+    Abandon,
     Bar,
     BreakOff,
     Close,
@@ -23,10 +24,12 @@ from rmgr.coord.keeping import (
     FailedSeen,
     Page,
     Resubmit,
+    abandoned,
     barred,
     break_off,
     cancel_reason,
     close,
+    is_to_be_abandoned,
     is_to_be_broken_off,
 )
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
@@ -223,6 +226,28 @@ class Duties:
             self._desk.log.info("submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._desk.epoch)
             followed.put_record(changed, version_of(outcome))
             failpoint("leader.after_break_off")
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- a list of jobs that was never released
+
+    def abandon(self, followed: Followed, _duty: Abandon, done: Done) -> None:
+        """Who submitted it went before it was all there."""
+        submission = followed.submission
+        assert submission is not None
+        if not is_to_be_abandoned(submission, followed.progress.tail):  # it was released just now
+            done(True)
+            return
+        changed, multi = abandoned(submission, followed.version)
+        failpoint("leader.before_abandon")
+        self._desk.commit(multi, partial(self._abandoned, followed, changed, done))
+
+    def _abandoned(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info("submission_abandoned", submission=followed.number, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+            failpoint("leader.after_abandon")
         else:
             followed.refresh()
         done(isinstance(outcome, Committed))

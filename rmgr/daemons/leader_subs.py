@@ -15,7 +15,7 @@ from functools import partial
 from rmgr.coord import keeping, keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
-from rmgr.coord.keeping import Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
+from rmgr.coord.keeping import Abandon, Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
@@ -317,6 +317,8 @@ class SubmissionKeeper:
                 self._sweeper.sweep(followed, done)
             case Weigh():
                 self._weigh(followed, done)
+            case Abandon():
+                self._duties.abandon(followed, duty, done)
             case EndTail():
                 self._duties.end_tail(followed, duty, done)
             case Close():

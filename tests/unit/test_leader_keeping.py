@@ -13,6 +13,7 @@ from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
 from rmgr.coord.keeping import (
     GONE_S,
     PATIENCE_S,
+    Abandon,
     BringBack,
     Close,
     Collect,
@@ -30,6 +31,7 @@ from rmgr.coord.keeping import (
 )
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
 from rmgr.coord.records import decode_fragment, encode_record
+from rmgr.coord.view import Progress, overall_state
 from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockKey
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
@@ -110,6 +112,32 @@ def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
     assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == Plan(duties=()), "it is back"
     queue = replace(known, submission=a_submission())
     assert plan(queue, 100.0 + GONE_S).duties == (), "somebody may attach to a TaskQueue"
+
+
+def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_released() -> None:
+    anchor = a_submission(ends_with_owner=True, phase=Phase.HELD, reason=Reason.USER_HOLD)
+    known = facts(submission=anchor, tail=Tail(), active_s=99.0, gone_s=100.0)
+    assert plan(known, 101.0) == Plan(duties=(), again_s=100.0 + GONE_S)
+    assert plan(known, 100.0 + GONE_S).duties == (Abandon(),)
+    released = replace(known, submission=replace(anchor, phase=Phase.OPEN, reason=""))
+    assert plan(released, 100.0 + GONE_S).duties == (EndTail(),), "its release let all go; it ends as COMPLETED"
+    with_tasks = replace(known, tail=Tail(next=4))
+    assert plan(with_tasks, 100.0 + GONE_S).duties == (EndTail(),), "an Executor that somebody holds keeps what it was given"
+    gone, multi = keeping.abandoned(anchor, 3)
+    assert (gone.phase, gone.reason) == (Phase.CANCELLED, Reason.OWNER_GONE)
+    assert multi.ops == (Set(paths.sub(7), encode_record(gone), 3),), "a release on the same version loses"
+    assert plan(replace(known, submission=gone), 100.0 + GONE_S).duties == (EndTail(),)
+
+
+def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
+    progress = Progress()
+    progress.tail = Tail(complete=True)
+    gone, _ = keeping.abandoned(a_submission(phase=Phase.HELD), 0)
+    assert overall_state(gone, progress, 0) is State.CANCELLED
+    closed, _ = keeping.close(gone, 1, now_us=5, gate=False)
+    assert overall_state(closed, progress, 0) is State.CANCELLED, "what depends on it must never be met"
+    released = a_submission(phase=Phase.CLOSED)
+    assert overall_state(released, progress, 0) is State.COMPLETED
 
 
 def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
