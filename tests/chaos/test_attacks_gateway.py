@@ -318,7 +318,7 @@ def test_what_stands_in_a_record_is_not_rewritten(mallory: Client) -> None:
         for gate in (None, True, False):
             refused(mallory, ops.set_record(replace(record, **changes), version=version, gate=gate))
     refused(mallory, owner_ops.take_ownership(replace(record, owner="x"), version, Tail(next=10**15), 0))
-    refused(mallory, owner_ops.release(replace(record, queue="anns"), version))
+    refused(mallory, ops.set_record(replace(record, queue="anns", owner=""), version=version, gate=None))
 
 
 def test_what_ran_is_told_by_nodes(mallory: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -30,9 +31,10 @@ CLAIMED = MAX_OPS * MAX_TASKS
 PAGE, MAY_GROW = 4096, 48 << 20
 
 
-@pytest.fixture(scope="module")
-def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("memory"))
+@pytest.fixture
+def scene(zookeeper_parts: None, tmp_path: Path) -> Iterator[Scene]:
+    """A cluster for each test: neither has its quota, or a leader whose memory was fragmented, from the other."""
+    made = Scene(tmp_path)
     try:
         yield made
     finally:
