@@ -221,11 +221,10 @@ def _make(
     from rmgr.client.submitting import ToSubmit, submit_many
 
     sent: dict[int, Sent] = {}
-    pipelined = not session.config().cluster.uses_gateway
     wave: dict[int, ToSubmit] = {}
 
     def flush() -> None:
-        made = submit_many(engine.coordinator, list(wave.values()), deadline_s=deadline_s, signer=engine.signer, pipelined=pipelined)
+        made = submit_many(engine.coordinator, list(wave.values()), deadline_s=deadline_s, signer=engine.signer)
         for (place, item), found in zip(wave.items(), made, strict=True):
             sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
         wave.clear()

@@ -151,14 +151,12 @@ _WINDOW = 100
 
 
 def submit_many(
-    coordinator: Coordinator, wanted: Sequence[ToSubmit], *, deadline_s: float, signer: Signer | None = None, pipelined: bool = True
+    coordinator: Coordinator, wanted: Sequence[ToSubmit], *, deadline_s: float, signer: Signer | None = None
 ) -> list[Submitted]:
     """Makes each a complete submission without owner; in this order, unless somebody else submits meanwhile.
 
     Numbers are guessed, so that many SUBMITs are on the way at once; what a guess did not make is made alone, by its token.
 
-    Args:
-        pipelined: False where each number is read again anyway (through a gateway).
     Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
     """
     if signer is not None:
@@ -166,8 +164,7 @@ def submit_many(
     made: list[Submitted] = []
     for start in range(0, len(wanted), _WINDOW):
         window = wanted[start : start + _WINDOW]
-        guessed = _guess(coordinator, window, deadline_s, signer) if pipelined else [None] * len(window)
-        for item, found in zip(window, guessed, strict=True):
+        for item, found in zip(window, _guess(coordinator, window, deadline_s, signer), strict=True):
             made.append(found or _submit_alone(coordinator, item, deadline_s, signer))
     return made
 

@@ -153,6 +153,7 @@ class Gateway:
         if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
             audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
+        self._cluster.sends(built)
         return Commit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
 
     def permit_create(self, caller: Caller, path: str) -> None:

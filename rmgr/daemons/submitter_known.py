@@ -7,6 +7,7 @@ answered and from one's own commits, so that an honest client's next SUBMIT or E
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -25,6 +26,8 @@ from rmgr.model.submission import Tail
 
 _KEEP_NUMBERS, _KEEP_TAILS = 1000, 20_000
 _TIMEOUT_S = 5.0
+#: How long a SUBMIT may be on its way for others to follow it.
+_SENT_S = 10.0
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -62,6 +65,7 @@ class Cluster:
         self._certify = certify
         self._coordinator = coordinator
         self._numbers: _Last[int, int] = _Last(_KEEP_NUMBERS)
+        self._sent: _Last[int, tuple[int, float]] = _Last(_KEEP_NUMBERS)  #: version -> number, if what was sent is committed; until when
         self._tails: _Last[int, tuple[int, Tail]] = _Last(_KEEP_TAILS)
         self._lock = threading.Lock()
         self._settings: ClusterSettings | None = None
@@ -72,9 +76,12 @@ class Cluster:
         return Asked(self, caller)
 
     def number(self, version: int) -> int:
-        """See `Known`."""
+        """See `Known`. What a SUBMIT on its way will leave counts: its version exists only if it, or another like it, is committed."""
         known = self._numbers.get(version)
         if known is None:
+            sent = self._sent.get(version)
+            if sent is not None and time.monotonic() < sent[1]:
+                return sent[0]
             known = decode(self.read(paths.IDS, version).data, int, paths.IDS)
             self._numbers.put(version, known)
         return known
@@ -135,6 +142,12 @@ class Cluster:
             self._numbers.put(found.version, decode(found.data, int, paths.IDS))
         except RmgrError:
             return  # whoever uses it is told
+
+    def sends(self, built: Built) -> None:
+        """A change is about to be sent, after all that its sender sent before: the next SUBMIT may follow without waiting for it."""
+        first = built.multi.ops[0]
+        if built.record is not None and isinstance(first, Set):
+            self._sent.put(first.version + 1, (built.record.id + 1, time.monotonic() + _SENT_S))
 
     def committed(self, built: Built) -> None:
         """A change has been made. Must not block."""

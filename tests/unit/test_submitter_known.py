@@ -85,6 +85,18 @@ def test_whoever_reads_the_number_through_the_gateway_and_goes_on_costs_no_readi
     assert zk.asked == []
 
 
+def test_a_submission_follows_another_that_is_on_its_way(zk: Counted, cluster: Cluster) -> None:
+    built = rebuild(submit(), cluster.asked_by(Caller()))
+    with pytest.raises(Moved):
+        cluster.number(2)
+    zk.asked.clear()
+    cluster.sends(built)
+    assert cluster.number(2) == 43
+    assert zk.asked == []
+    with pytest.raises(Moved):  # nothing like it was sent
+        cluster.number(3)
+
+
 def test_what_it_has_not_seen_it_reads_once(zk: Counted, cluster: Cluster) -> None:
     known = cluster.asked_by(Caller())
     for _ in range(3):
