@@ -215,7 +215,7 @@ def test_the_wrong_place_is_recognised(sh: Shell, cluster: DevCluster, tmp_path:
     assert (elsewhere.code, elsewhere.error["code"]) == (5, "UNAVAILABLE")
     assert "no rmgr cluster" in elsewhere.error["message"]
     nobody = sh("jobs", "--zk", "127.0.0.1:1", "--timeout", "2", "--json")
-    assert (nobody.code, nobody.error["code"]) == (5, "UNAVAILABLE")
+    assert (nobody.code, nobody.error["code"]) == (6, "UNAVAILABLE")
     assert "does not answer" in nobody.err
     sick = sh("doctor", "--zk", "127.0.0.1:1", "--timeout", "3", "--json")
     assert (sick.code, sick.json["healthy"]) == (1, False)

@@ -55,7 +55,7 @@ def test_without_a_quorum_that_is_what_every_command_says(zookeeper_parts: None,
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
         command = [sys.executable, "-m", "rmgr.cli.main", "--zk", ensemble.hosts, "--store", f"sqlite:{tmp_path}/none.db", "--timeout", "2"]
         jobs = subprocess.run([*command, "jobs"], env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (jobs.returncode, said in jobs.stderr) == (5, True), jobs.stderr
+        assert (jobs.returncode, said in jobs.stderr) == (6, True), jobs.stderr
         doctor = subprocess.run([*command, "doctor", "--json"], env=environment, capture_output=True, text=True, timeout=60, check=False)
         failed = {check["name"]: check for check in json.loads(doctor.stdout)["checks"] if not check["ok"]}
         assert "quorum" in failed[f"zookeeper {alive.hosts}"]["fix"]
