@@ -15,7 +15,7 @@ from rmgr.sched.plan import Why
 PACKAGE = Path(__file__).resolve().parents[2] / "rmgr"
 
 #: Nothing here is read by users: measurements of the project itself, and the simulator.
-ELSEWHERE = re.compile(r"v1/|dev/(bench|virtual)|sim/")
+ELSEWHERE = re.compile(r"v1/|bench/|sim/")
 
 #: Nouns that are no verbs, so that a number stands before them wherever something stands before them.
 NOUNS = (
