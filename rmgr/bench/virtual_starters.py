@@ -153,6 +153,7 @@ class VirtualWorker:
     """Tasks one after another, each as long as the other; the ends of a batch are told together."""
 
     is_leaving = False
+    backlog = 0  #: nothing waits to be sent
 
     def __init__(self, slot: VirtualSlot) -> None:
         self.slot = slot

@@ -27,6 +27,7 @@ from rmgr.cli.options import Work, checked_options, with_directives
 from rmgr.cli.script import read_script, refused
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.submission import Condition, Dependency
+from rmgr.model.units import counted
 
 #: Entries of one list.
 MAX_JOBS = 10_000
@@ -76,7 +77,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
         )
     if len(raw) > MAX_JOBS:
         raise UsageError(
-            f"{shown} holds {len(raw)} jobs; a list holds at most {MAX_JOBS}", hint="--array and --each-line make tasks of one"
+            f"{shown} holds {counted(len(raw), 'job')}; a list holds at most {MAX_JOBS:,}", hint="--array and --each-line make tasks of one"
         )
     keys = _keys(ctx)
     places: dict[str, list[int]] = {}
