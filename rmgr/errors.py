@@ -195,7 +195,7 @@ class TaskFailed(RmgrError):
     """A task ended FAILED.
 
     Attributes: task_id ("42_7"), reason (a name of `model.states.Reason`), attempts (how many), node (the last one),
-    log_tail (last lines of its output), exit_code (of a command, else None).
+    log_tail (last lines of its output), work_exit_code (of a command, else None), exit_code (with which `rmgr` ends).
     """
 
     code = "INTERNAL"

@@ -47,7 +47,12 @@ IMPURE_CALLS = frozenset({"open", "print", "input", "exec", "eval", "breakpoint"
 IMPURE_METHODS = frozenset({"now", "utcnow", "today"})  # of datetime and date
 
 FORBIDDEN_NAMES = frozenset({"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py", "manager.py"})
-TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "README.md", "SECURITY.md", "LICENSE"})
+TOP_LEVEL = frozenset({"rmgr", "proto", "deploy", "tests", "docker-compose.yml", "pyproject.toml", "LICENSE"}) | {
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+}
 
 #: The files that may import a foreign library.
 OWNERS = {

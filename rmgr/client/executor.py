@@ -42,14 +42,14 @@ class Executor(stdlib.Executor):
     Args:
         max_workers: most slots in use at once; None: as many as there are.
         initializer, initargs: called once in each worker before its first task.
-        cores, memory, time, features, resources: what each call needs. queue, priority: where it stands.
+        cores, memory, time, features, resources: what each call needs. queue, priority: where it stands. name: as `rmgr jobs` shows it.
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
         output: "echo" writes what calls print to this process's stdout and stderr (as a process pool's workers do): of those that
             run for more than a second or two line by line as it comes, with the task before each line where there are several
             calls ("42_7: text"), of others when they end; "live" writes all by lines, also of short calls; "log" leaves it to
             `rmgr logs`.
-        connection: default `rmgr.connect()`.
+        connection: default `rmgr.connect()`. timeout: for what is asked of the cluster before the first call is sent (s).
     Raises: ValueError, NotConnected, Infeasible, NotFound (queue), PickleFailed (initializer).
     """
 

@@ -60,7 +60,7 @@ class TaskQueue(FollowsOutput):
             mpi4py must be on the nodes); this is what a function with such a parameter gets by itself. "once": it is called on the
             first node alone, and may start what it wants there with `rmgr run` or mpirun. What rank 0 returns is the result; a
             rank that raises ends them all, and the attempt FAILED.
-        queue: the named queue of the cluster; priority within it, higher first.
+        queue: the named queue of the cluster; priority within it, higher first. name: as `rmgr jobs` shows it; default: the function's.
         resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
         retries, backoff: how often, and after how long, they run again after a failure of their own.
         modules: local modules or packages that workers lack, shipped by content.
