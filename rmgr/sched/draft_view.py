@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
@@ -49,7 +50,8 @@ class View(Overlay):
         """Those of `jobs` that could start at the moment they are reached. What the caller starts meanwhile counts."""
         if self._part.windows or self._holds:
             return self._startable(jobs)
-        return self._pool.startable(jobs, self._horizon)
+        found = self._pool.startable(jobs, self._horizon)
+        return found if self._part.limits is None else self._judged(found, jobs)
 
     def fits(self, job: Job) -> bool:
         """There is room for the job now, promises aside; for one with a hold: on what is held for it."""
@@ -232,6 +234,12 @@ class View(Overlay):
                 yield job
             else:
                 self.left[job.id] = why
+
+    @staticmethod
+    def _judged(found: Iterator[Job], jobs: Iterator[Job]) -> Iterator[Job]:
+        """`found`; then the rest of `jobs` is gone through, which says of those over a limit that this is why they wait."""
+        yield from found
+        deque(jobs, maxlen=0)
 
     def _startable(self, jobs: Iterator[Job]) -> Iterator[Job]:
         """With windows, which are named, and holds, whose jobs need no room."""

@@ -101,16 +101,23 @@ class NodePool:
         return job.processes <= fit.total and (fit.shape == job.shape or self._fits_nodes(job, fit))
 
     def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
-        """Those of `jobs` that fit now and keep every promise, each judged when it is reached."""
+        """Those of `jobs` that fit now and keep every promise, each judged when it is reached. No further where no core is free."""
+        if not self.free:
+            return
+        counted: Shape | None = None  # whose counts `fit` are: nothing changes until a job has been told
         for job in jobs:
             shape = job.shape
-            fit = self._fit(shape)
+            if shape is not counted and shape != counted:
+                fit, counted = self._fit(shape), shape
             if job.processes > fit.total:  # `fits`, a call a job cheaper
                 continue
             if fit.shape is not shape and fit.shape != shape and not self._fits_nodes(job, fit):
                 continue
             if horizon is None or horizon.admits(job):
                 yield job
+                if not self.free:
+                    return
+                counted = None
 
     def pick(self, job: Job) -> Placement | None:
         """The free nodes of lowest id, as many processes on each as fit."""

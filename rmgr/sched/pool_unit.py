@@ -56,6 +56,8 @@ class UnitPool:
     def startable(self, jobs: Iterable[Job], horizon: Horizon | None) -> Iterator[Job]:
         """Those of `jobs` that fit now and keep every promise, each judged when it is reached. O(1) for one that does not fit."""
         free = self.free
+        if not free:
+            return
         for job in jobs:
             if job.processes <= free and (horizon is None or horizon.admits(job)):
                 yield job
