@@ -191,9 +191,9 @@ def inbox(name: str, guid: str) -> str:
     return f"{INBOX}/{name}/{guid}"
 
 
-def start_order(guid: str, key: BlockKey) -> str:
-    """Name of an order to start a block: it says which, so that nobody has to read it."""
-    return f"{guid}+{block_name(key)}"
+def start_order(guid: str, block: BlockKey | str) -> str:
+    """Name of an order to start a block (its key, or its name): it says which, so that nobody has to read it."""
+    return f"{guid}+{block if isinstance(block, str) else block_name(block)}"
 
 
 def parse_start_order(name: str) -> BlockKey | None:
@@ -362,6 +362,11 @@ def block_prefix(key: BlockKey) -> str:
 def block_name(key: BlockKey) -> str:
     """Whole name of a block's znode."""
     return f"{block_prefix(key)}{key.seq:010d}"
+
+
+def has_digits(key: BlockKey) -> bool:
+    """The name of a block can tell its cores and its memory (all else of it is what the block had when it waited)."""
+    return key.cores < 10**5 and key.memory_mib < 10**9
 
 
 def blocks_in(names: Iterable[str] | None) -> list[tuple[str, BlockKey]]:

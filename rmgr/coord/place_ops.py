@@ -60,7 +60,12 @@ class Assigned:
         """What its ASSIGN consists of."""
         return tuple(assign_ops(self))
 
-    @property
+    @cached_property
+    def size(self) -> int:
+        """Upper estimate of `ops` on the wire (bytes)."""
+        return sum(map(size_of, self.ops))
+
+    @cached_property
     def target(self) -> str:
         """Its znode under /running."""
         return f"{paths.running_node(self.allocation.head)}/{self.name}"
@@ -69,7 +74,8 @@ class Assigned:
 def running_key(key: BlockKey, allocation: Allocation) -> BlockKey:
     """The key of a waiting block once it is placed: with the cores and the memory that its processes asked for on its head."""
     processes = allocation.shares[0][1]
-    return replace(key, cores=processes * allocation.threads, memory_mib=processes * allocation.memory_mib)
+    cores, memory_mib = processes * allocation.threads, processes * allocation.memory_mib
+    return key if (cores, memory_mib) == (key.cores, key.memory_mib) else replace(key, cores=cores, memory_mib=memory_mib)
 
 
 def assign_ops(job: Assigned) -> list[Op]:
@@ -90,7 +96,7 @@ def assign_ops(job: Assigned) -> list[Op]:
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
     ops += [
         Check(paths.gate(key.submission)),
-        Delete(paths.pending_block(job.queue, job.key), job.version),
+        Delete(f"{paths.pending(job.queue)}/{job.name}" if key is job.key else paths.pending_block(job.queue, job.key), job.version),
         Create(job.target, encode_block(data)),
         Create(paths.inbox(allocation.head, job.guid), encode_record(order)),
     ]
@@ -110,14 +116,14 @@ def assign_ops(job: Assigned) -> list[Op]:
 
 def too_large(job: Assigned, most: int) -> str:
     """Why no commit can put it there, "" when one can. most: bytes."""
-    if not paths.blocks_in([job.name]):
+    if not paths.has_digits(job.running):
         return "it asks for more than the name of a block can tell"
     block = next(op for op in job.ops if op.path == job.target)
     size, cap = len(getattr(block, "data", b"")), most_bytes(block.path) - _GROWS_BYTES
     if size > cap:
         what = f"with {counted(len(job.fences), 'node')} its arguments"
         return f"{what} are {size} bytes, and at most {cap} are committed: larger ones are stored"
-    if len(job.ops) + 2 > MAX_OPS_OF_ONE_JOB or sum(map(size_of, job.ops)) > most:
+    if len(job.ops) + 2 > MAX_OPS_OF_ONE_JOB or job.size > most:
         return f"a job cannot be put on {counted(len(job.fences), 'node')} by one commit"
     return ""
 

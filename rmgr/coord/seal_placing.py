@@ -31,14 +31,18 @@ def placing_statement(name: str, allocation: Allocation, *, cluster_id: str) -> 
     """What the seal of an allocation must be a signature of. name: of the block under `/running/<head>`. Cost: 2 us."""
     seal = allocation.seal
     assert seal is not None
+    return _statement(name, allocation, cluster_id, seal.epoch, seal.serial, seal.incarnation)
+
+
+def _statement(name: str, allocation: Allocation, cluster_id: str, epoch: int, serial: int, incarnation: int) -> bytes:
     return _pack.encode(
         (
             _PLACED,
             cluster_id,
             name,
-            seal.epoch,
-            seal.serial,
-            seal.incarnation,
+            epoch,
+            serial,
+            incarnation,
             allocation.shares,
             allocation.threads,
             allocation.memory_mib,
@@ -56,20 +60,13 @@ def seal_placings(
 
     Args:
         jobs: (name of its block, allocation, incarnation of its head). serial: of the first, the others have the numbers after it.
-    Cost: 0.03 ms for each `TOGETHER` of them, and 5 us each.
+    Cost: 0.03 ms for each `TOGETHER` of them, and 4 us each.
     """
-    bare = [
-        msgspec.structs.replace(
-            allocation, seal=PlacingSeal(key_id=key_id, epoch=epoch, serial=serial + place, incarnation=incarnation)
-        )
-        for place, (_, allocation, incarnation) in enumerate(jobs)
-    ]
-    statements = [placing_statement(name, one, cluster_id=cluster_id) for (name, _, _), one in zip(jobs, bare, strict=True)]
+    statements = [_statement(name, one, cluster_id, epoch, at, incarnation) for at, (name, one, incarnation) in enumerate(jobs, serial)]
     signatures: list[bytes] = []
     for at in range(0, len(statements), TOGETHER):
         signatures += sign_together(statements[at : at + TOGETHER], sign)
     return [
-        msgspec.structs.replace(one, seal=msgspec.structs.replace(one.seal, signature=signature))
-        for one, signature in zip(bare, signatures, strict=True)
-        if one.seal is not None
+        msgspec.structs.replace(one, seal=PlacingSeal(key_id=key_id, epoch=epoch, serial=at, incarnation=incarnation, signature=signature))
+        for at, ((_, one, incarnation), signature) in enumerate(zip(jobs, signatures, strict=True), serial)
     ]

@@ -99,13 +99,15 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool
 
     pulled: it waits where Starters take it, so that no leader has placed it. Raises InvalidRecord.
     """
-    where = where or paths.block_name(key)
     if data.done:
-        raise invalid(where, Fault("done", data.done, "0, as long as it waits,"))
-    if pulled and data.allocation is not None:
-        raise invalid(where, Fault("allocation", data.allocation, "nothing, for only the leader places jobs,"))
-    if data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
-        raise invalid(where, Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}"))
+        fault = Fault("done", data.done, "0, as long as it waits,")
+    elif pulled and data.allocation is not None:
+        fault = Fault("allocation", data.allocation, "nothing, for only the leader places jobs,")
+    elif data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
+        fault = Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}")
+    else:
+        return
+    raise invalid(where or paths.block_name(key), fault)
 
 
 def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:

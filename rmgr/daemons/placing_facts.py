@@ -22,6 +22,8 @@ from rmgr.sched.queue_class import QueueClass
 #: Whether a job can save its state, and how often a policy has moved it.
 Known: TypeAlias = tuple[bool, int]
 NOTHING_KNOWN: Known = (False, 0)
+#: Of a submission that says nothing of it.
+_PLAIN = Rigid()
 _PARTS = re.compile(r"(\d+)")
 
 
@@ -109,7 +111,7 @@ def job_of(submission: Submission, key: BlockKey, partition: str, now_us: int) -
 
     Raises: ValueError when it cannot be one.
     """
-    request, rigid = submission.request, submission.rigid or Rigid()
+    request, rigid = submission.request, submission.rigid or _PLAIN
     mark, together = node_mark(rigid), per_node(rigid)
     return Job(
         id=job_id(key.submission, key.first),
@@ -147,7 +149,7 @@ def misplaced(submission: Submission, job: Job, classes: Iterable[QueueClass]) -
 
 def known_of(submission: Submission, answered: bool, moves: int) -> Known:
     """Of a job, from its record and its block (`BlockData.answered`, `moves`)."""
-    return (submission.rigid or Rigid()).saves(answered), moves
+    return (submission.rigid or _PLAIN).saves(answered), moves
 
 
 def with_known(job: Job, known: Known | None) -> Job:
@@ -162,7 +164,7 @@ def allocation_of(
     submission: Submission, placement: Placement, names: Names, now_us: int, nodes: Mapping[str, NodeRecord] | None = None
 ) -> Allocation:
     """Nodes and ranks of a job that starts now; the first node is its head. nodes: what they have, for one that gets all of it."""
-    request, rigid = submission.request, submission.rigid or Rigid()
+    request, rigid = submission.request, submission.rigid or _PLAIN
     counts = [(names.name(node), processes) for first, last, processes in placement for node in range(first, last + 1)]
     if rigid.nodes:
         share, more = divmod(rigid.processes, rigid.nodes)
@@ -179,7 +181,7 @@ def allocation_of(
 
 def running_of(job: Job, allocation: Allocation, submission: Submission, names: Names) -> Running:
     """A job that has been placed, as the scheduler sees it."""
-    rigid = submission.rigid or Rigid()
+    rigid = submission.rigid or _PLAIN
     shares = sorted((names.id(name), 1 if rigid.nodes else count) for name, count in allocation.shares)
     start_us = allocation.started_us
     return Running(job, start_us, start_us + job.planned_us, spans_of(shares))

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rmgr.coord import leader_ops, ops, paths, place_ops, validity
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
@@ -27,7 +27,7 @@ from rmgr.daemons.placing_view import said
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData
 from rmgr.model.node import InboxOrder, NodeState, Order
-from rmgr.model.placing import job_id, task_of
+from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.states import Reason, State
 from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running
@@ -58,6 +58,18 @@ _RETRY_S = 1.0
 def _is_order(decision: Decision) -> bool:
     """There is something to commit."""
     return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
+
+
+class _Chosen(NamedTuple):
+    """A job that starts, before its allocation is sealed. name: of its block where it will run."""
+
+    waiting: Waiting
+    data: BlockData
+    version: int
+    allocation: Allocation
+    fences: tuple[tuple[str, int], ...]
+    incarnation: int
+    name: str
 
 
 class Orders:
@@ -263,7 +275,7 @@ class Orders:
         self._book.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
-    def _assigned(self, start: Start, found: Stamped, now_us: int) -> Assigned | None:
+    def _chosen(self, start: Start, found: Stamped, now_us: int) -> _Chosen | None:
         waiting = self._book.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._book.submissions.get(number)
@@ -275,41 +287,45 @@ class Orders:
         if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
             return None
         allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records)
-        record = self._nodes.records[allocation.head]
-        return Assigned(
-            queue=waiting.queue,
-            key=waiting.key,
-            data=data,
-            version=found.version,
-            allocation=allocation,
-            fences=fences,
-            incarnation=record.incarnation,
-            guid=paths.start_order(os.urandom(6).hex(), place_ops.running_key(waiting.key, allocation)),
-            stamp=os.urandom(6).hex(),
-            reserved=self.promises.taken_over(start.job_id),
-        )
+        running = place_ops.running_key(waiting.key, allocation)
+        name = waiting.name if running is waiting.key else paths.block_name(running)
+        return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)
 
     def _starts(self, decisions: Sequence[Decision], now_us: int) -> dict[int, Assigned | Exception | None]:
         """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
         made: dict[int, Assigned | Exception | None] = {}
+        chosen: dict[int, _Chosen] = {}
         for decision in decisions:
             if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
                 continue
-            self._at, found = decision, self._blocks[decision.job_id]
+            self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
+            made[job] = None
             try:
-                made[decision.job_id] = None if found is None else self._assigned(decision, found, now_us)
+                one = None if found is None else self._chosen(decision, found, now_us)
             except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
-                made[decision.job_id] = error
-        some = {job: one for job, one in made.items() if isinstance(one, Assigned)}
-        told = [(one.name, one.allocation, one.incarnation) for one in some.values()]
-        for (job, one), sealed in zip(some.items(), self._desk.placings.seal(told, epoch=self._desk.epoch_version), strict=True):
-            if sealed is not one.allocation:
-                made[job] = replace(one, allocation=sealed)
+                made[job] = error
+            else:
+                if one is not None:
+                    chosen[job] = one
+        told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
+        sealed = self._desk.placings.seal(told, epoch=self._desk.epoch_version)
+        for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
+            chance = os.urandom(12).hex()
+            made[job] = Assigned(
+                queue=one.waiting.queue,
+                key=one.waiting.key,
+                data=one.data,
+                version=one.version,
+                allocation=allocation,
+                fences=one.fences,
+                incarnation=one.incarnation,
+                guid=paths.start_order(chance[:12], one.name),
+                stamp=chance[12:],
+                reserved=self.promises.taken_over(job),
+            )
         return made
 
-    def _multis(
-        self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op]
-    ) -> list[_Sent]:
+    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op]) -> list[_Sent]:
         """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
         found: list[_Sent] = []
         records: list[tuple[str, bytes, int | None]] = []
@@ -342,7 +358,7 @@ class Orders:
             orders += ops
             theirs.append(one)
         for job in jobs:
-            make_room(len(job[1].ops), sum(map(size_of, job[1].ops)))
+            make_room(len(job[1].ops), job[1].size)
             some.append(job)
         close()
         return found
