@@ -257,10 +257,10 @@ def refuse(key: BlockKey, index: int) -> Outcome:
 
 def test_a_failing_initializer_breaks_the_executor(cluster: Cluster) -> None:
     cluster.on_call = refuse
-    cluster.start()
     with cluster.connect() as connection:
         executor = Executor(2, initializer=square, initargs=(1,), connection=connection)
         futures = [executor.submit(square, x) for x in range(10)]
+        cluster.start()  # not before: the first refusal breaks the executor for calls that are still to come
         for future in futures:
             with pytest.raises(BrokenExecutor, match=r"the initializer of the workers failed: .*no licence"):
                 future.result(60)
