@@ -146,7 +146,7 @@ def test_a_value_with_a_time_to_live_expires(
     assert run("store", "put", "a", "--value", "1", "--ttl", "2d")[0] == run("store", "put", "b", "--value", "2")[0] == 0
     assert store.keys("name/") == [keys.named("a"), keys.named("b")]
     real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 3 * 86_400)
-    assert store.keys("name/") == [keys.named("b")]
-    monkeypatch.undo()
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: real() + 3 * 86_400)
+        assert store.keys("name/") == [keys.named("b")]
     assert run("store", "put", "a", "--value", "1", "--ttl", "0")[0] == 2
