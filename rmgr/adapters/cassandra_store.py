@@ -105,7 +105,7 @@ class CassandraStore:
     def put(
         self,
         key: str,
-        value: bytes | Iterable[bytes],
+        value: bytes | Iterable[bytes | memoryview],
         *,
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,

@@ -24,7 +24,7 @@ _ROW_BYTES = 64
 
 def is_whole(value: object) -> bool:
     """A list of bytes: it may be sent as often as need be, unlike what is iterated once."""
-    return isinstance(value, list | tuple) and all(isinstance(part, bytes) for part in value)
+    return isinstance(value, list | tuple) and all(isinstance(part, bytes | memoryview) for part in value)
 
 
 def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:

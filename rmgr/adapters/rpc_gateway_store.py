@@ -84,7 +84,7 @@ class GatewayStore:
     def put(
         self,
         key: str,
-        value: bytes | Iterable[bytes],
+        value: bytes | Iterable[bytes | memoryview],
         *,
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,

@@ -82,7 +82,7 @@ class SqliteStore:
     def put(
         self,
         key: str,
-        value: bytes | Iterable[bytes],
+        value: bytes | Iterable[bytes | memoryview],
         *,
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from rmgr.client.scattered import Part, Payload, Scattered
 from rmgr.coord.records import encode_payloads
 from rmgr.errors import KeyExists
 
@@ -27,19 +28,25 @@ def put_once(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:
 LARGE_BYTES = 512 * 1024
 
 
-def parts_of(payloads: tuple[bytes, ...]) -> Sequence[bytes]:
+def whole(payloads: Iterable[Payload]) -> list[bytes]:
+    """Payloads in one piece each: what is in parts is copied."""
+    return [b"".join(payload) if isinstance(payload, Scattered) else payload for payload in payloads]
+
+
+def parts_of(payloads: tuple[Payload, ...]) -> Sequence[Part]:
     """The row of these arguments, for `coord.records.decode_payloads`, in parts: large ones are not copied."""
     if sum(map(len, payloads)) < LARGE_BYTES:
-        return (encode_payloads(payloads),)
-    parts = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
+        return (encode_payloads(tuple(whole(payloads))),)
+    parts: list[Part] = [b"\xdc" + len(payloads).to_bytes(2, "big")]  # an array, as MessagePack has it: a block has at most 256 tasks
     for payload in payloads:
         size = len(payload)
         # MessagePack ends at 4 GiB; 0xc1 is what it never uses (`daemons.starter_arguments` reads it).
-        parts += b"\xc6" + size.to_bytes(4, "big") if size < 1 << 32 else b"\xc1" + size.to_bytes(8, "big"), payload
+        parts.append(b"\xc6" + size.to_bytes(4, "big") if size < 1 << 32 else b"\xc1" + size.to_bytes(8, "big"))
+        parts += payload.parts if isinstance(payload, Scattered) else (payload,)
     return parts
 
 
-def hash_of(parts: Sequence[bytes]) -> str:
+def hash_of(parts: Sequence[Part]) -> str:
     """SHA-256 of all parts together, in hex."""
     digest = sha256()
     for part in parts:
@@ -47,14 +54,14 @@ def hash_of(parts: Sequence[bytes]) -> str:
     return digest.hexdigest()
 
 
-def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[bytes]]]) -> None:
+def put_rows(store: Store, rows: Sequence[tuple[str, Sequence[Part]]]) -> None:
     """Writes rows of arguments, named by their SHA-256: small ones together, large ones one by one, hashed no second time.
 
     Raises: as `Store.put`.
     """
     put_hashed: Any = getattr(store, "put_hashed", None)
     small: list[tuple[str, bytes]] = []
-    large: list[tuple[str, Sequence[bytes]]] = []
+    large: list[tuple[str, Sequence[Part]]] = []
     for key, parts in rows:
         if sum(map(len, parts)) < LARGE_BYTES:
             small.append((key, b"".join(parts)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from rmgr.client import content
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, is_ending
 from rmgr.client.echo import LiveEcho, LongEcho
@@ -20,6 +21,7 @@ from rmgr.client.modules import ship
 from rmgr.client.opening import Opening
 from rmgr.client.pickling import dump_call, dump_function
 from rmgr.client.ports import TaskSpec
+from rmgr.client.scattered import Payload
 from rmgr.client.specs import Options, draft_of, python_environment
 from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import Call, Throttle
@@ -117,7 +119,7 @@ class Core(Tasks):
         """Adds a call for each tuple of arguments."""
         return self.add(spec, [dump_call(args, {}, name) for args in calls])
 
-    def add(self, spec: TaskSpec, payloads: list[bytes], **_: Any) -> list[Future]:
+    def add(self, spec: TaskSpec, payloads: Sequence[Payload], **_: Any) -> list[Future]:
         """Adds calls; their futures. The first one makes the submission."""
         if self.lane is not None:
             self.wait_room(block=True, timeout_s=None)
@@ -135,9 +137,9 @@ class Core(Tasks):
                 self._live.begin()
             return [call.future for call in calls]
 
-    def _slim(self, payload: bytes) -> tuple[bytes, str]:
+    def _slim(self, payload: Payload) -> tuple[bytes, str]:
         """(arguments, "") or, when they are large, (b"", the row that holds them)."""
-        return (payload, "") if len(payload) <= HELD_BYTES else (b"", self.store_row(payload))
+        return (content.whole([payload])[0], "") if len(payload) <= HELD_BYTES else (b"", self.store_row(payload))
 
     def slots(self) -> int:
         """Calls that the cluster can run at once."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+from rmgr.client import content
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.client.results import load
 from rmgr.client.values import Progress, Values, encoded
@@ -48,7 +49,8 @@ def _steps(pairs: Iterable[tuple[str, Any]]) -> Iterator[dict[str, tuple[Encodin
     step: dict[str, tuple[Encoding, bytes]] = {}
     size = 0
     for key, value in pairs:
-        made = encoded(keys.check_new_key(key), value)
+        encoding, data = encoded(keys.check_new_key(key), value)
+        made = encoding, content.whole([data])[0]
         if step and (len(step) >= _PUT_VALUES or size + len(made[1]) > _PUT_BYTES or key in step):
             yield step
             step, size = {}, 0

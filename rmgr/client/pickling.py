@@ -1,4 +1,4 @@
-"""Objects -> bytes: arguments and values with the plain pickler where that does, functions with cloudpickle.
+"""Pickles arguments and values with the plain pickler where that does, functions with cloudpickle.
 
 An object of `__main__` pickles by name, and no worker has that `__main__`: whatever mentions it goes through cloudpickle,
 which pickles such classes and functions by value.
@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from rmgr.client.scattered import Payload, is_large, scattered
 from rmgr.coord.ports import MAX_VALUE_BYTES
 from rmgr.errors import PickleFailed, ValueTooLarge
 
@@ -22,12 +23,16 @@ _WORTH_A_LOOK = 64 * 1024
 _NO_ARGUMENTS = pickle.dumps(((), {}), PROTOCOL)
 
 
-def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> bytes:
+def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> Payload:
     """Payload of a call. `function`: its name, for errors. Raises PickleFailed naming the argument; ValueTooLarge."""
+    data: Payload
     try:
-        data = pickle.dumps((args, kwargs), PROTOCOL)
-        if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and _MAIN in data:
-            data = _cloud((args, kwargs))
+        if is_large((*args, *kwargs.values()) if kwargs else args):
+            data = scattered((args, kwargs), PROTOCOL, is_plain=not kwargs and _PLAIN.issuperset(map(type, args)))
+        else:
+            data = pickle.dumps((args, kwargs), PROTOCOL)
+            if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and _MAIN in data:
+                data = _cloud((args, kwargs))
     except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle tells
         data = _dump_call_slowly(args, kwargs, function)
     if len(data) > MAX_VALUE_BYTES:
@@ -66,12 +71,16 @@ def dump_function(function: Callable[..., Any]) -> bytes:
         ) from None
 
 
-def dump_value(value: Any, what: str) -> bytes:
+def dump_value(value: Any, what: str) -> Payload:
     """Any object. Raises PickleFailed naming `what`; ValueTooLarge."""
+    data: Payload
     try:
-        data = pickle.dumps(value, PROTOCOL)
-        if _MAIN in data:
-            data = _cloud(value)
+        if is_large((value,)):
+            data = scattered(value, PROTOCOL)
+        else:
+            data = pickle.dumps(value, PROTOCOL)
+            if _MAIN in data:
+                data = _cloud(value)
     except Exception:  # noqa: BLE001 - as above
         try:
             data = _cloud(value)

@@ -17,6 +17,7 @@ from rmgr.client import content
 from rmgr.client.claims import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import MOST_BLOCKS, Buffer, Packed, block_of
+from rmgr.client.scattered import Part
 from rmgr.client.signing import Seal, unsealed
 from rmgr.coord import keys, ops, paths, validity
 from rmgr.coord.leader_ops import no_outcome
@@ -136,7 +137,7 @@ class Sender:
         number, store = self._lane.number, self._engine.store
 
         def write() -> dict[int, str]:
-            rows: dict[int, tuple[str, Sequence[bytes]]] = {}
+            rows: dict[int, tuple[str, Sequence[Part]]] = {}
             for item in load:
                 parts = content.parts_of(item.payloads)
                 rows[item.first] = keys.arguments(number, item.first, content.hash_of(parts)), parts

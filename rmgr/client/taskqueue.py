@@ -26,6 +26,7 @@ from rmgr.client.output import FollowsOutput
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import LanePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
+from rmgr.client.scattered import Payload
 from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
@@ -480,9 +481,10 @@ class TaskQueue(FollowsOutput):
                 raise
 
 
-def _some(payloads: Iterator[bytes]) -> list[bytes]:
+def _some(payloads: Iterator[Payload]) -> list[Payload]:
     """The next ones that are added together; large arguments few at a time."""
-    batch, size = [], 0
+    batch: list[Payload] = []
+    size = 0
     for payload in islice(payloads, _MAP_BATCH):
         batch.append(payload)
         size += len(payload)

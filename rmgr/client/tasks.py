@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rmgr.client import content
 from rmgr.client.connection import Connection
@@ -19,6 +19,7 @@ from rmgr.client.ports import First, LanePort, TaskSpec
 from rmgr.client.progress import Counts
 from rmgr.client.repair import delete_pointers
 from rmgr.client.results import Settled, error_of
+from rmgr.client.scattered import Payload
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
@@ -94,7 +95,7 @@ class Tasks:
 
     # -- adding (one caller at a time)
 
-    def add(self, spec: TaskSpec, payloads: list[bytes], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
+    def add(self, spec: TaskSpec, payloads: Sequence[Payload], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
         """Adds tasks; returns their futures. Raises: as `LanePort.add`; StoreUnavailable for large arguments."""
         futures = [Future(self) for _ in payloads]
         self.add_for(spec, payloads, futures, outputs=outputs, solid=solid)
@@ -103,7 +104,7 @@ class Tasks:
     def add_for(
         self,
         spec: TaskSpec,
-        payloads: list[bytes],
+        payloads: Sequence[Payload],
         futures: list[Future],
         *,
         outputs: tuple[str, ...] = (),
@@ -126,11 +127,13 @@ class Tasks:
         # Before they are added: from then on they may end at any moment.
         self._pending.update(zip(range(first, first + len(futures)), futures, strict=True))
         try:
-            largest = 0 if solid or row or spec.keyed else max(map(len, payloads), default=0)
+            is_fixed = solid or row or spec.keyed
+            largest = 0 if is_fixed else max(map(len, payloads), default=0)
             if largest > HELD_BYTES:
                 self.store.head(keys.arguments(self.number, first, "0"))  # what cannot be stored is refused here and now
             if largest <= LARGE_BYTES:
-                lane.add(spec, payloads, solid=solid, row=row)
+                pieces = content.whole(payloads) if is_fixed else cast("list[bytes]", payloads)  # what is in parts is large
+                lane.add(spec, pieces, solid=solid, row=row)
             else:
                 for payload in payloads:
                     self._add_one(lane, spec, payload)
@@ -140,7 +143,7 @@ class Tasks:
             raise
         return first
 
-    def _open_with(self, opening: Opening, spec: TaskSpec, payloads: list[bytes], futures: list[Future]) -> int:
+    def _open_with(self, opening: Opening, spec: TaskSpec, payloads: Sequence[Payload], futures: list[Future]) -> int:
         """Adds the first tasks of a submission that is made with them."""
         self.connection_or_raise()
         for index, future in enumerate(futures):
@@ -149,7 +152,7 @@ class Tasks:
             self._unusual.update(range(len(payloads)))
         self._pending.update(enumerate(futures))
         try:
-            opening.open(self, First(spec=spec, payloads=payloads, made=self._made))
+            opening.open(self, First(spec=spec, payloads=content.whole(payloads), made=self._made))
         except BaseException as error:
             self._pending.clear()
             self._unusual.clear()
@@ -170,13 +173,13 @@ class Tasks:
     def _made(self, lane: LanePort) -> None:
         self.lane = lane
 
-    def _add_one(self, lane: LanePort, spec: TaskSpec, payload: bytes) -> None:
+    def _add_one(self, lane: LanePort, spec: TaskSpec, payload: Payload) -> None:
         if len(payload) <= LARGE_BYTES:
-            lane.add(spec, [payload])
+            lane.add(spec, content.whole([payload]))
             return
         lane.add(spec, [b""], row=self.store_row(payload))
 
-    def store_row(self, payload: bytes) -> str:
+    def store_row(self, payload: Payload) -> str:
         """Writes the arguments of one task; returns the row, named by its content as all of them."""
         parts = content.parts_of((payload,))
         row = keys.arguments(self.number, 0, content.hash_of(parts))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.fates import Fates
 from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
+from rmgr.client.scattered import Payload, Scattered
 from rmgr.client.seen import Seen
 from rmgr.coord import keys, ownership
 from rmgr.coord.keys import Pointer
@@ -37,7 +38,7 @@ _NOBODYS: Mapping[str, Holder | None] = {}
 HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
-def encoded(key: str, value: Any) -> tuple[Encoding, bytes]:
+def encoded(key: str, value: Any) -> tuple[Encoding, Payload]:
     """A value as it is stored. Raises PickleFailed, ValueTooLarge."""
     return (Encoding.RAW, value) if isinstance(value, bytes) else (Encoding.PICKLE, dump_value(value, f"the value for {key!r}"))
 
@@ -65,12 +66,14 @@ class Values:
         self.put_row(key, *encoded(key, value), overwrite=overwrite, timeout=timeout)
         self.seen.add([key])
 
-    def put_row(self, key: str, encoding: Encoding, data: bytes, *, overwrite: bool, timeout: float) -> None:
-        """As `put`, of bytes."""
+    def put_row(self, key: str, encoding: Encoding, data: Payload, *, overwrite: bool, timeout: float) -> None:
+        """As `put`, of what is pickled already."""
+
+        row, whole = keys.named(key), data.parts if isinstance(data, Scattered) else data
 
         def write(overwrite: bool, note: Note) -> None:
             beside: dict[str, Any] = {"note": note} if note else {}
-            self._store.put(keys.named(key), data, encoding=encoding, overwrite=overwrite, timeout_s=timeout, **beside)
+            self._store.put(row, whole, encoding=encoding, overwrite=overwrite, timeout_s=timeout, **beside)
 
         self.put_owned(key, encoding, write, overwrite=overwrite, timeout=timeout)
 

@@ -126,7 +126,7 @@ class Store(Protocol):
     def put(
         self,
         key: str,
-        value: bytes | Iterable[bytes],
+        value: bytes | Iterable[bytes | memoryview],
         *,
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,

@@ -72,7 +72,7 @@ class MemoryStore:
     def put(
         self,
         key: str,
-        value: bytes | Iterable[bytes],
+        value: bytes | Iterable[bytes | memoryview],
         *,
         encoding: Encoding = Encoding.RAW,
         ttl_s: float | None = None,

@@ -1,0 +1,115 @@
+"""Pickles of large objects in parts: what is large already stays where it is, so that the pickle costs no second copy.
+
+The pickler writes bytes of more than 64 KiB and buffers (of arrays) to its file as the objects that they are. They are kept
+as such beside the small frames between them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+#: From this many bytes of one argument or value its pickle is made in parts.
+SCATTER_BYTES = 16 * 1024 * 1024
+#: Of a larger container only so many members are looked at.
+_MEMBERS = 64
+_MAIN = b"__main__"
+#: Types without bytes that could stay where they are.
+_SMALL = frozenset({str, int, float, bool, type(None)})
+Part = bytes | memoryview
+
+
+class Scattered:
+    """A pickle in parts. Parts of buffers that may change are views: store them before the caller goes on."""
+
+    __slots__ = ("_parts", "_size")
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._parts)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Its parts, in order."""
+        return self._parts
+
+
+#: A pickle; a large one may be in parts.
+Payload = bytes | Scattered
+
+
+def is_large(values: Iterable[object], depth: int = 1) -> bool:
+    """Whether a pickle in parts is worth it: by the size of bytes and arrays, also one level deep. Cost: < 1 us for few."""
+    for value in values:
+        if type(value) in _SMALL:
+            continue
+        if isinstance(value, bytes | bytearray):
+            if len(value) >= SCATTER_BYTES:
+                return True
+        elif isinstance(value, list | tuple | dict):
+            members = value.values() if isinstance(value, dict) else value
+            if depth and is_large(islice(members, _MEMBERS), depth - 1):
+                return True
+        else:
+            size = getattr(value, "nbytes", 0)
+            if isinstance(size, int) and size >= SCATTER_BYTES:
+                return True
+    return False
+
+
+def scattered(value: object, protocol: int, *, is_plain: bool = False) -> Scattered:
+    """A pickle of `value` in parts. Raises: as `pickle.dumps`.
+
+    Args:
+        is_plain: nothing in it mentions a module. Otherwise objects of `__main__` are pickled by value.
+    """
+    parts = _Parts()
+    pickle.Pickler(parts, protocol).dump(value)
+    if not is_plain and parts.mentions_main():
+        import cloudpickle
+
+        parts = _Parts()
+        cloudpickle.Pickler(parts, protocol).dump(value)
+    return Scattered(parts.made())
+
+
+class _Parts:
+    """The file of a pickler: frames together, large objects as they are."""
+
+    def __init__(self) -> None:
+        self._done: list[Part] = []
+        self._frames = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview | pickle.PickleBuffer) -> int:
+        if isinstance(data, pickle.PickleBuffer):
+            data = data.raw()  # holds the buffer's owner
+        elif isinstance(data, bytearray):
+            data = memoryview(data)
+        elif isinstance(data, memoryview):
+            data = bytes(data)  # of memory that the pickler may free
+        if len(data) < SCATTER_BYTES:
+            self._frames += data
+        else:
+            self._end_frames()
+            self._done.append(data)
+        return len(data)
+
+    def mentions_main(self) -> bool:
+        """Names of modules stand in frames, never in large objects."""
+        return _MAIN in self._frames or any(_MAIN in part for part in self._done if isinstance(part, bytes) and len(part) < SCATTER_BYTES)
+
+    def made(self) -> list[Part]:
+        self._end_frames()
+        return self._done
+
+    def _end_frames(self) -> None:
+        if self._frames:
+            self._done.append(bytes(self._frames))
+            self._frames.clear()
