@@ -1,0 +1,224 @@
+"""Documents are there, and true: references to their sections, links, files and tests that they name, and what they copy from the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from rmgr.coord import paths
+from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
+
+DOCS = PACKAGE / "docs"
+#: Documents whose sections code, tests and other documents name.
+KNOWN = ("papers", "protocol")
+
+_SECTION = r"(?:C\d+\.\d+|rules? \d+|\d+(?:\.\d+)*)"
+#: `protocol.md 5.2`, `cli.md sections 5, 6`, `papers.md 1.3 to 1.5`, `papers.md, common rules`, `reliability.md rule 25`.
+_REFERENCE = re.compile(
+    r"\b(?P<document>design|protocol|papers|reliability|performance|cli|style)\.md\)?"
+    rf"(?:,? (?:sections? )?(?P<sections>{_SECTION}(?:(?:, | and | to ){_SECTION})*|common rules)(?![\w%]))?"
+)
+_RULE = re.compile(r"\b[Rr]ule (\d+)\b")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_MODULE = re.compile(r"(?<![\w./*<>-])((?:[\w*]+/)*[\w*]+\.py)(?:::(\w+))?(?![\w*])")
+_MULTI = re.compile(r"[A-Z][A-Z_]+")
+#: Files that documents and docstrings name and that are a user's, or another project's.
+_ELSEWHERE = {"FILE.py", "lib/run.py", "mine.py", "program.py", "x.py"}
+
+
+def documents() -> list[Path]:
+    return files(".md")
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a document outside of its code blocks, with their numbers."""
+    is_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
+
+
+@cache
+def headings(path: Path) -> tuple[str, ...]:
+    return tuple(line.lstrip("#").strip() for _, line in prose(path) if re.match(r"#{1,6} ", line))
+
+
+@cache
+def sections(name: str) -> frozenset[str]:
+    """What may stand behind `name.md` in a reference: numbers of its headings, names of checks, of rules."""
+    path = DOCS / f"{name}.md"
+    found = {match[1].rstrip(".") for heading in headings(path) if (match := re.match(r"(\d+(?:\.\d+)*\.?)\s", heading))}
+    found |= {heading.lower() for heading in headings(path)}
+    for _, line in prose(path):
+        found |= set(re.findall(r"\bC\d+\.\d+\b", line))
+        if match := re.match(r"(\d+)\. ", line):
+            found.add(f"rule {match[1]}")
+    return frozenset(found)
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines of comments and docstrings of a module, of the prose of a document."""
+    if path.suffix == ".md":
+        yield from prose(path)
+        return
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node, clean=False):
+            text = node.body[0]
+            assert isinstance(text, ast.Expr)
+            assert isinstance(text.value, ast.Constant)
+            yield from enumerate(str(text.value.value).splitlines(), text.lineno)
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        before, mark, comment = f" {line}".partition(" #")
+        if mark and before.count('"') % 2 == 0:
+            yield number, comment
+
+
+def referring() -> list[Path]:
+    return [path for path in files(".py", ".md", ".toml", ".proto", ".sh", ".yml") if STUBS not in path.parents and path != Path(__file__)]
+
+
+def references() -> Iterator[tuple[Path, int, str, str]]:
+    """(file, line, document, section) of every reference; section "" = the document as a whole."""
+    for path in referring():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for match in _REFERENCE.finditer(line):
+                named = match["sections"] or ""
+                for section in re.findall(rf"{_SECTION}|common rules", named) or [""]:
+                    yield path, number, match["document"], section.replace("rules ", "rule ")
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@cache
+def everything() -> tuple[str, ...]:
+    """Every file of the project, from its root."""
+    return tuple(str(path.relative_to(ROOT)) for path in files())
+
+
+@cache
+def there_are(name: str) -> list[str]:
+    """Files that a name stands for: its end, `*` for any letters."""
+    return [path for path in everything() if fnmatch(f"/{path}", f"*/{name}")]
+
+
+@cache
+def named_tests(path: str) -> frozenset[str]:
+    found = (ROOT / path).read_text(encoding="utf-8")
+    return frozenset(node.name for node in ast.walk(ast.parse(found)) if isinstance(node, (ast.FunctionDef, ast.ClassDef)))
+
+
+def test_every_reference_to_a_section_of_a_document_leads_there() -> None:
+    found = [
+        f"{shown(path, number)} {document}.md {section}"
+        for path, number, document, section in references()
+        if document in KNOWN and not ((DOCS / f"{document}.md").exists() and (not section or section in sections(document)))
+    ]
+    assert found == []
+
+
+def test_references_are_seen_in_all_their_forms() -> None:
+    seen = re.compile(_REFERENCE)
+    forms = {
+        "as cli.md sections 5, 6 have it": "5, 6",
+        "(papers.md 1.3 to 1.5)": "1.3 to 1.5",
+        "(papers.md, common rules)": "common rules",
+        "reliability.md rule 25": "rule 25",
+        "papers.md C0.3, C0.4: x": "C0.3, C0.4",
+        "papers.md 2.2, paper 001": "2.2",
+        "[design.md](design.md) 2, 3": "2, 3",
+        "protocol.md (SUBMIT)": None,
+    }
+    assert {text: list(seen.finditer(text))[-1]["sections"] for text in forms} == forms
+
+
+def test_a_section_that_is_gone_is_found() -> None:
+    assert {"1", "3", "6"} <= sections("protocol")
+    assert not {"7", "5.2", "rule 1"} & sections("protocol")
+    assert {"1.4", "2.6", "C0.10", "common rules"} <= sections("papers")
+    assert not {"1.9", "C0.12"} & sections("papers")
+
+
+def test_every_relative_link_leads_somewhere() -> None:
+    wrong = []
+    for path in documents():
+        for number, line in prose(path):
+            for target in _LINK.findall(line):
+                if re.match(r"[a-z]+:", target):
+                    continue
+                name, _, anchor = target.partition("#")
+                to = (path.parent / name).resolve() if name else path
+                if not to.exists() or (anchor and anchor not in map(slug, headings(to))):
+                    wrong.append(f"{shown(path, number)} {target}")
+    assert wrong == []
+
+
+def test_files_and_tests_that_texts_name_are_there() -> None:
+    wrong = []
+    for path in files(".py", ".md"):
+        if STUBS in path.parents:
+            continue
+        for number, line in words(path):
+            for name, test in _MODULE.findall(line):
+                at = there_are(name.replace("NNN", "*"))
+                if name not in _ELSEWHERE and (not at or (test and not any(test in named_tests(one) for one in at))):
+                    wrong.append(f"{shown(path, number)} {name}{'::' if test else ''}{test}")
+    assert wrong == []
+
+
+# -- protocol.md --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_protocol_shows_the_tree_of_the_code() -> None:
+    written = (DOCS / "protocol.md").read_text(encoding="utf-8").split("## 2. Znodes", 1)[1].split("```")[1]
+    own = [line.removeprefix("    ").rstrip() for line in (paths.__doc__ or "").splitlines() if line.startswith("    ")]
+    assert written.strip().splitlines() == own
+
+
+def multis() -> set[str]:
+    """Names of all multis that the package builds."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if STUBS in path.parents:
+            continue
+        for node in ast.walk(tree_of(path)):
+            called = (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in {"Multi", "set_record", "give_back"}:
+                found |= {str(word.value.value) for word in node.keywords if word.arg == "name" and isinstance(word.value, ast.Constant)}
+            elif isinstance(node, ast.FunctionDef) and node.name in {"set_record", "give_back"}:
+                defaults = (*node.args.defaults, *node.args.kw_defaults)
+                found |= {d.value for d in defaults if isinstance(d, ast.Constant) and isinstance(d.value, str) and d.value}
+    return found
+
+
+def test_the_protocol_lists_the_multis_of_the_code() -> None:
+    text = (DOCS / "protocol.md").read_text(encoding="utf-8")
+    tables = text.partition("## 3. Multis")[2].partition("\n## 4.")[0] + text.partition("## 6. Placed jobs")[2]
+    rows = [line for line in tables.splitlines() if line.startswith("| ")]
+    listed = {name for row in rows for name in _MULTI.findall(row.split("|")[1])}
+    assert listed - {"RESERVE"} == multis() - {"RESERVE"}
+    assert "RESERVE" in listed
+
+
+# -- papers.md ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["000", "001", "002", "004"])
+def test_the_papers_list_the_checks_of_the_code(number: str) -> None:
+    from rmgr.sim.papers.catalogue import paper_named
+
+    listed = sections("papers")
+    own = [check for check in paper_named(number).CHECKS if check.startswith("C")]
+    assert [check for check in own if check not in listed] == []
+    of_paper = {check for check in listed if check.startswith(f"C{int(number)}.")}
+    assert of_paper == set(own)
