@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -23,6 +21,7 @@ from rmgr.errors import (
     Unavailable,
 )
 from rmgr.model.request import CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.runtime import machine
 
 _Request = TypeVar("_Request", CancelRequest, StopRequest)
 _Answer = TypeVar("_Answer")
@@ -101,7 +100,7 @@ def _ask(coordinator: Coordinator, request: _Request, deadline_s: float, slow: D
 
 def _send(coordinator: Coordinator, request: _Request, deadline_s: float, slow: DeadlineExceeded) -> str:
     """The request stands there, under this path."""
-    guid = uuid.uuid4().hex
+    guid = machine.guid()
     left_s = _left_s(deadline_s, slow)
     outcome = coordinator.commit(request_ops.ask(guid, request), timeout_s=left_s).result(left_s + 1)
     if not isinstance(outcome, Committed):
@@ -124,7 +123,7 @@ def _wait(coordinator: Coordinator, request: _Request, path: str, deadline_s: fl
 
 
 def _left_s(deadline_s: float, slow: DeadlineExceeded) -> float:
-    left_s = deadline_s - time.monotonic()
+    left_s = deadline_s - machine.monotonic()
     if left_s <= 0:
         raise slow
     return left_s

@@ -5,7 +5,6 @@ Nothing of the others is unpickled; they end as DATA_LOST that says what was wro
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from rmgr.coord.seal import fragment_statement, is_precious, needs_seal
 from rmgr.model.identity import Role
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.pki import Certified
@@ -68,7 +68,7 @@ class Authenticity:
 
 
 def _made_s(fragment: Fragment) -> float:
-    return fragment.base_us / 1e6 if fragment.base_us else time.time()
+    return fragment.base_us / 1e6 if fragment.base_us else machine.wall_s()
 
 
 def doubted(fragment: Fragment, outcomes: Sequence[Outcome], why: str) -> list[Outcome]:

@@ -6,9 +6,6 @@ that is empty although the id is remembered was wiped, or is another ensemble's,
 
 from __future__ import annotations
 
-import time
-import uuid
-
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.ports import Coordinator, Store
@@ -17,6 +14,7 @@ from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied,
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.version import PROTOCOL
+from rmgr.runtime import machine
 from rmgr.runtime.release import WIPED, check_cluster
 
 _STORE_AWAY = "work that runs goes on, its results wait on their nodes; submit again when the store is back; rmgr doctor looks closer"
@@ -52,23 +50,23 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
     Raises: NotConnected when there is no cluster and none was expected; WrongCluster, also for who has credentials in an open
         one; CoordinationUnavailable.
     """
-    deadline_s = time.monotonic() + wait_s
+    deadline_s = machine.monotonic() + wait_s
     while (meta := read_meta(coordinator, timeout_s=timeout_s)) is None:
-        if time.monotonic() >= deadline_s:
+        if machine.monotonic() >= deadline_s:
             if cluster_id:
                 raise WrongCluster(f"there is no cluster in ZooKeeper, but cluster {cluster_id} is expected", hint=WIPED)
             raise NotConnected(
                 "ZooKeeper answers, but there is no rmgr cluster in it", hint="start a WatchDog: rmgr watchdog   (or all: rmgr dev)"
             )
-        time.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
+        machine.sleep(min(0.1, max(0.0, deadline_s - machine.monotonic())))
     check_cluster(meta, cluster_id)
     while _is_open_to_us(coordinator, timeout_s):
-        if time.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
+        if machine.monotonic() >= deadline_s:  # until then a WatchDog may be securing it
             raise WrongCluster(
                 "that cluster in ZooKeeper is open, and here are credentials",
                 hint="is --zk right? for an open cluster unset [security] dir (RMGR_SECURITY_DIR); a WatchDog with a bundle secures it",
             )
-        time.sleep(0.1)
+        machine.sleep(0.1)
     return meta
 
 
@@ -115,7 +113,7 @@ def _found(coordinator: Coordinator, settings: ClusterSettings, timeout_s: float
     """SETUP: id, counter and settings appear together; of several founders one wins."""
     coordinator.ensure(["/"], timeout_s=timeout_s)
     protocol = PROTOCOL
-    meta = Meta(cluster_id=uuid.uuid4().hex, created_us=time.time_ns() // 1000, protocol=protocol, oldest=protocol)
+    meta = Meta(cluster_id=machine.guid(), created_us=machine.wall_us(), protocol=protocol, oldest=protocol)
     data = encode_record(meta)
     ops = (Create(paths.META, data), Create(paths.IDS, encode_record(1)), Create(paths.CONFIG, encode_record(settings)))
     answer = coordinator.commit(Multi(name="SETUP", ops=ops, proof=Exists(paths.META, data)), timeout_s=timeout_s).result(timeout_s + 1.0)

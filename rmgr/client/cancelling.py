@@ -6,8 +6,6 @@ also move between these while one looks, so everything is looked at until nothin
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -23,6 +21,7 @@ from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
+from rmgr.runtime import machine
 
 #: Looks at the same tasks before what still moves is left alone.
 _ROUNDS = 12
@@ -119,7 +118,7 @@ def _order(coordinator: Coordinator, submission: Submission, wanted: set[int], *
         for index in range(key.first, key.end):
             if index in wanted and not data.done >> (index - key.first) & 1:
                 what = InboxOrder(order=Order.CANCEL, submission=submission.id, index=index, reason=Reason.USER_CANCEL, detail=detail)
-                multis.append((order(node, uuid.uuid4().hex, what), [index]))
+                multis.append((order(node, machine.guid(), what), [index]))
     return _committed(coordinator, multis, deadline_s)
 
 
@@ -129,13 +128,13 @@ def _committed(coordinator: Coordinator, multis: list[tuple[Multi, list[int]]], 
     ]
     done: set[int] = set()
     for future, some in flying:
-        if isinstance(future.result(max(0.1, deadline_s - time.monotonic()) + 1), Committed):
+        if isinstance(future.result(max(0.1, deadline_s - machine.monotonic()) + 1), Committed):
             done.update(some)
     return done
 
 
 def _left(deadline_s: float) -> float:
-    left = deadline_s - time.monotonic()
+    left = deadline_s - machine.monotonic()
     if left <= 0:
         raise DeadlineExceeded("the tasks could not be cancelled in time", hint="rmgr tasks ID tells which ones were")
     return left

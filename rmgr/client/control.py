@@ -5,7 +5,6 @@ Used by the command line and by TaskQueue. Each call reads the record, decides, 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +14,7 @@ from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.submission import Submission
+from rmgr.runtime import machine
 
 
 class HasCoordinator(Protocol):
@@ -56,10 +56,10 @@ def _change(connection: HasCoordinator, number: int, decide: _Decide, timeout_s:
     coordinator = connection.coordinator
     if coordinator is None:
         raise CoordinationUnavailable("this needs a connection to ZooKeeper, a gateway does not do it", hint="--zk HOSTS")
-    end_s = time.monotonic() + timeout_s
+    end_s = machine.monotonic() + timeout_s
     mine: Submission | None = None
     while True:
-        left_s = end_s - time.monotonic()
+        left_s = end_s - machine.monotonic()
         if left_s <= 0:
             raise CoordinationUnavailable(f"submission {number} could not be changed in time", hint="rmgr doctor; then try again")
         found = coordinator.get(paths.sub(number), timeout_s=left_s).result(left_s + 1)

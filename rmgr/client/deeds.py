@@ -7,7 +7,6 @@ in an open cluster. Certificates and signatures that were verified are remembere
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from rmgr.coord.rights import Person
 from rmgr.coord.seal_tree import NotSealed, opened, sign_together
 from rmgr.model.identity import Identity, Role
 from rmgr.model.queue import SHARED, ClusterSettings
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -82,7 +82,7 @@ class Deeds:
     def notes(self, rows: Sequence[tuple[str, bytes, str]], encoding: Encoding) -> list[bytes]:
         """Notes of several values, by row, SHA-256 and owner ("" = oneself), which share a signature. Cost: 0.05 ms, and 5 us each."""
         self._publish()
-        made_s = int(time.time())
+        made_s = int(machine.wall_s())
         key_id = self._credentials.identity.key_id
         deeds = [ownership.deed(row, owner or self.me.name, key_id, made_s) for row, _, owner in rows]
         told = [
@@ -183,7 +183,7 @@ class Deeds:
 
         Cost: two listings and their rows, once in `SHARES_S`, and again where what is remembered says nothing of `key`.
         """
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         with self._lock:
             known = self._shares.get((owner, user))
         if known is not None and now_s < known.until_s and (not key or any(one.covers(key) for one in known.shares)):

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from rmgr.runtime import machine
+
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _started = threading.Event()
 
@@ -20,7 +22,7 @@ def when_dropped(owner: object, job: Callable[[], None]) -> None:
     """`job` is called, on a thread of its own, after `owner` was dropped; it must not refer to it. Not at the interpreter's end."""
     if not _started.is_set():
         _started.set()
-        threading.Thread(target=_work, name="rmgr-dropped", daemon=True).start()
+        machine.Thread(target=_work, name="rmgr-dropped", daemon=True).start()
     weakref.finalize(owner, _jobs.put, job).atexit = False
 
 

@@ -11,7 +11,6 @@ import math
 import queue
 import sys
 import threading
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import RmgrError
 from rmgr.model.outcome import Outcome
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.core import Core
@@ -69,7 +69,7 @@ class LiveEcho:
         """The executor has its submission. Cost: a thread, once."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"echo-{self._core.number}", daemon=True)
+                self._thread = machine.Thread(target=self._run, name=f"echo-{self._core.number}", daemon=True)
                 self._thread.start()
 
     def heard(self) -> None:
@@ -168,15 +168,15 @@ class LongEcho(LiveEcho):
     def begin(self) -> None:
         """See `LiveEcho`; again whenever calls were added."""
         if self._thread is None:
-            self._heard_s = self._looked_s = time.monotonic()
+            self._heard_s = self._looked_s = machine.monotonic()
             super().begin()
         elif self._is_parked:
-            self._heard_s = time.monotonic()
+            self._heard_s = machine.monotonic()
             self._ends.put(None)
 
     def heard(self) -> None:
         """See `LiveEcho`."""
-        self._heard_s = time.monotonic()
+        self._heard_s = machine.monotonic()
 
     def takes(self, outcome: Outcome, attempt: int) -> bool:
         """See `LiveEcho`."""
@@ -203,7 +203,7 @@ class LongEcho(LiveEcho):
 
     def _look(self, live: LiveOutput) -> None:
         self._is_parked = False
-        now = time.monotonic()
+        now = machine.monotonic()
         is_quiet = now - self._heard_s >= _LONG_S
         if not self._core.has_pending or now < self._due_s or not (is_quiet or self._looks_again or now - self._looked_s >= _SELDOM_S):
             return
@@ -215,12 +215,12 @@ class LongEcho(LiveEcho):
         finally:
             with self._mine:
                 self._ended = None
-            self._looked_s = time.monotonic()
+            self._looked_s = machine.monotonic()
             self._due_s = self._looked_s + max(_LONG_S / (2 if self._has_young else 1), _COST * (self._looked_s - now)) - _TICK_S
             self._looks_again = not is_quiet and not self._looks_again and self._has_young
 
     def _admits(self, index: int, attempt: int) -> bool:
-        now = time.monotonic()
+        now = machine.monotonic()
         since = self._seen[index, attempt] = self._before.get((index, attempt), now)
         with self._mine:
             if index not in self._followed:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +35,7 @@ from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.node import NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Phase, Submission
+from rmgr.runtime import machine
 from rmgr.runtime.mailbox import Closed, Mailbox
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ class Engine:
         self.authenticity = authenticity
         self.coordinator = coordinator
         self.store = store
-        self.guid = uuid.uuid4().hex
+        self.guid = machine.guid()
         self.pid = os.getpid()
         self.gauge = Gauge(self)
         self.values = Values(store, coordinator, deeds)
@@ -93,12 +91,12 @@ class Engine:
         self._listeners: list[Callable[[SessionState], None]] = []
         self._cache: dict[str, tuple[float, Any]] = {}
         self._cache_lock = threading.Lock()
-        self._io: ThreadPoolExecutor | None = None
-        self._callbacks: ThreadPoolExecutor | None = None
+        self._io: Executor | None = None
+        self._callbacks: Executor | None = None
         self._pools_lock = threading.Lock()
         self._watching_owners = False
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rmgr-submitter", daemon=True)
+        self._thread = machine.Thread(target=self._run, name="rmgr-submitter", daemon=True)
         self.lines = lines(self) if lines is not None else None
         self._thread.start()
         coordinator.listen(lambda state: self.post(lambda: self._on_session(state)))
@@ -137,7 +135,7 @@ class Engine:
         self.check_usable()
         require_store(self.store)
         self.post(self._entry.want)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = machine.monotonic() + timeout_s
         blocks = self._first_blocks(draft, first, timeout_s) if first is not None else []
         made = submitting.submit(
             self.coordinator,
@@ -208,14 +206,14 @@ class Engine:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         return cancelling.cancel_tasks(
-            self.coordinator, number, indices, detail=reason, running=running, deadline_s=time.monotonic() + timeout_s
+            self.coordinator, number, indices, detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
         )
 
     def call_soon(self, callback: Job) -> None:
         """See `ports.SubmitterPort`."""
         with self._pools_lock:
             if self._callbacks is None:
-                self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="rmgr-callbacks")
+                self._callbacks = machine.pool(1, "rmgr-callbacks")
             pool = self._callbacks
         try:
             pool.submit(callback)
@@ -266,7 +264,7 @@ class Engine:
         """Runs `job` where waiting for the store holds nothing else up."""
         with self._pools_lock:
             if self._io is None:
-                self._io = ThreadPoolExecutor(2, thread_name_prefix="rmgr-store")
+                self._io = machine.pool(2, "rmgr-store")
             pool = self._io
         try:
             return pool.submit(job)
@@ -277,7 +275,7 @@ class Engine:
 
     def jitter(self, seconds: float) -> float:
         """0.75 to 1.25 of it."""
-        return seconds * random.uniform(0.75, 1.25)
+        return seconds * machine.uniform(0.75, 1.25)
 
     # -- for lanes
 
@@ -328,13 +326,13 @@ class Engine:
         return [lane for lanes in self._lanes.values() for lane in lanes]
 
     def _flush(self, timeout_s: float) -> None:
-        end_s = time.monotonic() + timeout_s
+        end_s = machine.monotonic() + timeout_s
         owned: Future[list[Lane]] = Future()
         self.post(lambda: owned.set_result([lane for lane in self._all() if lane.owned]))
         try:
             for lane in owned.result(timeout_s):
                 with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the lane
-                    lane.flush(max(0.0, end_s - time.monotonic()))
+                    lane.flush(max(0.0, end_s - machine.monotonic()))
         except TimeoutError:
             _LOG.warning("not_flushed: the Submitter is busy")
 
@@ -422,7 +420,7 @@ class Engine:
 
     def _fresh(self, what: str, read: Callable[[], Any]) -> Any:
         self.check_usable()
-        now = time.monotonic()
+        now = machine.monotonic()
         with self._cache_lock:
             known = self._cache.get(what)
         if known is not None and now - known[0] < FRESH_S:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from rmgr.coord import owner_ops
 from rmgr.coord.multi import Committed, Multi
 from rmgr.model.node import SubmitterEntry
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
@@ -52,4 +52,4 @@ class OwnerEntry:
 
 def entry_multi(guid: str) -> Multi:
     """ENTER: a Submitter lives. The sequential name is not known beforehand: an unknown outcome is simply tried again."""
-    return owner_ops.enter(SubmitterEntry(guid=guid, host=socket.gethostname(), pid=os.getpid(), since_us=time.time_ns() // 1000))
+    return owner_ops.enter(SubmitterEntry(guid=guid, host=socket.gethostname(), pid=os.getpid(), since_us=machine.wall_us()))

@@ -12,7 +12,6 @@ import concurrent.futures as stdlib
 import contextlib
 import itertools
 import sys
-import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.specs import Duration, Options, Size
 from rmgr.client.variants import OF_CALLS, Variants
 from rmgr.client.waiting import Deadline
+from rmgr.runtime import machine
 
 #: Calls that `map` adds at a time, and how much of a lazy input it reads ahead.
 _MAP_BATCH = 512
@@ -108,7 +108,7 @@ class Executor(stdlib.Executor):
             cap=max_workers,
             modules=tuple(modules),
             initializer=None if initializer is None else (initializer, tuple(initargs)),
-            group=uuid.uuid4().hex if initializer is not None else "",
+            group=machine.guid() if initializer is not None else "",
             on_output=echo.write if output == "echo" else None,
             is_live=output == "live",
             timeout_s=timeout,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State
 from rmgr.model.submission import Paged, Tail
+from rmgr.runtime import machine
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 _STATE = {code: state for state, code in _CODE.items()}
@@ -120,7 +120,7 @@ class Fates:
         if self._coordinator is None or commits.gone:
             commits.gone = True
             return
-        end_s = time.monotonic() + timeout
+        end_s = machine.monotonic() + timeout
         tail, done = fetch([paths.tail(number), paths.done(number)], self._coordinator.get, timeout_s=timeout)
         if tail is None or done is None:
             commits.gone = True
@@ -139,7 +139,7 @@ class Fates:
             commits.next = max(commits.next, at)
         while commits.next < done.stat.creates:
             some = range(commits.next, min(done.stat.creates, commits.next + _WINDOW))
-            left_s = max(0.1, end_s - time.monotonic())
+            left_s = max(0.1, end_s - machine.monotonic())
             for found in fetch([paths.fragment(number, item) for item in some], self._coordinator.get, timeout_s=left_s):
                 if found is None:
                     return  # paged out meanwhile: the next look reads the page

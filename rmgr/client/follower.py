@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -33,6 +32,7 @@ from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 from rmgr.model.submission import Paged
+from rmgr.runtime import machine
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Fragments asked for at once while they come faster than they are read.
@@ -168,13 +168,13 @@ class Follower:
 
     def _rest(self) -> None:
         """The last fragment was not read: the next one is watched when no more news come this way."""
-        self._told_s = time.monotonic()
+        self._told_s = machine.monotonic()
         if not self._resting:
             self._resting = True
             self._host.after(_REST_S, self._rested)
 
     def _rested(self) -> None:
-        left_s = self._told_s + _REST_S - time.monotonic()
+        left_s = self._told_s + _REST_S - machine.monotonic()
         if left_s > _REST_S / 10 and not self._stopped:
             self._host.after(left_s, self._rested)
             return

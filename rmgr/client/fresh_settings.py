@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from contextlib import suppress
 
 from rmgr.client.bootstrap import read_settings
 from rmgr.coord.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
 
 #: How old they may be.
 FRESH_S = 5.0
@@ -24,7 +24,7 @@ class FreshSettings:
         self._read_s = -math.inf
 
     def __call__(self) -> ClusterSettings:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         if now_s - self._read_s > FRESH_S:
             self._read_s = now_s
             with suppress(CoordinationUnavailable):

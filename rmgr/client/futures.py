@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from concurrent.futures import Future as BaseFuture
@@ -24,6 +23,7 @@ from rmgr.coord.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
 from rmgr.model.resources import Request
 from rmgr.model.states import State
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -243,14 +243,14 @@ class Future(BaseFuture[Any]):
             return self._state != FINISHED
         self._source.cancel_futures([self])
         if running and self._state not in _DONE:
-            self._end(time.monotonic() + timeout)
+            self._end(machine.monotonic() + timeout)
         return self._state in {CANCELLED, CANCELLED_AND_NOTIFIED}
 
     def _end(self, deadline_s: float) -> None:
         """Has the task ended where it is. One that moves, from a queue to a node or back, is looked for again."""
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        while (left_s := deadline_s - machine.monotonic()) > 0:
             ordered = self._source.end_tasks([self.index], reason="", timeout_s=left_s)
-            left_s = max(0.01, deadline_s - time.monotonic())
+            left_s = max(0.01, deadline_s - machine.monotonic())
             with contextlib.suppress(DeadlineExceeded):
                 self._await(left_s if ordered else min(left_s, _LOOK_AGAIN_S))
             if self._state in _DONE:

@@ -5,7 +5,6 @@ Lives on the Submitter's thread. Full means: the next block would go above `max_
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rmgr.client.follower import Host
 from rmgr.coord import paths
 from rmgr.coord.multi import Stat
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 
 #: A measurement older than this is renewed; a full queue is looked at this often.
 FRESH_S = 1.0
@@ -43,7 +43,7 @@ class Gauge:
         if cap <= 0:
             return True
         level = self._levels.setdefault(queue, _Level())
-        now = time.monotonic()
+        now = machine.monotonic()
         old = level.measured_s is None or now - level.measured_s > (FRESH_S if level.blocks < cap // 2 else FULL_LOOK_S)
         if old:
             self._ask(queue, level)
@@ -58,7 +58,7 @@ class Gauge:
     def preset(self, queue: str, blocks: int) -> None:
         """What somebody else has just measured."""
         level = self._levels.setdefault(queue, _Level())
-        level.blocks, level.measured_s = blocks, time.monotonic()
+        level.blocks, level.measured_s = blocks, machine.monotonic()
 
     def _ask(self, queue: str, level: _Level) -> None:
         if level.asking:
@@ -74,7 +74,7 @@ class Gauge:
             level.blocks = stat.children if stat else 0
         except RmgrError:
             pass  # the commit that waits for this will find out what is wrong
-        level.measured_s = time.monotonic()
+        level.measured_s = machine.monotonic()
         waiting, level.waiting = level.waiting, []
         for tell in waiting:
             tell()

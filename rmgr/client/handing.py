@@ -9,7 +9,6 @@ queued as ever, and the next tries wait longer. When several in a row were taken
 from __future__ import annotations
 
 import math
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.line import Hint
 from rmgr.model.node import NodeRecord, NodeState
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.lane import Lane
@@ -49,7 +49,7 @@ class Handing:
         lane = self._lane
         if lane.submission.rigid is not None or lane.submission.request.resources:
             return None  # only the leader places; and a hungry node may have lent what it has of other resources
-        if lane.progress.final < packed[0].first or time.monotonic() < self._not_before_s:
+        if lane.progress.final < packed[0].first or machine.monotonic() < self._not_before_s:
             return None
         if self._node != self.ran_on:
             self._node, self._known = self.ran_on, None
@@ -83,7 +83,7 @@ class Handing:
         self._refusals += 1
         self._taken = 0
         pause_s = _NO_RIGHT_S if path is None else min(_LONGEST_S, _PAUSE_S * 2**self._refusals)
-        self._not_before_s = time.monotonic() + pause_s
+        self._not_before_s = machine.monotonic() + pause_s
 
     def _ask(self) -> None:
         if self._asking:

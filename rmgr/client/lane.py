@@ -8,7 +8,6 @@ Parts live on the Submitter's thread; `add`, `flush`, `wait_room`, `drop` and `c
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.model.units import counted
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
@@ -181,12 +181,12 @@ class Lane:
         return mine
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
+        end = None if timeout_s is None else machine.monotonic() + timeout_s
         with self._changed:
             while not condition():
                 if self.dead is not None:
                     raise self.dead
-                left = None if end is None else end - time.monotonic()
+                left = None if end is None else end - machine.monotonic()
                 if left is not None and left <= 0:
                     return False
                 self._changed.wait(left)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from rmgr.errors import RmgrError
 from rmgr.model.line import Ahead, Message, Told
 from rmgr.model.node import NodeRecord
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.channel import Loop
@@ -53,9 +53,9 @@ class Lines:
         address = record.line
         if not address or address in self._lines or len(self._lines) >= _MOST:
             return
-        if time.monotonic() < self._not_before_s.get(address, -math.inf):
+        if machine.monotonic() < self._not_before_s.get(address, -math.inf):
             return
-        self._not_before_s[address] = time.monotonic() + _PAUSE_S
+        self._not_before_s[address] = machine.monotonic() + _PAUSE_S
         if self._loop is None:
             from rmgr.adapters.channel import Loop
 
@@ -101,7 +101,7 @@ class Lines:
 
     def _ended(self, address: str) -> None:
         if self._lines.pop(address, None) is not None:
-            self._not_before_s[address] = time.monotonic() + 1.0
+            self._not_before_s[address] = machine.monotonic() + 1.0
 
     def _heard(self, line: Line, message: Message) -> None:
         """On the line's thread."""

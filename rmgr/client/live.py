@@ -9,7 +9,6 @@ import contextlib
 import math
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from rmgr.client.stored_logs import read_ended, unseen
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.units import format_size
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -115,7 +115,7 @@ class LiveOutput:
         self._told: set[tuple[int, str]] = set()
         self._silent_s: dict[str, float] = {}  # endpoints that did not answer, and until when they are left alone
         self._wait_s = _FIRST_LOOK_S
-        self._look_s = time.monotonic() + self._wait_s
+        self._look_s = machine.monotonic() + self._wait_s
         self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
 
     def pieces(self) -> Iterator[Piece]:
@@ -128,7 +128,7 @@ class LiveOutput:
 
     def look(self) -> None:
         """Finds tasks that run and begins to stream them; cheap when called often: it looks when it is time to."""
-        now = time.monotonic()
+        now = machine.monotonic()
         if now < self._look_s:
             return
         self._wait_s = min(_SLOWEST_LOOK_S, self._wait_s * 1.6)
@@ -142,7 +142,7 @@ class LiveOutput:
 
     def look_now(self) -> None:
         """As `look`, at once. Cost: a call to each node that has claimed something of the submission."""
-        now = time.monotonic()
+        now = machine.monotonic()
         with contextlib.suppress(Unavailable):
             for node, endpoint in nodes_of(self._place, self._number):
                 if self._silent_s.get(endpoint, -math.inf) < now:
@@ -155,14 +155,14 @@ class LiveOutput:
         shown = [0, 0]
         if stream is not None:
             if stream.attempt == end.attempt and stream.thread is not None:
-                limit = time.monotonic() + _DRAIN_S
-                while stream.thread.is_alive() and time.monotonic() < limit:
+                limit = machine.monotonic() + _DRAIN_S
+                while stream.thread.is_alive() and machine.monotonic() < limit:
                     yield from self.pieces()
                     stream.thread.join(0.01)
                 yield from self.pieces()
                 shown = list(stream.shown)
             self._stop(stream)
-        now_us = end.ended_us or time.time_ns() // 1000
+        now_us = end.ended_us or machine.wall_us()
         for number, name in enumerate(STREAMS):
             if name not in self._streams_wanted:
                 continue
@@ -199,7 +199,7 @@ class LiveOutput:
             with NodeClient(endpoint, timeout_s=2.0, via=self._place.via, credentials=self._place.credentials()) as client:
                 running = client.running(self._number)
         except RmgrError:  # it is going, or cannot be reached from here: the stored output comes at the end
-            self._silent_s[endpoint] = time.monotonic() + (_SILENT_BEHIND_S if self._place.via else _SILENT_S)
+            self._silent_s[endpoint] = machine.monotonic() + (_SILENT_BEHIND_S if self._place.via else _SILENT_S)
             return
         for task in running:
             if task.node != node or task.index in self._ended or (self._wanted is not None and task.index not in self._wanted):
@@ -222,7 +222,7 @@ class LiveOutput:
         stream = _Stream(attempt, node, shown)
         stream.client = NodeClient(endpoint, via=self._place.via, credentials=self._place.credentials())
         self._streams[position] = stream
-        stream.thread = threading.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
+        stream.thread = machine.Thread(target=self._read, args=(position, stream), name=f"logs-{position}", daemon=True)
         stream.thread.start()
 
     def _read(self, position: int, stream: _Stream) -> None:
@@ -239,7 +239,7 @@ class LiveOutput:
                             attempt=stream.attempt,
                             stream=piece.stream,
                             data=piece.data,
-                            time_us=piece.time_us or time.time_ns() // 1000,
+                            time_us=piece.time_us or machine.wall_us(),
                         )
                     )
                 if piece.ended:

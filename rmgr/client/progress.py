@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
 from rmgr.model.units import format_duration
+from rmgr.runtime import machine
 
 #: Seconds between two drawings of the bar, and between two plain lines.
 _REDRAW_S = 0.1
@@ -38,8 +38,8 @@ class Counts:
 class Rate:
     """Tasks a second over the last seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or machine.monotonic
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, final: int) -> None:
@@ -113,7 +113,7 @@ class ProgressDisplay:
         if self._enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":  # which cannot draw a line again
             self._bar, self._task = _make_bar(self._title, self._stream)
             self._bar.start()
-        self._drawn_s = time.monotonic()
+        self._drawn_s = machine.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class ProgressDisplay:
 
     def tick(self) -> None:
         """Called at least every second while nothing happens."""
-        now = time.monotonic()
+        now = machine.monotonic()
         self._look_for_trouble(now)
         if not self._enabled:
             return
@@ -160,7 +160,7 @@ class ProgressDisplay:
             self._write(f"rmgr: {trouble}; still waiting")
 
     def _draw(self) -> None:
-        self._drawn_s = time.monotonic()
+        self._drawn_s = machine.monotonic()
         counts, left_s = self._counts, self._rate.left_s(self._counts)
         speed = self._rate.per_second()
         self._bar.update(

@@ -6,8 +6,6 @@ key is still believed; the old one is good for nothing. Work goes on meanwhile.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from rmgr.errors import CoordinationUnavailable, StateConflict, UsageError
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, SealedSecret
 from rmgr.model.units import counted
+from rmgr.runtime import machine
 
 _TIMEOUT_S = 10.0
 #: Roles whose holders fetch a new secret by themselves.
@@ -44,7 +43,7 @@ def rotate(
     *,
     grace_s: float,
     report: Callable[[str], None] = lambda _: None,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] | None = None,
 ) -> Authority:
     """Gives `role` a new secret; returns the authority as it is now, also written to `directory`.
 
@@ -56,7 +55,7 @@ def rotate(
     if role in _NOT_HERE:
         hint = "make new bundles of it and restart its daemons one by one"
         raise UsageError(f"the secret of role {role} is not rotated while the cluster runs", hint=hint)
-    fresh = secrets.token_urlsafe(24)
+    fresh = machine.random_hex(24)
     old_id = digest_id(role, authority.secrets[role])
     renewed = replace(authority, secrets={**authority.secrets, role.value: fresh})
     # The new one is on disk before anybody uses it; the old one is of no use to us: the admin's own is another.
@@ -67,14 +66,15 @@ def rotate(
     _publish(coordinator, renewed, role, (old_id, new_id))
     mended = check_tree(coordinator, mend=True).mended
     report(f"access lists of {counted(mended, 'znode')} name both; waiting {grace_s:.0f} s")
-    sleep(grace_s)
+    wait = machine.sleep if sleep is None else sleep
+    wait(grace_s)
     _publish(coordinator, renewed, role, (new_id,))
     for _ in range(_ROUNDS):
         mended = check_tree(coordinator, mend=True).mended
         if not mended:
             break
         report(f"the old secret of role {role} is off {counted(mended, 'znode')}")
-        sleep(_ROUND_S)
+        wait(_ROUND_S)
     return renewed
 
 

@@ -6,8 +6,6 @@ Needs the directory of the cluster's authority and a session with the admin's ri
 from __future__ import annotations
 
 import base64
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -25,6 +23,7 @@ from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, Sta
 from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import Invitation, Revocation, RevokedWork
 from rmgr.model.node import EpochRecord
+from rmgr.runtime import machine
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ def invite(
     hosts: Sequence[str] = (),
     lasts_s: float,
     renews: bool = False,
-    now_s: Callable[[], float] = time.time,
+    now_s: Callable[[], float] | None = None,
 ) -> str:
     """Makes credentials for a new machine, leaves them encrypted in ZooKeeper, and returns the token that opens them.
 
@@ -66,7 +65,7 @@ def invite(
                 f"there is a {role} {draft.name} already (key {known.identity.key_id})",
                 hint=f"choose another name; or --renew for new credentials of the same machine; or first: rmgr admin revoke {draft.name}",
             )
-    number = f"join-{secrets.token_hex(8)}"
+    number = f"join-{machine.random_hex(8)}"
     files = issue(authority, draft.name, role, hosts=hosts)
     ticket = issue(authority, number, Role.JOIN, days=(lasts_s + _MARGIN_S) / 86400.0)
     token = _filled(draft, number, ticket)
@@ -75,7 +74,7 @@ def invite(
         name=draft.name,
         role=role,
         key_id=verify_certificate(files["sign.crt"], authority.cert_pem).identity.key_id,
-        expires_us=int((now_s() + lasts_s) * 1e6),
+        expires_us=int(((now_s or machine.wall_s)() + lasts_s) * 1e6),
         sealed=base64.b64encode(invitation.seal_files(token.key, purpose(draft.name), files)).decode(),
     )
     _commit(coordinator, join_ops.invite(record))
@@ -89,7 +88,7 @@ def purpose(name: str) -> str:
 
 def withdraw(coordinator: Coordinator, *, name: str = "", now_s: float | None = None) -> list[Invitation]:
     """Removes invitations that are over, and those of `name` that nobody has used; returns what was removed."""
-    now_us = int((time.time() if now_s is None else now_s) * 1e6)
+    now_us = int((machine.wall_s() if now_s is None else now_s) * 1e6)
     gone = []
     for record, version in _invitations(coordinator):
         if (record.name == name and not record.redeemed) or record.expires_us < now_us:
@@ -167,7 +166,7 @@ def revoke(
             for other in known
         )
         told = (work or RevokedWork.KEEP).value if who.is_person else ""
-        since_us = time.time_ns() // 1000
+        since_us = machine.wall_us()
         record = Revocation(
             key_id=who.key_id, name=who.name, role=who.role, by=by, since_us=since_us, reason=reason, work=told, others=others
         )

@@ -7,7 +7,6 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.resources import MIB
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Tail
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -161,8 +161,8 @@ class Sender:
         engine, number = self._engine, self._lane.number
 
         def work() -> tuple[dict[int, RmgrError], float]:
-            begun_s = time.monotonic()
-            return claim(engine.values, number, engine.guid, current.packed), time.monotonic() - begun_s
+            begun_s = machine.monotonic()
+            return claim(engine.values, number, engine.guid, current.packed), machine.monotonic() - begun_s
 
         def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
             current.refused, took_s = done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from rmgr.coord.seal import seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.submission import Submission
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -68,7 +68,7 @@ class Signer:
         told = {"cluster_id": self._cluster_id, "user": record.user, "spec": spec_digest(record), "key_id": mine.identity.key_id}
 
         def seal(blocks: Sequence[Block]) -> list[Block]:
-            not_after_s = int(time.time() + self._ttl_s)
+            not_after_s = int(machine.wall_s() + self._ttl_s)
             return seal_blocks(blocks, **told, not_after_s=not_after_s, sign=mine.sign)  # type: ignore[arg-type]
 
         return seal

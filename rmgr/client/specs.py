@@ -10,7 +10,6 @@ import re
 import socket
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -22,6 +21,7 @@ from rmgr.model.placing import MPI, ONCE, RANKS, Rigid
 from rmgr.model.resources import Request
 from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.runtime import machine
 
 #: Directories that travel with a submission; those that do not.
 _MAX_DIRECTORIES = 32
@@ -96,7 +96,7 @@ def draft_of(
         backoff_us=_us_of(options.backoff),
         on_disconnect=policy,
         token=options.token,
-        submitted_us=time.time_ns() // 1000,
+        submitted_us=machine.wall_us(),
         python=python,
         function=function,
         host=socket.gethostname(),

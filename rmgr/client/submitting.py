@@ -6,9 +6,6 @@ The token makes it idempotent: whatever was lost on the way, the same token lead
 from __future__ import annotations
 
 import math
-import random
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +16,7 @@ from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
 from rmgr.model.submission import Submission, Tail
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 #: Longest that one request of it may take.
@@ -48,7 +46,7 @@ class Numbers:
     def take(self) -> tuple[int, int] | None:
         """(number, version of /ids) to try; None: read them."""
         known, self._next = self._next, None
-        return known if time.monotonic() >= self._not_before_s else None
+        return known if machine.monotonic() >= self._not_before_s else None
 
     def left(self, number: int, version: int) -> None:
         """A SUBMIT of ours has made them so."""
@@ -56,7 +54,7 @@ class Numbers:
 
     def missed(self) -> None:
         """Somebody else submits, too: not tried for a while."""
-        self._not_before_s = time.monotonic() + _MISSED_S
+        self._not_before_s = machine.monotonic() + _MISSED_S
 
 
 def submit(
@@ -84,9 +82,9 @@ def submit(
         same token is safe); CoordinationUnavailable when it surely was not; WrongCluster.
     """
     if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - time.monotonic())))
+        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
         draft = replace(draft, user=signer.user)
-    token = draft.token or uuid.uuid4().hex
+    token = draft.token or machine.guid()
     digest = token_digest(draft.user, token)
     tail = Tail(next=tasks, complete=complete, reigns=((0, owner),) if owner else ())
     make_bucket: bool | None = None
@@ -125,7 +123,7 @@ def submit(
                 elif path == paths.IDS and guessed is not None and numbers is not None:
                     numbers.missed()
                 elif path == paths.IDS:
-                    time.sleep(random.uniform(0, 0.002))  # many submit at once: let one of them win
+                    machine.sleep(machine.uniform(0, 0.002))  # many submit at once: let one of them win
                 elif path != paths.token(digest):
                     raise WrongCluster(f"the submission cannot be recorded: {kind} at {path}", hint="rmgr fsck; rmgr doctor")
             case Unknown():
@@ -160,7 +158,7 @@ def submit_many(
     Raises: as `submit`; what was made before stays. Cost: one round trip for `_WINDOW` of them.
     """
     if signer is not None:
-        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - time.monotonic())))
+        signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))
     made: list[Submitted] = []
     for start in range(0, len(wanted), _WINDOW):
         window = wanted[start : start + _WINDOW]
@@ -246,7 +244,7 @@ def _read(coordinator: Coordinator, number: int, step_s: float) -> Submitted:
 
 
 def _left(deadline_s: float, doubtful: bool, token: str) -> float:
-    left = deadline_s - time.monotonic()
+    left = deadline_s - machine.monotonic()
     if left > 0:
         return min(_STEP_S, left)
     if doubtful:

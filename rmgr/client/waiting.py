@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import AbstractContextManager, nullcontext
+
+from rmgr.runtime import machine
 
 
 def giving_slot_back() -> AbstractContextManager[None]:
@@ -19,13 +20,13 @@ class Deadline:
     __slots__ = ("_end",)
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end = None if timeout_s is None else machine.monotonic() + timeout_s
 
     def left(self) -> float | None:
         """Seconds left, at least 0; None without a deadline."""
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
+        return None if self._end is None else max(0.0, self._end - machine.monotonic())
 
     @property
     def is_over(self) -> bool:
         """The time has run out."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self._end is not None and machine.monotonic() >= self._end

@@ -6,7 +6,6 @@ committed znodes, so that a successor reads the same facts and goes on. Liveness
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import Future
 from functools import partial
 
@@ -27,6 +26,7 @@ from rmgr.daemons.leader_subs import SubmissionKeeper
 from rmgr.errors import WrongCluster
 from rmgr.model.node import EpochRecord, NodeRecord
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
 
 
 class Leader:
@@ -145,7 +145,7 @@ class Leader:
         return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
 
     def _jitter(self) -> float:
-        return self._resync_s * random.uniform(0.5, 1.5)
+        return self._resync_s * machine.uniform(0.5, 1.5)
 
     # -- answers
 

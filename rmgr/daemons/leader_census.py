@@ -7,7 +7,6 @@ is ended; until then `explain` says so.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from rmgr.coord.multi import Committed, Outcome, Stamped
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 
 #: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
 CENSUS_S = 8.0
@@ -155,7 +155,7 @@ class Census:
             version=record.version,
             tail_version=tail.version,
             failed_version=directory.version,
-            stamp=uuid.uuid4().hex,
+            stamp=machine.guid(),
         )
         self._desk.commit(multi, partial(self._committed, number, indices))
 

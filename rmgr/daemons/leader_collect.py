@@ -8,7 +8,6 @@ values expire by themselves.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 
@@ -26,6 +25,7 @@ from rmgr.errors import DataLost, RmgrError
 from rmgr.model.outcome import Fragment
 from rmgr.model.outcome import Outcome as TaskOutcome
 from rmgr.model.submission import Tail
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 Done = Callable[[bool], None]
@@ -56,8 +56,8 @@ class Collector:
 
     def start(self) -> None:
         """Begins to look for orphans and expired rows now and then."""
-        self._desk.after(random.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
-        self._desk.after(random.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
+        self._desk.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
+        self._desk.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
 
     def collect(self, followed: Followed, _duty: Collect, done: Done) -> None:
         """Removes a submission whose retention is over."""
@@ -80,7 +80,7 @@ class Collector:
     # -- the store's own
 
     def _sweep(self) -> None:
-        self._desk.after(random.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
+        self._desk.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
         self._desk.store(lambda store: store.sweep(), self._swept, lambda _: None)
 
     def _swept(self, removed: int) -> None:
@@ -88,7 +88,7 @@ class Collector:
             self._desk.log.info("store_swept", total=removed)
 
     def _look_for_orphans(self) -> None:
-        self._desk.after(random.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
+        self._desk.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
         self._desk.store(stored_submissions, self._on_stored, lambda _: None)
 
     def _on_stored(self, numbers: list[int]) -> None:

@@ -7,7 +7,6 @@ the session is in doubt (`pause`) nothing is sent: commits and reads wait, in th
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -21,6 +20,7 @@ from rmgr.coord.ports import Coordinator, MomentReader, Store
 from rmgr.daemons.leader_metrics import LeaderMetrics
 from rmgr.daemons.placing_seals import Placings
 from rmgr.errors import RequestTooLarge, RmgrError
+from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
@@ -61,8 +61,8 @@ class Desk:
         may_act: Callable[[], bool],
         log: Log,
         metrics: LeaderMetrics,
-        clock: Callable[[], float] = time.monotonic,
-        wall_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        clock: Callable[[], float] | None = None,
+        wall_us: Callable[[], int] | None = None,
         placings: Placings | None = None,
     ) -> None:
         self.coordinator = coordinator
@@ -70,8 +70,8 @@ class Desk:
         self.epoch = epoch
         self.log = log
         self.metrics = metrics
-        self.clock = clock
-        self.wall_us = wall_us
+        self.clock = clock or machine.monotonic
+        self.wall_us = wall_us or machine.wall_us
         self.placings = placings or Placings()
         self.is_open = True
         self.aside = Aside(log, metrics.loop_errors.inc)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -11,6 +10,7 @@ from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord.ports import Store
 from rmgr.daemons.leader_desk import Desk
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
 
 #: How often old summaries are looked for.
 LOOK_S = 3600.0
@@ -27,10 +27,10 @@ class HistoryKeeper:
 
     def start(self) -> None:
         """Begins to look now and then."""
-        self._desk.after(random.uniform(0.5, 1.0) * LOOK_S, self._look)
+        self._desk.after(machine.uniform(0.5, 1.0) * LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._desk.after(random.uniform(0.8, 1.2) * LOOK_S, self._look)
+        self._desk.after(machine.uniform(0.8, 1.2) * LOOK_S, self._look)
         retention_us = self._settings().history_retention_us
         if retention_us:
             self._remove(self._desk.wall_us() - retention_us, 0)

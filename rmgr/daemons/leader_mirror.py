@@ -6,12 +6,12 @@ fire at once). So a mirror always reads the present state, at most once per `pac
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rmgr.coord.multi import Stamped
 from rmgr.daemons.leader_desk import Desk, Thunk
+from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 
 T = TypeVar("T", Stamped, list[str])
@@ -120,7 +120,7 @@ class Mirror(Generic[T]):
         self._stale = False
         self._armed = False  # perhaps it was set: then a second one costs nothing
         if self._changed is not None and self._timer is None:
-            self._timer = self._desk.after(_RETRY_S * random.uniform(0.5, 1.5), self._due)
+            self._timer = self._desk.after(_RETRY_S * machine.uniform(0.5, 1.5), self._due)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

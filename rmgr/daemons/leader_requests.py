@@ -7,7 +7,6 @@ does no harm: a successor does what has no answer.
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +21,7 @@ from rmgr.daemons.placing_asks import Asks
 from rmgr.errors import RmgrError
 from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
 from rmgr.model.submission import Tail
+from rmgr.runtime import machine
 
 _WORK_S = 15.0
 #: How long an answer stays for who has asked.
@@ -109,6 +109,6 @@ def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
     tail = Tail() if found is None else validity.tail(found, request.submission)
     indices = indices_of(request.tasks, tail.next)
-    end = time.monotonic() + _WORK_S
+    end = machine.monotonic() + _WORK_S
     done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
     return ranges_of(done)

@@ -7,7 +7,6 @@ the memory, the order of loading after a take-over, dependencies, and the retrie
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
@@ -31,6 +30,7 @@ from rmgr.errors import InvalidRecord
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import State
 from rmgr.model.submission import Phase, Submission
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 #: Submissions whose reading is under way at once.
@@ -334,7 +334,7 @@ class SubmissionKeeper:
             followed.retry_s.pop(duty, None)
         else:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(duty, (-math.inf, _RETRY_S / 2))[1] * 2)
-            followed.retry_s[duty] = (self._desk.clock() + delay_s * random.uniform(0.5, 1.0), delay_s)
+            followed.retry_s[duty] = (self._desk.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(duty, Weigh)):
             self._mark(followed)
 

@@ -8,7 +8,6 @@ are read from ZooKeeper when somebody asks, at most twice a second: following th
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -28,6 +27,7 @@ from rmgr.daemons.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class LeaderAnswering:
         from rmgr.daemons.placing_what_if import copied, tried
 
         submission = decode_record(record, Submission, "the request")
-        end_s = time.monotonic() + COPY_S
+        end_s = machine.monotonic() + COPY_S
         while True:
             try:
                 trial = self._in_loop(lambda leader: copied(leader.placer, submission), end_s)
@@ -117,15 +117,15 @@ class LeaderAnswering:
                 trial = None
             if trial is not None:
                 return tried(trial)
-            if time.monotonic() > end_s:
+            if machine.monotonic() > end_s:
                 raise Unavailable("the scheduler is busy", hint="ask again in a moment")
-            time.sleep(0.02)
+            machine.sleep(0.02)
 
     def status(self) -> StatusView:
         """Health and counts."""
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
-        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=time.time_ns() // 1000)
+        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
         leader = self._leader()
         mass = leader.mass_loss if leader is not None else None
         if mass is None:
@@ -141,13 +141,13 @@ class LeaderAnswering:
 
     def _snapshot(self) -> ClusterSnapshot:
         """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""
-        end_s = time.monotonic() + ANSWER_S
+        end_s = machine.monotonic() + ANSWER_S
         self._require_leader()
         claimed = self._read_claimed()
         try:
             self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
-            while not self._in_loop(lambda leader: leader.hurry(), end_s) and time.monotonic() < end_s:
-                time.sleep(0.005)
+            while not self._in_loop(lambda leader: leader.hurry(), end_s) and machine.monotonic() < end_s:
+                machine.sleep(0.005)
             facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
         except FutureTimeout:
             raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
@@ -155,7 +155,7 @@ class LeaderAnswering:
         return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
 
     def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
-        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - time.monotonic()))
+        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - machine.monotonic()))
         return answer
 
     def _require_leader(self) -> Leader:
@@ -166,8 +166,8 @@ class LeaderAnswering:
 
     def _read_claimed(self) -> tuple[ClaimedBlock, ...]:
         with self._lock:
-            if time.monotonic() - self._claimed[0] > CLAIMED_S:
-                started_s = time.monotonic()
+            if machine.monotonic() - self._claimed[0] > CLAIMED_S:
+                started_s = machine.monotonic()
                 names = self._require_leader().node_names
                 self._claimed = (started_s, claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S))
             return self._claimed[1]

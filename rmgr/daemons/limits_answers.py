@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -18,6 +17,7 @@ from rmgr.daemons.leader_usage import Use, usage
 from rmgr.daemons.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.identity import Role
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader import Leader
@@ -72,7 +72,7 @@ class LeaderUse:
                 "znodes": one.znodes,
             }
             told[user] = UserUse(used=used, refused=self._bounds.refused(user))
-        return Told(users=told, age_s=time.monotonic() - read_s, limits=self._bounds.limits)
+        return Told(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
 
     def _read(self, age_s: float) -> tuple[dict[str, Use], float]:
         """Counts again where the last count is older. One counts, the others wait for it. Raises Unavailable."""
@@ -80,8 +80,8 @@ class LeaderUse:
         if leader is None:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
         with self._lock:
-            if time.monotonic() - self._read_s > age_s:
-                began_s = time.monotonic()
+            if machine.monotonic() - self._read_s > age_s:
+                began_s = machine.monotonic()
                 try:
                     self._found = self._call(lambda: usage(leader.submissions.followed.values())).result(_ANSWER_S)
                 except FutureTimeout:

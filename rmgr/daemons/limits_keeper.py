@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -15,6 +14,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.limits import UserLimits
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 _TIMEOUT_S, _AGAIN_S = 10.0, 2.0
@@ -44,7 +44,7 @@ class LimitsKeeper:
             settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
         except RmgrError as error:
             self._log.warning("limits_unreadable", error=error.message)
-            again = threading.Timer(_AGAIN_S, self._read)
+            again = machine.Timer(_AGAIN_S, self._read)
             again.daemon = True
             again.start()
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import CollectorRegistry
+
+from rmgr.runtime import machine
 
 #: Largest request: a scraper's headers are some hundred bytes.
 _MOST_BYTES = 8192
@@ -72,7 +73,7 @@ def _send(sock: socket.socket, end_s: float, status: int, kind: str, body: bytes
 
 
 def _left_s(end_s: float) -> float:
-    left_s = end_s - time.monotonic()
+    left_s = end_s - machine.monotonic()
     if left_s <= 0:
         raise TimeoutError("too slow")
     return left_s

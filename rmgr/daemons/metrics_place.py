@@ -13,7 +13,6 @@ import ipaddress
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from rmgr.adapters.listening import check_place
 from rmgr.adapters.pace import Handshakes
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.identity import Role
+from rmgr.runtime import machine
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class _Server:
         self._numbers = itertools.count()
         self._open: dict[int, tuple[float, socket.socket]] = {}  # oldest first: when it was accepted, by number
         self._listener = listener
-        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread = machine.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class _Server:
 
     def _take(self, caller: socket.socket) -> bool:
         """Whether the connection is served: there is room, or the oldest one makes room."""
-        now_s, number = time.monotonic(), next(self._numbers)
+        now_s, number = machine.monotonic(), next(self._numbers)
         with self._lock:
             if len(self._open) >= MOST:
                 oldest = next(iter(self._open))
@@ -175,7 +175,7 @@ class _Server:
                 _cut(sock)
             self._open[number] = now_s, caller
         try:
-            threading.Thread(target=self._answer, args=(number, caller, now_s), name="metrics-answer", daemon=True).start()
+            machine.Thread(target=self._answer, args=(number, caller, now_s), name="metrics-answer", daemon=True).start()
         except RuntimeError:  # no thread is left
             with self._lock:
                 self._open.pop(number, None)
@@ -185,7 +185,7 @@ class _Server:
     def _answer(self, number: int, sock: socket.socket, since_s: float) -> None:
         end_s = since_s + CONNECTION_S
         try:
-            sock.settimeout(max(0.1, end_s - time.monotonic()))
+            sock.settimeout(max(0.1, end_s - machine.monotonic()))
             if self._context is not None:
                 with self._lock:
                     sock = self._context.current().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)

@@ -6,7 +6,6 @@ with it, nor whether a commit of it was ever made. Where a moved job may start n
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +28,7 @@ from rmgr.model.node import InboxOrder, Order
 from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.units import counted
+from rmgr.runtime import machine
 from rmgr.sched.job import Job, Node, nodes_of
 from rmgr.sched.pool_node import room_if_empty
 from rmgr.sched.state import ClusterState
@@ -157,7 +157,7 @@ class Asks:
         submission, index = task_of(job)
         attempt = self.placer.book.placed[job].key.attempt
         request = replace(ask.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
-        return Ask(guid=uuid.uuid4().hex[:12], request=request, end_s=ask.end_s)
+        return Ask(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
 
     def _one(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
         book, request, job, shown = self.placer.book, ask.request, ask.job, self._label(ask.job)

@@ -5,7 +5,6 @@ A request is a copy of the partition's records; so a policy can burn its own tim
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from rmgr.daemons.leader_desk import Desk, Thunk
 from rmgr.daemons.placing_faults import Faults
 from rmgr.daemons.policy_process import LIMIT_S, PolicyFailed, PolicyProcess
+from rmgr.runtime import machine
 from rmgr.sched.event_log import LogError
 from rmgr.sched.plan import Fault, WakeAt
 from rmgr.sched.plan_text import OutOfDate, Repeats, Told, decode_plan
@@ -87,7 +87,7 @@ class Foreign:
         for partition, (named, document) in documents.items():
             if partition not in self._parts:
                 part = self._parts[partition] = _Partition(document=document, named=named)
-                threading.Thread(target=self._run, args=(partition, part), name=f"policy-{partition}", daemon=True).start()
+                machine.Thread(target=self._run, args=(partition, part), name=f"policy-{partition}", daemon=True).start()
 
     def close(self) -> None:
         """The reign is over: every process is ended."""

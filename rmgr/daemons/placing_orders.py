@@ -6,8 +6,6 @@ And what follows a placed job of several nodes: holds that its end leaves behind
 from __future__ import annotations
 
 import math
-import os
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +27,7 @@ from rmgr.model.block import BlockData
 from rmgr.model.node import InboxOrder, NodeState, Order
 from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running
 from rmgr.sched.plan import (
@@ -193,7 +192,7 @@ class Orders:
             self._at = move
             moved, detail = type(move) is Migrate, said(move.why, self._book.submissions)
             order = stop_order(job, why=POLICY, detail=detail, kill=not moved, unsaved=GO_ON if moved else "")
-            guid = uuid.uuid4().hex[:12]
+            guid = machine.guid()[:12]
             asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
         for job, assigned in jobs:
             self._stops.started(state, job, assigned.data)
@@ -226,7 +225,7 @@ class Orders:
             index=index,
             detail=said(decision.why, self._book.submissions)[:500],
         )
-        return Asked(job, uuid.uuid4().hex[:12], order)
+        return Asked(job, machine.guid()[:12], order)
 
     def _ask_ops(self, asked: Asked) -> list[Op]:
         """[] where its head is not known any more: everything is read again."""
@@ -310,7 +309,7 @@ class Orders:
         told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
         sealed = self._desk.placings.seal(told, epoch=self._desk.epoch_version)
         for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
-            chance = os.urandom(12).hex()
+            chance = machine.random_hex(12)
             made[job] = Assigned(
                 queue=one.waiting.queue,
                 key=one.waiting.key,
@@ -460,7 +459,7 @@ class Orders:
                     placed.is_lost = True
                     submission, index = task_of(job)
                     order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
-                    self._desk.commit(leader_ops.order(placed.node, uuid.uuid4().hex[:12], order), urgent=True)
+                    self._desk.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
                     break
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_faults import Faults
+from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Fault, Plan
@@ -71,13 +70,13 @@ class Passes:
         end_s = now_s + self._limit_s
 
         def work() -> None:
-            began_s = time.perf_counter()
+            began_s = machine.perf_counter()
             try:
                 plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._desk.clock() > end_s)
             except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: nothing but another state can help
                 self._desk.soon(partial(self._failed, mark, error, lost))
                 return
-            took_s = time.perf_counter() - began_s
+            took_s = machine.perf_counter() - began_s
             self._desk.soon(lambda: self._done(mark, plan, took_s, then))
 
         if self._inline:
@@ -140,7 +139,7 @@ class _Thread:
     def submit(self, work: Callable[[], None]) -> None:
         if not self._started:
             self._started = True
-            threading.Thread(target=self._run, name="pass", daemon=True).start()
+            machine.Thread(target=self._run, name="pass", daemon=True).start()
         self._work.put(work)
 
     def stop(self) -> None:

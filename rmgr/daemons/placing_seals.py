@@ -6,7 +6,6 @@ changes nothing. An open cluster seals nothing and believes everything.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from rmgr.coord.seal_placing import placing_statement, seal_placings
 from rmgr.coord.seal_tree import NotSealed, opened
 from rmgr.model.identity import Role
 from rmgr.model.placing import Allocation, PlacingSeal
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -62,7 +62,7 @@ class Placings:
             return "no leader has placed it: nobody signed its allocation"
         if not allocation.shares or allocation.head != node:
             return f"it was placed on {allocation.head if allocation.shares else 'no node'}"
-        signer = self._trust.look(seal.key_id, at_s=time.time(), zxid=zxid)
+        signer = self._trust.look(seal.key_id, at_s=machine.wall_s(), zxid=zxid)
         if signer is None or isinstance(signer, str):
             return signer
         who = signer.identity

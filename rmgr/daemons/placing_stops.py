@@ -8,7 +8,6 @@ the order's znode, the block under `/running`, the block that STOP leaves under 
 from __future__ import annotations
 
 import math
-import uuid
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from rmgr.daemons.placing_view import label
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
 from rmgr.model.placing import task_of
+from rmgr.runtime import machine
 from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.partition import Partition
 from rmgr.sched.policy import Cause
@@ -329,7 +329,7 @@ class Stops:
             if job not in self.by_job:
                 why = f"job {label(stop.job, self._placer.book.submissions)} goes on where it is, and this one has not begun"
                 order = stop_order(job, why=POLICY, detail=why, unsaved=GO_ON, unbegun=True)
-                taken = Stop(job=job, placed=placed, guid=uuid.uuid4().hex[:12], run=run, asked_us=now_us, is_taken_back=True)
+                taken = Stop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
                 taken.route = self._placer.book.routes.get(job, "")
                 self.by_job[job] = taken
                 self._taken.append(Asked(job, taken.guid, order, taken))

@@ -6,7 +6,6 @@ out at once, nothing else arrives: what is told is the policies' own answer unde
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from rmgr.model.placing import MAX_INDEX, Rigid
 from rmgr.model.resources import MIB
 from rmgr.model.submission import Submission
 from rmgr.model.views import ShareView, WhatIfView
+from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.plan import Plan, Reject, Route, Start, WakeAt, Why
@@ -89,11 +89,12 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
     )
 
 
-def tried(trial: Trial, clock: Callable[[], float] = time.monotonic) -> WhatIfView:
+def tried(trial: Trial, clock: Callable[[], float] | None = None) -> WhatIfView:
     """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
 
     Raises: Infeasible for one that the policy ends.
     """
+    clock = clock or machine.monotonic
     end_s, first = clock() + LIMIT_S, Why("", "")
     route = trial.submission.rigid.queue_class if trial.submission.rigid is not None else ""
     state = ClusterState.restored(trial.snapshot, trial.half_life_us)

@@ -13,10 +13,10 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 from rmgr.daemons.policy_child import LENGTH
+from rmgr.runtime import machine
 
 #: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
 LIMIT_S, START_S, MOST_BYTES = 5.0, 5.0, 768 << 20
@@ -47,7 +47,7 @@ class PolicyProcess:
         """
         is_new = self._child is None
         limit_s = self._limit_s + (START_S if is_new else 0.0)
-        end_s = time.monotonic() + limit_s
+        end_s = machine.monotonic() + limit_s
         child = self._start(self._limit_s + START_S + _SPARE_S)
         data = pickle.dumps(request, pickle.HIGHEST_PROTOCOL)
         try:
@@ -138,5 +138,5 @@ def _wait(fd: int, event: int, end_s: float) -> None:
     """Until it can be used. (`select` takes no descriptor above 1023.) Raises: TimeoutError."""
     poll = select.poll()
     poll.register(fd, event)
-    if not poll.poll(max(0.0, end_s - time.monotonic()) * 1e3):
+    if not poll.poll(max(0.0, end_s - machine.monotonic()) * 1e3):
         raise TimeoutError

@@ -23,6 +23,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
 from rmgr.model.joining import AclRecord
 from rmgr.model.node import Meta
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import zookeeper_options
 
@@ -54,7 +55,7 @@ class SecretKeeper:
         self._wake = threading.Event()
         self._over = False
         self._endpoints: tuple[str, ...] = ()
-        self._thread = threading.Thread(target=self._run, name="secret-keeper", daemon=True)
+        self._thread = machine.Thread(target=self._run, name="secret-keeper", daemon=True)
 
     def start(self) -> SecretKeeper:
         """Looks at once, and then whenever `/acl` or the session has changed."""

@@ -25,6 +25,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_reach import Reach, Refusal
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 #: How long an account is believed as it was: groups change, people leave.
@@ -206,7 +207,7 @@ class Accounts:
 
     def _copy(self, _store: Store, key: str) -> KeptFile:
         uid, _, path = key.partition("\0")
-        target = self._directory / f"{uid}-{os.urandom(16).hex()}"
+        target = self._directory / f"{uid}-{machine.random_hex(16)}"
         try:
             with open(path, "rb") as source, target.open("xb") as file:
                 os.fchmod(file.fileno(), 0o400)

@@ -6,7 +6,6 @@ alone or together, become files (`Stager`); all others go from the store's answe
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +21,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_room import GivenUpError, Wish
 from rmgr.model.block import KeyedPayload
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
+from rmgr.runtime import machine
 
 #: Input values up to this many bytes travel in the message, larger ones as files.
 INLINE_INPUT = 256 * 1024
@@ -38,7 +38,10 @@ class Want:
     wish: Wish
     keyed: KeyedPayload
     need_bytes: int
-    since_s: float = field(default_factory=time.monotonic)
+    since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.since_s = machine.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ So the bytes of a large argument pass through this process once at most, on a th
 from __future__ import annotations
 
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
 from rmgr.model.frames import MAX_FRAME
+from rmgr.runtime import machine
 
 #: A row above this is never in memory.
 IN_MEMORY_BYTES = 256 * 1024 * 1024
@@ -107,7 +107,7 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
         check: gets the key and the SHA-256 of the row as text; raises when it is not what it should be.
     Raises: DataLost, StoreUnavailable, what `check` raises.
     """
-    path = str(directory / f"arguments-{uuid.uuid4().hex}")
+    path = str(directory / f"arguments-{machine.guid()}")
     try:
         found = fetch(store, key, path)
     except OSError:  # a full disk, say: they are in memory
@@ -147,7 +147,7 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
             return Arguments(decode_payloads(data))
     except msgspec.DecodeError as error:
         raise DataLost(f"the arguments {key} cannot be read: {error}") from None
-    path = str(directory / f"arguments-{uuid.uuid4().hex}")
+    path = str(directory / f"arguments-{machine.guid()}")
     try:
         pieces = _spill(views, path)
     except OSError:  # a full disk, say: they are in memory

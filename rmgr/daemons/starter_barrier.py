@@ -7,7 +7,6 @@ gives the block back to its queue when the start is not complete within the clus
 from __future__ import annotations
 
 import math
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from rmgr.daemons.starter_lookout import Lookouts, Promise
 from rmgr.errors import RmgrError
 from rmgr.model.block import STORY_CHARS, BlockKey
 from rmgr.model.node import NodeRecord, NodeState
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -68,7 +68,7 @@ class Barriers:
         allocation = block.data.allocation
         if allocation is None or not allocation.helpers:
             return True
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         barrier = self._open.get(block.key)
         if barrier is None:
             barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s, tell_s=now_s + _TELL_S)
@@ -162,7 +162,7 @@ class Barriers:
         key, allocation = barrier.block.key, barrier.block.data.allocation
         assert allocation is not None
         cores = next(count * allocation.threads for node, count in allocation.helpers if node == helper)
-        left_s = max(0.1, barrier.end_s - time.monotonic())
+        left_s = max(0.1, barrier.end_s - machine.monotonic())
         failpoint("starter.before_prepare")
 
         def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
@@ -182,7 +182,7 @@ class Barriers:
             barrier.ready[helper] = promise
         else:
             barrier.last = error.message if error is not None else ""
-            barrier.retry_s[helper] = time.monotonic() + _PAUSE_S
+            barrier.retry_s[helper] = machine.monotonic() + _PAUSE_S
             self._shared.after(_PAUSE_S, self._shared.wake)
         self._shared.wake()
 

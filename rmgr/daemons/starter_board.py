@@ -11,8 +11,6 @@ rest of it, and (2) reads again after a pause of its own, twice as long at most 
 from __future__ import annotations
 
 import math
-import random
-import time
 import zlib
 from bisect import insort
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from rmgr.coord.validity import check_block, decode
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
+from rmgr.runtime import machine
 
 #: A list older than this is read again before it is used.
 _FRESH_S = 1.0
@@ -82,7 +81,7 @@ class Board:
         post: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
         salt: str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.spec = spec
         self.since = 0  #: transaction that changed the settings last, 0 = not known
@@ -90,7 +89,7 @@ class Board:
         self._post = post
         self._wake = wake
         self._salt = salt.encode()
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._names: list[str] = []
         self._at = 0
         self._cards: dict[str, Candidate] = {}
@@ -295,7 +294,7 @@ class Board:
             self._wake()
 
     def _yield_s(self) -> float:
-        return random.uniform(0.0, _YIELD_S * 2**self._late) if self._late else 0.0
+        return machine.uniform(0.0, _YIELD_S * 2**self._late) if self._late else 0.0
 
     def _listed(self, generation: int, number: int, done: Future[list[str] | None]) -> None:
         if generation != self._generation:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -43,6 +42,7 @@ from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
 from rmgr.model.placing import FROM_START
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Checkpoints:
                 result = error
             self._shared.post(lambda: done(result))
 
-        threading.Thread(target=run, name="checkpoint", daemon=True).start()
+        machine.Thread(target=run, name="checkpoint", daemon=True).start()
 
     # -- who asks --------------------------------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class Checkpoints:
     def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> Case:
         """A new one. more: its other fields."""
         number = self.next_number(block)
-        found = self._open[block] = Case(block=block, number=number, why=why, grace_us=grace_us, made_us=time.time_ns() // 1000, **more)
+        found = self._open[block] = Case(block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more)
         return found
 
     def _begin(self, case: Case) -> None:

@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 from rmgr.adapters.accounts import Account, acting, open_regular, uid_of
 from rmgr.checkpoint import CONTROL, NUMBER, REQUEST, SAVED, STOP
+from rmgr.runtime import machine
 
 #: Programs that forward SIGUSR1 to what they have started, by the names that the kernel shows.
 _LAUNCHERS = frozenset(
@@ -99,7 +99,7 @@ def end_all(marker: str, account: Account | None, spare: Iterable[int] = ()) -> 
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
+        machine.sleep(_PAUSE_S)
     return False
 
 

@@ -10,7 +10,6 @@ Each step stands in the block (`saving`, `stopping`, `story`), for people and fo
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from rmgr.daemons.starter_checkpoint_ask import answered
 from rmgr.daemons.starter_checkpoint_case import Case, Phase
 from rmgr.daemons.starter_checkpoint_parts import Asked, Part, each, sentence
 from rmgr.model.units import utc
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Asking:
         """The program is told, again and again while it has not answered: it may have begun to listen only now."""
         block, owner = case.block, self._owner
         case.phase = Phase.ASKED
-        case.end_s = time.monotonic() + case.grace_us / 1e6
-        now_us = time.time_ns() // 1000
+        case.end_s = machine.monotonic() + case.grace_us / 1e6
+        now_us = machine.wall_us()
         asked = Asked(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
         lane, parts = owner.lane_of(block), owner.parts(block, lambda: case.is_over)
         if lane is not None:
@@ -82,7 +82,7 @@ class Asking:
             case.answered = True
         if case.answered and not case.is_stop:
             self._owner.copy(case)
-        elif time.monotonic() < case.end_s:
+        elif machine.monotonic() < case.end_s:
             self._shared.after(_LOOK_S, partial(self._look, case))
         elif not case.is_stop:
             self._owner.copy(case)
@@ -103,7 +103,7 @@ class Asking:
         grace_s = case.grace_us / 1e6
         case.number = self._owner.next_number(case.block)
         parts = self._owner.parts(case.block, lambda: case.is_over)
-        asked = Asked(number=case.number, stop=False, deadline_us=time.time_ns() // 1000)
+        asked = Asked(number=case.number, stop=False, deadline_us=machine.wall_us())
 
         def told(result: object) -> None:
             if case.is_over or case.phase is not Phase.WITHDRAWING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +16,7 @@ from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
 from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY, STORY_CHARS, PastAttempt
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -108,7 +108,7 @@ class Notes:
         wish = waiting.popleft()
         self._sent[block] = wish
         if wish.past is None:
-            data = msgspec.structs.replace(block.data, stamp=uuid.uuid4().hex[:12])
+            data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
             block.sending = Noted(data=data)
             fence = self.shared.committer.fence(self.node.name)
             multi = stop_ops.note(self.node.name, fence, block.key, data, block.version, orders=wish.orders)
@@ -138,7 +138,7 @@ class Notes:
             block.data,
             block.version,
             past=past,
-            stamp=uuid.uuid4().hex[:12],
+            stamp=machine.guid()[:12],
             held=held,
             moved=wish.moved,
             orders=wish.orders,

@@ -9,9 +9,7 @@ import errno
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -27,6 +25,7 @@ from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear, de
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import NodeRecord
+from rmgr.runtime import machine
 
 T = TypeVar("T")
 
@@ -159,14 +158,14 @@ class RemotePart:
         self._step(Step(step="restore", row=key), timeout_s=_LONG_S)
 
     def _step(self, step: Step, *, timeout_s: float = _QUICK_S) -> tuple[int, str]:
-        end_s = time.monotonic() + _PATIENCE_S
+        end_s = machine.monotonic() + _PATIENCE_S
         while True:
             try:
                 return self.peers.checkpoint(self._endpoint(), self.node, self.hold, step, timeout_s=timeout_s)
             except Unavailable:
-                if time.monotonic() > end_s or self.is_over():
+                if machine.monotonic() > end_s or self.is_over():
                     raise
-                time.sleep(_PAUSE_S)
+                machine.sleep(_PAUSE_S)
 
     def _endpoint(self) -> str:
         found = self.coordinator.get(paths.node(self.node)).result(_QUICK_S)
@@ -204,7 +203,7 @@ def each(parts: Sequence[Part], call: Callable[[Part], T]) -> list[T]:
     """The same of every part, several at once; the first error is raised when all have ended."""
     if len(parts) == 1:
         return [call(parts[0])]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(parts)), thread_name_prefix="checkpoint") as pool:
+    with machine.pool(min(_AT_ONCE, len(parts)), "checkpoint") as pool:
         futures = [pool.submit(call, part) for part in parts]
         return [future.result() for future in futures]
 

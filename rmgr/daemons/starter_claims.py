@@ -7,7 +7,6 @@ claim that is missing although none of them is in flight was deleted by hand, or
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Collection
 from concurrent.futures import Future
 from functools import partial
@@ -20,6 +19,7 @@ from rmgr.coord.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Claims:
 
     def _put_back(self, block: ClaimedBlock) -> None:
         name = self._node.name
-        told = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S')}, and node {name} put it back"
-        data = msgspec.structs.replace(block.data, stamp=uuid.uuid4().hex[:12], story=(*block.data.story, told)[-MAX_STORY:])
+        told = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S', time.localtime(machine.wall_s()))}, and node {name} put it back"
+        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, told)[-MAX_STORY:])
         block.sending = Noted(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))
         multi = nowhere.put_back(name, self._shared.committer.fence(name), block.key, data)
@@ -79,7 +79,7 @@ class Claims:
             block.committed()
             self._log.warning("claim_put_back", block=paths.block_name(block.key))
         elif isinstance(outcome, Conflict) and outcome.path == paths.running_block(self._node.name, block.key):
-            block.refused(time.monotonic())
+            block.refused(machine.monotonic())
             self._node.reread(block)  # it stands after all
         else:  # the leader was faster, or its submission is gone
             self._log.warning("block_dropped", block=paths.block_name(block.key), why="it was decided without us")

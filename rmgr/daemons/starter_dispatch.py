@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from rmgr.model.block import BlockKey
 from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of arguments in one message.
@@ -183,7 +183,7 @@ class Dispatch:
         key = block.key
         if key in self._coming:
             return self._lanes.slots_for(key.cores) if self._lanes.fits(key.cores, key.memory_mib) else 0
-        return self._stager.kept(block, time.monotonic())
+        return self._stager.kept(block, machine.monotonic())
 
     def _fetch_ahead(self) -> None:
         """While the slots are busy the next arguments and inputs come from the store, some MiB of them: memory and disk stay bounded."""
@@ -309,7 +309,7 @@ class Dispatch:
 
     def _start(self, block: ClaimedBlock, kit: Kit) -> bool:
         """Hands out what it can. True: tasks of it could start if there were room."""
-        key, info, now_s = block.key, block.info, time.monotonic()
+        key, info, now_s = block.key, block.info, machine.monotonic()
         task_s = self._times.of(block.kind)
         slots = self._lanes.slots_for(key.cores, info.needs) if not block.is_placed else 1
         size = batch_size(ready=len(block.ready), slots=slots, task_s=task_s)

@@ -8,7 +8,6 @@ it. So a submission costs no reading of its own.
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,6 +20,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 
 #: Directories kept.
 _KEEP = 64
@@ -60,7 +60,7 @@ class Endings:
         bucket = self._buckets.get(number // BUCKET)
         if bucket is None or not (bucket.is_over or (bucket.is_known and not bucket.has_fired)):
             return None
-        bucket.used_s = time.monotonic()
+        bucket.used_s = machine.monotonic()
         return bucket.is_over or ended.holds(bucket.bits, number)
 
     def last(self, number: int) -> bool:
@@ -73,7 +73,7 @@ class Endings:
         if self.look(number) is None:
             bucket = self._buckets.setdefault(number // BUCKET, _Bucket(number=number // BUCKET))
             self._buckets.move_to_end(bucket.number)
-            bucket.used_s = time.monotonic()
+            bucket.used_s = machine.monotonic()
             self._read(bucket)
             while len(self._buckets) > _KEEP:
                 self._buckets.popitem(last=False)
@@ -98,7 +98,7 @@ class Endings:
 
     def _changed(self, bucket: _Bucket) -> None:
         is_kept = self._buckets.get(bucket.number) is bucket
-        if is_kept and bucket.has_fired and time.monotonic() - bucket.used_s < _LATELY_S:
+        if is_kept and bucket.has_fired and machine.monotonic() - bucket.used_s < _LATELY_S:
             self._read(bucket)
 
     def _arrived(self, bucket: _Bucket, bits: Future[Stamped | None], below: Future[Stamped | None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -46,6 +45,7 @@ from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.states import Reason, State
 from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -100,7 +100,7 @@ class Ends:
 
     def take(self, events: list[WorkEvent]) -> None:
         """Takes in what the slots reported."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         for event in events:
             match event:
                 case TasksEnded():
@@ -307,7 +307,7 @@ class Ends:
                 ending = Ending(
                     reason=Reason.WORKER_LOST,
                     error=lost_words(event.why),
-                    started_us=time.time_ns() // 1000 - ran_us,
+                    started_us=machine.wall_us() - ran_us,
                     elapsed_us=ran_us,
                     flushed=self._logs.take(seq),
                 )
@@ -334,10 +334,10 @@ class Ends:
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: Failure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         for index in indices:
             block.live += 1
-            now_us = time.time_ns() // 1000
+            now_us = machine.wall_us()
             ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
             self.ended(block, index, ending, now_s)
         if failure.is_refusal and indices:
@@ -349,7 +349,7 @@ class Ends:
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """A live attempt is over."""
-        if block.is_placed and self._is_awaited(block, ending, lambda: self._told(block, index, ending, time.monotonic())):
+        if block.is_placed and self._is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
             return
         self._told(block, index, ending, now_s)
 
@@ -389,7 +389,7 @@ class Ends:
             elif not his:
                 self._on_strike("output_not_stored", what)
         failpoint("starter.output_written")
-        self._conclude(block, index, ending, written, time.monotonic())
+        self._conclude(block, index, ending, written, machine.monotonic())
 
     def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
         key, record = block.key, block.info.record

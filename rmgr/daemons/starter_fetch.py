@@ -10,8 +10,6 @@ import hashlib
 import math
 import os
 import re
-import time
-import uuid
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -29,6 +27,7 @@ from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageErro
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
 from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runtime import machine
 
 V = TypeVar("V")
 
@@ -126,13 +125,13 @@ class Fetched(Generic[V]):
     def get(self, key: str) -> V | Failure | None:
         """The value, why there is none, or None: it is on its way. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
-        if found is None or (type(found) is Failure and time.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
+        if found is None or (type(found) is Failure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
                 self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
             return None
         self._here.move_to_end(key)
-        self._asked_s[key] = time.monotonic()
+        self._asked_s[key] = machine.monotonic()
         return found
 
     def forget_lost(self, path_of: Callable[[V], str]) -> None:
@@ -151,17 +150,17 @@ class Fetched(Generic[V]):
         self._forget(key)
         if isinstance(result, Exception):
             self._here[key] = Failure.of(result, str(result))
-            self._failed_s[key] = time.monotonic()
+            self._failed_s[key] = machine.monotonic()
         else:
             self._here[key] = result
             self._bytes += getattr(result, "size", 0)
-        self._asked_s[key] = time.monotonic()
+        self._asked_s[key] = machine.monotonic()
         while len(self._here) > self._keep or (self._bytes > _KEEP_BYTES and self._is_old(next(iter(self._here)))):
             self._forget(next(iter(self._here)))
         self._wake()
 
     def _is_old(self, key: str) -> bool:
-        return time.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
+        return machine.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
 
     def _forget(self, key: str) -> None:
         self._bytes -= getattr(self._here.pop(key, None), "size", 0)
@@ -218,7 +217,7 @@ class Fetcher:
 
     def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:
         """A file of its own for `key`, whole or not there."""
-        path = self._directory / uuid.uuid4().hex
+        path = self._directory / machine.guid()
         digest, size = hashlib.sha256(), 0
         try:
             with path.open("wb") as file:

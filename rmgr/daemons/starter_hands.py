@@ -11,8 +11,6 @@ was lost with its connection fires, a CLAIM that finds the mark gone looks, and 
 from __future__ import annotations
 
 import math
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -33,6 +31,7 @@ from rmgr.daemons.starter_hints import Hints
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Hint
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -100,7 +99,7 @@ class Hands:
     def watch_ahead(self, *, sets_mark: bool, is_hinted: bool) -> None:
         """A commit is on its way, which may set the mark: what is asked behind it is answered behind it."""
         if is_hinted:
-            self._watch_s = time.monotonic() + _HINTED_S
+            self._watch_s = machine.monotonic() + _HINTED_S
         elif sets_mark and not self._watched:
             self._watch()
 
@@ -200,7 +199,7 @@ class Hands:
         try:
             names = done.result() or []
         except RmgrError:
-            self._look_s = time.monotonic() + _FAILED_PAUSE_S
+            self._look_s = machine.monotonic() + _FAILED_PAUSE_S
             return
         self._strange &= set(names)
         for name, key in paths.blocks_in(name for name in names if name not in self._strange):
@@ -226,7 +225,7 @@ class Hands:
         try:
             found = done.result()
         except RmgrError:
-            self._look_s = time.monotonic() + _FAILED_PAUSE_S
+            self._look_s = machine.monotonic() + _FAILED_PAUSE_S
             return
         if found is None or self._is_known(key):
             return
@@ -251,9 +250,9 @@ class Hands:
         node = self._node
         block, version = self._met.pop(key)
         block.version = version
-        now_us = time.time_ns() // 1000
+        now_us = machine.wall_us()
         block.data = msgspec.structs.replace(
-            block.data, incarnation=node.incarnation, claimed_us=now_us, stamp=uuid.uuid4().hex[:12], started=0
+            block.data, incarnation=node.incarnation, claimed_us=now_us, stamp=machine.guid()[:12], started=0
         )
         block.queue, block.base_us, block.info = info.queue.name, now_us, info
         node.claimed(block)

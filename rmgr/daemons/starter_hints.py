@@ -7,7 +7,6 @@ gave it is told what is committed of the block: the fragment when the COMPLETE g
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Hints:
 
     def _announce(self, line: Line, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         self.settle(now_s)
         info = self._shared.records.get(key.submission)
         if info is None or len(self._announced) >= _MOST:

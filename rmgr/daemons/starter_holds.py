@@ -7,8 +7,6 @@ while one does not. When a hold goes, everything that ran in it is killed, and w
 from __future__ import annotations
 
 import math
-import time
-import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,6 +30,7 @@ from rmgr.model.resources import MIB
 from rmgr.model.states import OWN_FAILURES, Reason
 from rmgr.model.units import format_size
 from rmgr.runner import home
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Holds:
         self._log = log
         self._holds: dict[str, Hold] = {}
         self._waiters: dict[str, list[tuple[str, int, Future[Hold]]]] = {}
-        self.life = uuid.uuid4().hex[:12]
+        self.life = machine.guid()[:12]
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(self._holds.values())
@@ -182,7 +181,7 @@ class Holds:
         """The private directory of a hold was removed: nothing more can be started in it, so what fails there is the node's loss."""
         lost = [hold for hold in self._holds.values() if hold.place is not None and not hold.place.is_dir()]
         if lost:
-            self.life = uuid.uuid4().hex[:12]
+            self.life = machine.guid()[:12]
         for hold in lost:
             self._log.warning("hold_lost", name=hold.name, why="its directory was removed")
             if hold.lane is not None and hold.is_ready:
@@ -195,7 +194,7 @@ class Holds:
             self._end(hold)
         self._holds.clear()
         self._reservations.lose()
-        self.life = uuid.uuid4().hex[:12]
+        self.life = machine.guid()[:12]
 
     # -- acting ------------------------------------------------------------------------------------------------------------
 
@@ -207,7 +206,7 @@ class Holds:
             if hold.record is None or hold.is_stale:
                 self._read(hold)
                 unsure = unsure or (hold.record is None and not hold.error)
-            elif not hold.is_ready and not hold.is_too_large and time.monotonic() >= hold.again_s:
+            elif not hold.is_ready and not hold.is_too_large and machine.monotonic() >= hold.again_s:
                 taken = self._take(hold, hold.record)
                 owed, unsure = owed or taken is False, unsure or taken is None
         lanes.is_owed, lanes.is_unsure = owed, unsure
@@ -246,7 +245,7 @@ class Holds:
             return False
         hold.lane, lane.owner = lane, hold
         hold.life, hold.incarnation = self.life, self._node.incarnation
-        hold.again_s = time.monotonic() + _PAUSE_S
+        hold.again_s = machine.monotonic() + _PAUSE_S
         try:
             self._serve(hold, lane, info)
         except OSError:  # no descriptor, a full disk: tried again, and until then nobody is told that it is ready
@@ -304,7 +303,7 @@ class Holds:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
     def _read(self, hold: Hold) -> None:
-        if hold.is_reading or time.monotonic() < hold.retry_s:
+        if hold.is_reading or machine.monotonic() < hold.retry_s:
             hold.is_stale = True
             return
         hold.is_reading, hold.is_stale = True, False
@@ -331,6 +330,6 @@ class Holds:
             if error.message != hold.error:
                 self._log.warning("hold_not_readable", name=hold.name, error=error.message)
             hold.error = error.message
-            hold.retry_s = time.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
+            hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
         self._shared.wake()

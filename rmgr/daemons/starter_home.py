@@ -13,12 +13,11 @@ import math
 import os
 import stat
 import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class Mending:
 
     def missed(self) -> None:
         """Work may have met files that were removed. Often called at once, when many tasks are lost together."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         if now_s - self._missed_s > _PACE_S:
             self._missed_s = now_s
             self.failed(FileNotFoundError(), self.generation)
@@ -192,6 +191,6 @@ def _put_aside(name: str, fd: int) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISDIR(found.st_mode):
-        os.rename(name, f"{name}.foreign-{uuid.uuid4().hex[:8]}", src_dir_fd=fd, dst_dir_fd=fd)
+        os.rename(name, f"{name}.foreign-{machine.guid()[:8]}", src_dir_fd=fd, dst_dir_fd=fd)
     else:
         os.unlink(name, dir_fd=fd)

@@ -8,9 +8,7 @@ else goes wrong (missing rows, a full disk) is handed to the caller as the excep
 from __future__ import annotations
 
 import math
-import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import Any, TypeVar
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_home import Home
 from rmgr.errors import StoreUnavailable
+from rmgr.runtime import machine
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class StoreIO:
         self._waiting = self._resting = 0  #: threads, and helpers, that have nothing to do
         self._helpers: set[threading.Thread] = set()
         self._most_long = max(1, threads - 1)
-        self._threads = [threading.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
+        self._threads = [machine.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -118,16 +117,16 @@ class StoreIO:
             self._arrived.notify_all()
             self._helping.notify_all()
             threads = [*self._threads, *self._helpers]
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = machine.monotonic() + timeout_s
         for thread in threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            thread.join(max(0.0, deadline_s - machine.monotonic()))
 
     def _help(self) -> None:
         """One more thread takes a short job, if there may be another one. Under the lock."""
         if len(self._jobs) <= self._waiting + self._resting:
             self._helping.notify()
         elif len(self._helpers) < _HELPERS:
-            helper = threading.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
+            helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()
             except RuntimeError:  # the machine has no more: those that there are do it
@@ -178,7 +177,7 @@ class StoreIO:
                     return self._jobs.popleft(), False
                 wait_s = None
                 if self._parked and not self._is_trying:
-                    wait_s = self._retry_s - time.monotonic()
+                    wait_s = self._retry_s - machine.monotonic()
                     if wait_s <= 0:
                         self._busy += 1
                         self._is_trying = True
@@ -203,7 +202,7 @@ class StoreIO:
         return None
 
     def _park(self, job: _Job, *, was_parked: bool) -> None:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         with self._arrived:
             self._busy -= 1
             self._long_busy -= job.is_long
@@ -214,7 +213,7 @@ class StoreIO:
                 self._is_trying = False
             self._parked.append(job)
             if was_parked or len(self._parked) == 1:
-                self._retry_s = now_s + self._pause_s * random.uniform(0.7, 1.3)
+                self._retry_s = now_s + self._pause_s * machine.uniform(0.7, 1.3)
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
             self._arrived.notify()
 

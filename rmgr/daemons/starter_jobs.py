@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
 from rmgr.runner import home
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -162,7 +162,7 @@ class Jobs:
         taken: list[ClaimedBlock] = []
         for guid, coming in list(self._coming.items()):
             if coming.data is None:
-                if not coming.is_reading and time.monotonic() >= coming.retry_s:
+                if not coming.is_reading and machine.monotonic() >= coming.retry_s:
                     again.append(guid)
             elif coming.key in self._node.blocks:
                 del self._coming[guid]
@@ -262,7 +262,7 @@ class Jobs:
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False
         self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
-        coming.retry_s = time.monotonic() + _PAUSE_S
+        coming.retry_s = machine.monotonic() + _PAUSE_S
 
     # -- what a job finds --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +12,7 @@ from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_lanes import Lane
 from rmgr.daemons.starter_outputs import LOG_PART_BYTES, Flushed
 from rmgr.model.outcome import FailedRange, Outcome
+from rmgr.runtime import machine
 
 #: First flush of a task's output after this, later ones ever more rarely.
 FIRST_FLUSH_S = 2.0
@@ -92,4 +92,4 @@ class LiveLogs:
 
     def _done(self, flushed: Flushed, _result: object) -> None:
         flushed.is_flushing = False
-        flushed.next_s = max(flushed.next_s, time.monotonic() + 1.0)
+        flushed.next_s = max(flushed.next_s, machine.monotonic() + 1.0)

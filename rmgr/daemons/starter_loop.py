@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -33,6 +32,7 @@ from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
+from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
@@ -171,7 +171,7 @@ class Starter:
             failpoint("starter.round")
             letter = self._mailbox.get(self._wait_s())
             self._was_quiet = letter is None
-            started_s = time.perf_counter()
+            started_s = machine.perf_counter()
             is_quiet = False
             if letter is not None:
                 self._handle(letter)
@@ -181,7 +181,7 @@ class Starter:
                     is_quiet = is_quiet and isinstance(more, Quietly)
             if not is_quiet or self._wait_s() <= 0:
                 self._handle(self._settle)
-            self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         if notifier is not None:
             self._tell(notifier)
         if self.failure is None and self._committer.may_commit:
@@ -190,7 +190,7 @@ class Starter:
     def _tell(self, notifier: Notifier) -> None:
         """Ready once its nodes are registered; the status says what it does."""
         if self._stop_s is not None:
-            notifier.stopping(within_s=self._stop_s - time.monotonic() + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S)
+            notifier.stopping(within_s=self._stop_s - machine.monotonic() + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S)
             notifier.tell("draining")
             return
         if self._was_acting:
@@ -208,7 +208,7 @@ class Starter:
             self._aside.add(place_of(error), None, error)
 
     def _wait_s(self) -> float:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:
             until_s = min(until_s, self._lease.valid_until_s())
@@ -227,11 +227,11 @@ class Starter:
         return idle and all(agent.is_empty and not agent.drains for agent in self.agents.values())
 
     def _settle(self) -> None:
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         is_due = self._retry_register_s is None or now_s >= self._retry_register_s
         if not self._committer.is_registered and self._session is SessionState.CONNECTED and is_due:
             self._register()
-            now_s = time.monotonic()
+            now_s = machine.monotonic()
         acting = self._committer.is_registered and self._lease.is_valid()
         self._committer.is_paused = not acting
         if acting != self._was_acting:
@@ -298,7 +298,7 @@ class Starter:
         except Stopping:
             self._finished = True
         except (CoordinationUnavailable, QuotaReached, KeyError) as error:
-            self._retry_register_s = time.monotonic() + self._backoff.next_s()
+            self._retry_register_s = machine.monotonic() + self._backoff.next_s()
             self._log.warning("not_registered", error=str(error))
         else:
             self._backoff.reset()
@@ -319,7 +319,7 @@ class Starter:
         if self._renewed_s is not None and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
             return
         self._renewed_s = now_s
-        end_ns = time.clock_gettime_ns(_BOOTTIME) + int(self._lease.remaining_s() * 1e9)
+        end_ns = machine.boottime_ns() + int(self._lease.remaining_s() * 1e9)
         for agent in self.agents.values():
             agent.runner.renew_lease(end_ns)
 
@@ -430,7 +430,7 @@ class Starter:
 
     def _on_stop(self) -> None:
         self._signals += 1
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         grace_s = self._stop_grace_s if self._signals == 1 else 0.0
         self._stop_s = min(self._stop_s, now_s + grace_s) if self._stop_s is not None else now_s + grace_s
         for agent in self.agents.values():
@@ -462,4 +462,3 @@ def _nothing() -> None:
     """Whoever is woken settles after this letter anyway."""
 
 
-_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

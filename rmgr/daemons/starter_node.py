@@ -7,8 +7,6 @@ event can be lost by being handled at the wrong moment.
 from __future__ import annotations
 
 import math
-import time
-import uuid
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -43,6 +41,7 @@ from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 #: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
@@ -175,7 +174,7 @@ class NodeAgent:
 
     def works_ahead(self) -> bool:
         """Not after it has given work away, nor before one of its slots is about to be free."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         return now_s > self._given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
@@ -271,7 +270,7 @@ class NodeAgent:
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
     def _strike(self, what: str, detail: str) -> None:
-        self.strikes.add(what, detail, time.monotonic())
+        self.strikes.add(what, detail, machine.monotonic())
         self.log.warning("node_failed_work", kind=what, detail=detail)
 
     def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
@@ -301,12 +300,12 @@ class NodeAgent:
             return
         if isinstance(result, Exception):
             self._strike("fragment_not_stored", str(result))
-            block.refused(time.monotonic())
+            block.refused(machine.monotonic())
             return
         if self._shared.committer.may_commit:
             self._complete(block, part)
         else:
-            block.refused(time.monotonic())
+            block.refused(machine.monotonic())
 
     def _complete(self, block: ClaimedBlock, part: Part) -> None:
         part.orders = self.orders.obeyed_by(block, part.indices)
@@ -315,7 +314,7 @@ class NodeAgent:
             self.idle.changing = True
         gate = self._shared.gate
         seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
-        multi = block.complete(part, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], sign=seal)
+        multi = block.complete(part, self._shared.committer.fence(self.name), machine.guid()[:12], sign=seal)
         failpoint("starter.before_complete")
         news = News.of(block, multi)
         done = partial(self._completed, block, part)
@@ -342,7 +341,7 @@ class NodeAgent:
 
     def _refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
         """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         self.orders.released(orders)
         if conflict.path == paths.idle(self.name):
             self.idle.present = True
@@ -372,7 +371,7 @@ class NodeAgent:
             if found is None:
                 self.drop_block(block)
             else:
-                block.reread(decode_block(found.data), found.version, time.monotonic())
+                block.reread(decode_block(found.data), found.version, machine.monotonic())
                 if block.is_over:
                     self._over(block)
 
@@ -413,7 +412,7 @@ class NodeAgent:
         waiting = [block for block in self.blocks.values() if block.ready and not block.is_placed]
         if self.is_draining or not waiting:
             return False
-        stalled = self._dispatch.is_stalled(time.monotonic())
+        stalled = self._dispatch.is_stalled(machine.monotonic())
         return any(self._worth(block, stalled=stalled) for block in waiting)
 
     def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
@@ -469,7 +468,7 @@ class NodeAgent:
     def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
         for index in list(block.ready)[-count:]:
             self.stager.done(block, index)
-        multi = block.give_back(count, self._shared.committer.fence(self.name), uuid.uuid4().hex[:12], name=name, held=held)
+        multi = block.give_back(count, self._shared.committer.fence(self.name), machine.guid()[:12], name=name, held=held)
         failpoint("starter.before_split")
         self._shared.committer.commit(multi, partial(self._gave_back, block))
 
@@ -487,7 +486,7 @@ class NodeAgent:
 
     def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
         """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         if index is None:
             block.cancel_all = words
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, Order
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Orders:
 
     def settle(self) -> None:
         """Lists the inbox where no watch stands, and crosses off what nothing here belongs to (any more)."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
             self._list(now_s)
         if not self._active:
@@ -205,7 +205,7 @@ class Orders:
         if generation != self._generation:
             return
         self._watched = False
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         if not self._listing and now_s >= self._listed_s:
             self._list(now_s)  # at once, and without settling: most often it brings STARTs, whose blocks are to be read first
         else:
@@ -219,7 +219,7 @@ class Orders:
             guids = done.result() or []
         except RmgrError:
             self._watched = False
-            self._listed_s = time.monotonic() + _FAILED_PAUSE_S
+            self._listed_s = machine.monotonic() + _FAILED_PAUSE_S
             self._post(self._wake)
             return
         self._unreadable &= set(guids)
@@ -267,7 +267,7 @@ class Orders:
         self._wake()
 
     def _add(self, guid: str, order: InboxOrder, starts: BlockKey | None = None) -> None:
-        active = self._active[guid] = _Active(guid, order, starts, time.monotonic())
+        active = self._active[guid] = _Active(guid, order, starts, machine.monotonic())
         if starts is not None and starts not in self._starts:
             self._starts[starts] = active
         else:

@@ -10,7 +10,6 @@ import hashlib
 import math
 import os
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, 
 from rmgr.model.gap import place
 from rmgr.model.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
 from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
 
 #: One row of a log; larger output is several.
 LOG_PART_BYTES = 256 * 1024
@@ -287,7 +287,7 @@ def spill(ending: Ending, directory: Path) -> None:
 def _spilled(value: Value, directory: Path, ending: Ending) -> Value:
     if value.path or len(value.data) <= MAX_INLINE_VALUE:
         return value
-    path = directory / f"spool-{uuid.uuid4().hex}"
+    path = directory / f"spool-{machine.guid()}"
     path.touch(mode=0o600)
     ending.spilled.add(str(path))
     with path.open("wb") as file:  # memory is let go only when the disk has really taken it: a late ENOSPC shows here

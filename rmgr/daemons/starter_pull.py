@@ -7,8 +7,6 @@ now is claimed alone, and nothing later starts before it (unless its queue allow
 from __future__ import annotations
 
 import math
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +28,7 @@ from rmgr.daemons.starter_records import Info, Records
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.resources import Capacity, Needs, NodeAttributes
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -372,7 +371,7 @@ class Puller:
         node, key = self._node, card.key
         assert card.data is not None
         data = msgspec.structs.replace(
-            card.data, incarnation=node.incarnation, claimed_us=time.time_ns() // 1000, stamp=uuid.uuid4().hex[:12], started=0
+            card.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
         )
         clears_idle = node.idle.present and not node.idle.changing
         multi, mine = ops.claim(
@@ -405,7 +404,7 @@ class Puller:
         failpoint("starter.before_claim")
         self._committer.commit(multi, partial(self._answered, flying))
         if take == key.count and self._is_soon_hungry(flying):
-            board.look_behind(time.monotonic())
+            board.look_behind(machine.monotonic())
         if self._gate is not None:
             self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
         self._meet(block)
@@ -431,7 +430,7 @@ class Puller:
 
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:
         """Why the claim was not made, and what to do differently."""
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         board, card = flying.board, flying.card
         if conflict.path == paths.gate(flying.key.submission):
             board.put_back(card, flying.rest)

@@ -15,7 +15,6 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from rmgr.daemons.starter_checkpoint_parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.units import counted
 from rmgr.runner import ranks
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_holds import Hold
@@ -81,7 +81,7 @@ class RanksAnswering:
         found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
-        end_s = time.monotonic() + _CONNECT_S
+        end_s = machine.monotonic() + _CONNECT_S
         account = found.info.account if found.info is not None else None
         seq = found.seq
         user = account.uid if account is not None else os.getuid()
@@ -93,15 +93,15 @@ class RanksAnswering:
                     raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
                 return SocketLink(link, last_words=lambda: self._last_words(node, found, seq))
             except OSError as error:
-                if time.monotonic() > end_s or not found.is_ready:
+                if machine.monotonic() > end_s or not found.is_ready:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
-                time.sleep(_CONNECT_PAUSE_S)
+                machine.sleep(_CONNECT_PAUSE_S)
 
     def _last_words(self, node: str, hold: Hold, seq: int) -> bytes:
         """What is said of processes that are gone all at once."""
-        end_s = time.monotonic() + _WORDS_S
-        while seq not in hold.fates and time.monotonic() < end_s:  # it is on the way
-            time.sleep(_CONNECT_PAUSE_S)
+        end_s = machine.monotonic() + _WORDS_S
+        while seq not in hold.fates and machine.monotonic() < end_s:  # it is on the way
+            machine.sleep(_CONNECT_PAUSE_S)
         fate = hold.fates.get(seq, "")
         if not fate:
             return b""
@@ -244,7 +244,7 @@ class Door:
         self.starved = ""  #: where ranks were ended for want of memory, and how much they had
         self._lock = threading.Lock()
         self._door = ranks.listen(str(path))
-        threading.Thread(target=self._accept, name="job-door", daemon=True).start()
+        machine.Thread(target=self._accept, name="job-door", daemon=True).start()
 
     def close(self) -> None:
         """Ends it and what came through it. Idempotent."""
@@ -287,9 +287,9 @@ class Door:
             with self._lock:
                 self._links.add(link)
             try:
-                threading.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
+                machine.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
             except RuntimeError as error:  # no thread is left
-                self._losses[""] = time.monotonic(), f"ranks of the job could not be started: {error}"
+                self._losses[""] = machine.monotonic(), f"ranks of the job could not be started: {error}"
                 self._forget(link)
                 link.close()
 
@@ -313,7 +313,7 @@ class Door:
             link.close()
 
     def _relay(self, link: socket.socket) -> None:
-        node, begun_s, left = self._node_of(link), time.monotonic(), threading.Event()
+        node, begun_s, left = self._node_of(link), machine.monotonic(), threading.Event()
         if not node:
             return
         try:
@@ -332,15 +332,15 @@ class Door:
             del self._losses[node]  # the job has tried again, and it went well
 
     def _lose(self, node: str, why: str) -> None:
-        self._losses[node] = time.monotonic(), f"node {node} lost ranks of the job: {why}"
+        self._losses[node] = machine.monotonic(), f"node {node} lost ranks of the job: {why}"
 
     def _node_of(self, link: socket.socket) -> str:
         """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
-        line, end_s = b"", time.monotonic() + _LINE_S
+        line, end_s = b"", machine.monotonic() + _LINE_S
         while not line.endswith(b"\n"):
-            link.settimeout(max(0.001, end_s - time.monotonic()))
+            link.settimeout(max(0.001, end_s - machine.monotonic()))
             byte = link.recv(1)
-            if not byte or len(line) > _LINE_BYTES or time.monotonic() > end_s:
+            if not byte or len(line) > _LINE_BYTES or machine.monotonic() > end_s:
                 return ""
             line += byte
         link.settimeout(None)

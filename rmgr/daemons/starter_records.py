@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,6 +29,7 @@ from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 #: Records kept.
@@ -200,12 +200,12 @@ class Records:
 
     def is_refused(self, submission: int) -> bool:
         """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
-        return time.monotonic() < self._refused_s.get(submission, -math.inf)
+        return machine.monotonic() < self._refused_s.get(submission, -math.inf)
 
     def is_open(self, submission: int, age_s: float) -> bool | None:
         """Whether it was open `age_s` seconds ago or later, and has not ended since; None: it is being looked at."""
         info = self._here.get(submission)
-        if info is not None and time.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
+        if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
             has_ended = self.endings.look(submission) if self.endings is not None else False
             if has_ended is not None:
                 return not (info.is_closed or has_ended)
@@ -228,12 +228,12 @@ class Records:
             found = done.result()
             if info is not None:
                 info.is_closed = found is None or checked_record(found.data, submission).phase is Phase.CLOSED
-                info.read_s, info.session = time.monotonic(), session
+                info.read_s, info.session = machine.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except RmgrError:
             if info is not None:
-                info.is_closed, info.read_s, info.session = True, time.monotonic(), session
+                info.is_closed, info.read_s, info.session = True, machine.monotonic(), session
         self.wake()
 
     def forget_lost(self) -> None:
@@ -256,7 +256,7 @@ class Records:
                 self._refuse(submission, "its record is gone")
             else:
                 record = checked_record(found.data, submission)
-                self._read[submission] = record, found.stat.czxid, time.monotonic(), session
+                self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
         except CoordinationUnavailable:
             pass  # asked again at the next use
         except InvalidRecord as error:
@@ -300,7 +300,7 @@ class Records:
             self._pauses_s.clear()
             self._refused_whys.clear()
         pause_s = self._pauses_s[submission] = min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
-        self._refused_s[submission] = time.monotonic() + pause_s
+        self._refused_s[submission] = machine.monotonic() + pause_s
         if self._refused_whys.get(submission) != why:
             self._log.warning("submission_not_readable", submission=submission, why=why)
         self._refused_whys[submission] = why

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -31,6 +29,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, St
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.release import release
@@ -123,7 +122,7 @@ class Registry:
     # -- names -------------------------------------------------------------------------------------------------------------
 
     def _take_names(self, agents: Sequence[NodeAgent]) -> dict[str, int]:
-        deadline_s = time.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
+        deadline_s = machine.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
         told = False
         while True:
             if self._is_stopping():
@@ -134,7 +133,7 @@ class Registry:
             if rival is not None:
                 record, certain = rival
                 where = f"node {record.node} is already served by pid {record.pid} on host {record.host}"
-                if certain or time.monotonic() > deadline_s:
+                if certain or machine.monotonic() > deadline_s:
                     raise StateConflict(where, hint="give this Starter another name (--node), or stop the other one")
                 if not told:
                     self._log.warning("name_taken", node=record.node, pid=record.pid, host=record.host, why="waiting for it to go")
@@ -149,9 +148,9 @@ class Registry:
         self, agents: Sequence[NodeAgent], found: Sequence[Stamped | None], records: Sequence[NodeRecord | None]
     ) -> dict[str, int] | None:
         """One try; None: somebody changed a record meanwhile."""
-        self.guid = uuid.uuid4().hex[:16]
+        self.guid = machine.guid()[:16]
         self._guids.add(self.guid)
-        now_us = time.time_ns() // 1000
+        now_us = machine.wall_us()
         fresh = [
             NodeRecord(
                 node=agent.name,
@@ -282,8 +281,8 @@ class Registry:
         return True
 
     def _adopt(self, agent: NodeAgent, fence: int, block: ClaimedBlock, found: Stamped) -> Future[Any]:
-        data = msgspec.structs.replace(decode_block(found.data), incarnation=agent.incarnation, stamp=uuid.uuid4().hex[:12])
-        block.reread(data, found.version, time.monotonic())
+        data = msgspec.structs.replace(decode_block(found.data), incarnation=agent.incarnation, stamp=machine.guid()[:12])
+        block.reread(data, found.version, machine.monotonic())
         multi = ops.adopt(agent.name, fence, block.key, data, found.version)
         self._log.info("block_adopted", node=agent.name, block=paths.block_name(block.key), running=block.live)
         return self._coordinator.commit(multi, timeout_s=_TIMEOUT_S)
@@ -306,7 +305,7 @@ class Registry:
             found.data,
             found.version,
             reason=Reason.NODE_LOST,
-            now_us=time.time_ns() // 1000,
+            now_us=machine.wall_us(),
         )
         self._log.info("block_failed", node=agent.name, block=paths.block_name(key), why="an older incarnation left it")
         return self._coordinator.commit(replace(multi, guard=ops.fence_check(agent.name, fence)), timeout_s=_TIMEOUT_S)
@@ -314,20 +313,20 @@ class Registry:
     # -- waiting -----------------------------------------------------------------------------------------------------------
 
     def _wait(self, future: Future[T]) -> T:
-        deadline_s = time.monotonic() + _TIMEOUT_S + 1.0
+        deadline_s = machine.monotonic() + _TIMEOUT_S + 1.0
         while True:
             self._progress()
             try:
                 return future.result(0.5)
             except TimeoutError:
-                if time.monotonic() > deadline_s:
+                if machine.monotonic() > deadline_s:
                     raise CoordinationUnavailable("ZooKeeper does not answer") from None
-            if self._is_stopping() and time.monotonic() > deadline_s - _TIMEOUT_S / 2:
+            if self._is_stopping() and machine.monotonic() > deadline_s - _TIMEOUT_S / 2:
                 raise Stopping
 
     def _pause(self, seconds: float) -> None:
         self._progress()
-        time.sleep(seconds)
+        machine.sleep(seconds)
 
 
 def _lives(record: NodeRecord) -> bool:

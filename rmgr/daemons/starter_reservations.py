@@ -9,7 +9,6 @@ the commit that places its job: what was kept stays kept until the START, or the
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.placing import Reserved, run_label
 from rmgr.model.resources import Needs
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Reservations:
         here = self._runs_here()
         is_owed = False
         for promise in self._promises.values():
-            if promise.is_stale and not promise.is_reading and time.monotonic() >= promise.retry_s:
+            if promise.is_stale and not promise.is_reading and machine.monotonic() >= promise.retry_s:
                 self._read(promise)
             if promise.record is not None and not (promise.is_leaving or promise.is_bad):
                 is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
@@ -167,6 +167,6 @@ class Reservations:
         except RmgrError as error:
             self._log.warning("reservation_not_readable", name=promise.name, error=error.message)
             promise.is_bad = isinstance(error, WrongCluster)
-            promise.is_stale, promise.retry_s = not promise.is_bad, time.monotonic() + _PAUSE_S
+            promise.is_stale, promise.retry_s = not promise.is_bad, machine.monotonic() + _PAUSE_S
             self._shared.after(_PAUSE_S, self._shared.wake)
         self._shared.wake()

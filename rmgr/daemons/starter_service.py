@@ -6,7 +6,6 @@ Called on threads of the server; everything that looks at the nodes is asked of 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from rmgr.daemons.people import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.gap import place
 from rmgr.model.resources import MIB
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ class NodeAnswering:
                     raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
                 # It has ended, and its output is still on the way to the store (or there never was any).
                 if ending_s is None:
-                    ending_s = time.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
-                if time.monotonic() >= ending_s:
+                    ending_s = machine.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
+                if machine.monotonic() >= ending_s:
                     yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=True)
                     return
-                time.sleep(_POLL_S)
+                machine.sleep(_POLL_S)
                 continue
             seen = found.attempt
             if isinstance(found, _Ended):
@@ -118,13 +118,13 @@ class NodeAnswering:
                     grew = True
                     # The line of a gap is shorter than the gap: with it a piece ends where the reader is to go on.
                     offset = following - len(data)
-                    yield LogPiece(stream=name, data=data, offset=offset, attempt=seen, time_us=time.time_ns() // 1000)
+                    yield LogPiece(stream=name, data=data, offset=offset, attempt=seen, time_us=machine.wall_us())
                     at[name] = following
             if not follow:
                 yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=False)
                 return
             if not grew:
-                time.sleep(_POLL_S)
+                machine.sleep(_POLL_S)
 
     def _rest(self, submission: int, index: int, ended: _Ended, streams: list[str], at: dict[str, int]) -> Iterator[LogPiece]:
         """What an attempt that is over has put out beyond the offsets: parts from the store, then the inline rest."""
@@ -134,7 +134,7 @@ class NodeAnswering:
             for placed in place(self._stored(submission, index, ended, number)):
                 if fresh := placed.fresh(at[name]):
                     offset = placed.end - len(fresh)
-                    yield LogPiece(stream=name, data=fresh, offset=offset, attempt=ended.attempt, time_us=time.time_ns() // 1000)
+                    yield LogPiece(stream=name, data=fresh, offset=offset, attempt=ended.attempt, time_us=machine.wall_us())
 
     def _stored(self, submission: int, index: int, ended: _Ended, number: int) -> Iterator[bytes]:
         for part in range(ended.parts[number]):
@@ -191,7 +191,7 @@ class NodeAnswering:
         person = person_of(caller, self._operators)
 
         def look() -> list[RunningTask]:
-            now_us, now_s = time.time_ns() // 1000, time.monotonic()
+            now_us, now_s = machine.wall_us(), machine.monotonic()
             found = []
             for agent in self._starter.agents.values():
                 for lane in agent.lanes:

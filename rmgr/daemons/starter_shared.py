@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from rmgr.daemons.starter_records import Records
 from rmgr.daemons.starter_rows import OutputRows
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 
@@ -85,5 +85,5 @@ class Shared:
         if self.users is None:
             return None
         reach = Reach(python=self.python, directory=self.directory)
-        clock = time.monotonic
+        clock = machine.monotonic
         return Accounts(self.users, self.io, node=node, wake=self.wake, directory=directory, clock=clock, log=log, reach=reach)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
 from rmgr.runner.untouched import blind_ns, marks_of
+from rmgr.runtime import machine
 
 #: What nobody has wanted for so long goes; so many of a kind are kept.
 IDLE_S, MOST = 1.0, 64
@@ -30,7 +30,7 @@ class Spares:
 
     def take(self, kind: Hashable) -> Path | None:
         """One of that kind, None: there is none."""
-        self._wanted_s = time.monotonic()
+        self._wanted_s = machine.monotonic()
         free = self._free.get(kind)
         return free.pop() if free else None
 
@@ -51,7 +51,7 @@ class Spares:
             self._free[kind] = [place for place in places if place.exists()]
 
     def _look(self) -> None:
-        left_s = self._wanted_s + IDLE_S - time.monotonic()
+        left_s = self._wanted_s + IDLE_S - machine.monotonic()
         if left_s > 0:
             self._after(left_s, self._look)
             return
@@ -76,11 +76,11 @@ class Untouched:
     def made(self, place: Path) -> None:
         """It is made, empty, and its owner's. Raises: OSError."""
         marks = marks_of(place)
-        self._made[place] = marks, time.monotonic() + blind_ns(marks) / 1e9
+        self._made[place] = marks, machine.monotonic() + blind_ns(marks) / 1e9
 
     def lent(self, place: Path) -> None:
         """From now on somebody may change it."""
-        self._lent_s[place] = time.monotonic()
+        self._lent_s[place] = machine.monotonic()
 
     def is_as_made(self, place: Path) -> bool:
         """Nobody has left anything in it, or changed it, since it was made."""

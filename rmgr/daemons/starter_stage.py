@@ -11,8 +11,6 @@ import contextlib
 import math
 import os
 import shutil
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -38,6 +36,7 @@ from rmgr.errors import NotFound, RmgrError
 from rmgr.model.block import BlockKey, KeyedPayload
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedInput
 from rmgr.model.submission import Command
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 #: Tasks of a block staged ahead of the lanes.
@@ -286,7 +285,7 @@ class Stager:
         self, store: Store, block: ClaimedBlock, index: int, wish: Wish, want: Want | None = None, found: Found | None = None
     ) -> Staged:
         """Of a command all that it needs; of a keyed call what of its inputs must become files."""
-        begun_s = time.monotonic() if want is None else want.since_s
+        begun_s = machine.monotonic() if want is None else want.since_s
         info = block.info
         what = f"task {block.key.submission}_{info.label(index) if info.array is not None else index}"
         share = Share(self._room, wish, what, info.record.user)
@@ -309,7 +308,7 @@ class Stager:
             raise
         share.settle(staged.disk_bytes)
         staged.user = info.record.user
-        staged.since_s = time.monotonic()
+        staged.since_s = machine.monotonic()
         staged.took_s = staged.since_s - begun_s
         return staged
 
@@ -361,7 +360,7 @@ class Stager:
             rows = self._inputs.find(store, block.info.record.user, [key for key, _ in command.input_files], trust=None)
             sizes = [on_disk(one.size) for one in rows]
             share.take(sum(one.copy_bytes for one in kept) + sum(sizes))
-            directory = self._directory / uuid.uuid4().hex
+            directory = self._directory / machine.guid()
             directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
             try:
                 for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no upload's link is there
@@ -377,7 +376,7 @@ class Stager:
         return Staged(directory=str(directory))
 
     def _new_file(self) -> str:
-        return str(self._directory / uuid.uuid4().hex)
+        return str(self._directory / machine.guid())
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
@@ -387,7 +386,7 @@ class Stager:
         state = self._states.get(block)
         staged: Staged | Exception | None = result if isinstance(result, Exception) else None
         if isinstance(result, Message):
-            now_s = time.monotonic()
+            now_s = machine.monotonic()
             size, user = len(result.data), block.info.record.user
             staged = Staged(payload=result.data, user=user, took_s=now_s - want.since_s, since_s=now_s, memory_bytes=size)
         if state is not None and wish.is_wanted and isinstance(result, Found):
@@ -433,7 +432,7 @@ class Stager:
         for user in ("", block.info.record.user) if self._short else ():
             short = self._short.get(user)
             if short is not None:
-                is_due = short.given != self._room.given or time.monotonic() > short.since_s + _ASK_AGAIN_S
+                is_due = short.given != self._room.given or machine.monotonic() > short.since_s + _ASK_AGAIN_S
                 if not is_due or short.block is not block or short.index != index:
                     return False
         return True
@@ -453,7 +452,7 @@ class Stager:
         """
         order = {other: number for number, other in enumerate(self._blocks.values())}
         place = order.get(block, len(order)), index
-        now_s = time.monotonic()
+        now_s = machine.monotonic()
         short = self._short.get(user)
         if short is None and now_s > self._told_s + _TOLD_S:
             self._told_s = now_s

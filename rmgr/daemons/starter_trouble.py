@@ -5,7 +5,6 @@ What the operator drained, and a Starter that stops, are known from elsewhere an
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -15,6 +14,7 @@ from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
 from rmgr.errors import RmgrError
 from rmgr.model.node import Trouble, TroubleKind
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -80,7 +80,7 @@ class TroubleMark:
         refused = dict(list(node.accounts.refused.items())[:_MOST_USERS]) if node.accounts is not None else {}
         if kind is None and not refused:
             return None
-        now_us = time.time_ns() // 1000
+        now_us = machine.wall_us()
         until_s = node.strikes.out_until_s if kind is TroubleKind.QUARANTINE else now_s
         return Trouble(
             node=node.name,
@@ -102,7 +102,7 @@ class TroubleMark:
         assert isinstance(outcome, Conflict)
         self._node.log.warning("trouble_not_published", path=outcome.path, kind=outcome.kind.value)
         self._stands = None
-        self._next_s = time.monotonic() + _RETRY_S
+        self._next_s = machine.monotonic() + _RETRY_S
 
     def _look(self) -> None:
         """Does a record of an older incarnation stand?"""
@@ -117,7 +117,7 @@ class TroubleMark:
         try:
             self._stands = done.result() is not None
         except RmgrError:
-            self._next_s = time.monotonic() + _RETRY_S
+            self._next_s = machine.monotonic() + _RETRY_S
 
 
 def _are_alike(one: Trouble, other: Trouble) -> bool:

@@ -5,7 +5,6 @@ Also signs what this Starter commits. In an open cluster there is no gate.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +13,7 @@ from rmgr.coord.seal_tree import NotSealed, opened
 from rmgr.daemons.starter_fetch import Failure
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
@@ -98,7 +98,7 @@ class Gate:
 
     def _verify(self, block: ClaimedBlock, info: Info) -> bool:
         """True: it is what its user signed. False: something is on its way. Raises NotSealed."""
-        seal, record, now_s = block.seal, info.origin, time.time()
+        seal, record, now_s = block.seal, info.origin, machine.wall_s()
         if seal is None or record is None:
             raise NotSealed("nobody signed it")
         if now_s > seal.not_after_s:

@@ -6,7 +6,6 @@ any submission. Nobody's task is ended by it: who writes blocks could write one 
 
 from __future__ import annotations
 
-import uuid
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from rmgr.coord import ops, paths
 from rmgr.coord.multi import Conflict, Outcome, Stat
 from rmgr.log import audit
 from rmgr.model.block import BlockData, BlockKey
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_node import NodeAgent
@@ -55,7 +55,7 @@ class Unplaced:
             self._shared.after(_PAUSE_S, partial(self._send, incarnation, key, data, version, info))
             return
         held = gate.result() is None
-        bare = msgspec.structs.replace(data, allocation=None, incarnation=0, stopping="", awaits="", saving="", stamp=uuid.uuid4().hex[:12])
+        bare = msgspec.structs.replace(data, allocation=None, incarnation=0, stopping="", awaits="", saving="", stamp=machine.guid()[:12])
         fence = committer.fence(self._node.name)
         multi, _ = ops.give_back(
             self._node.name, fence, info.queue.name, key, bare, version, first=key.first, name="RETURN", held=held

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -185,10 +184,10 @@ class WorkLimits:
         after(_EVERY_S, self._look)
 
     def _look(self) -> None:
-        threading.Thread(target=self._count, name="work-use", daemon=True).start()
+        machine.Thread(target=self._count, name="work-use", daemon=True).start()
 
     def _count(self) -> None:
-        begun_s = time.monotonic()
+        begun_s = machine.monotonic()
         uses: list[Use] = []
         left: dict[int, int] = {}
         try:
@@ -199,7 +198,7 @@ class WorkLimits:
                     uses.append(use)
         except OSError as error:
             self._log.warning("work_not_counted", error=str(error))
-        took_s = time.monotonic() - begun_s
+        took_s = machine.monotonic() - begun_s
         self._post(partial(self._counted, uses, took_s))
 
     def _counted(self, uses: list[Use], took_s: float) -> None:

@@ -7,7 +7,6 @@ died, was fenced or stays silent, or if ranks there were ended by the system (`D
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from rmgr.daemons.starter_outputs import Ending
 from rmgr.errors import RmgrError
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Verdicts:
             return False
         helpers = {node for node, _ in allocation.helpers}
         case = self._open[block] = _Case(
-            block=block, ending=ending, tell=tell, left=helpers, end_s=time.monotonic() + _LONGEST_S
+            block=block, ending=ending, tell=tell, left=helpers, end_s=machine.monotonic() + _LONGEST_S
         )
         for helper in sorted(helpers):
             self._ask(case, helper)
@@ -106,7 +106,7 @@ class Verdicts:
             found = done.result()
             record = decode_record(found.data, NodeRecord, helper) if found is not None else None
         except RmgrError:
-            case.end_s = max(case.end_s, time.monotonic() + _LONGEST_S)
+            case.end_s = max(case.end_s, machine.monotonic() + _LONGEST_S)
             self._later(case, helper)
             return
         if case.is_decided:
@@ -142,7 +142,7 @@ class Verdicts:
             self._decide(case, "")
 
     def _later(self, case: _Case, helper: str) -> None:
-        if time.monotonic() >= case.end_s:
+        if machine.monotonic() >= case.end_s:
             self._decide(case, helper)
         elif not case.is_decided:
             self._shared.after(_PAUSE_S, partial(self._ask, case, helper))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 
 V = TypeVar("V")
@@ -98,7 +98,7 @@ class Watched(Generic[V]):
         except RmgrError:
             pause_s = _FAILED_PAUSE_S
         else:
-            pause_s = self._resync_s * random.uniform(0.7, 1.3)
+            pause_s = self._resync_s * machine.uniform(0.7, 1.3)
             self._tell(value)
         if self._timer is not None:
             self._timer.cancel()

@@ -7,7 +7,6 @@ answered and from one's own commits, so that an honest client's next SUBMIT or E
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -23,6 +22,7 @@ from rmgr.daemons.submitter_owners import Owners
 from rmgr.errors import NotConnected, PermissionDenied, RmgrError
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Tail
+from rmgr.runtime import machine
 
 _KEEP_NUMBERS, _KEEP_TAILS = 1000, 20_000
 _TIMEOUT_S = 5.0
@@ -80,7 +80,7 @@ class Cluster:
         known = self._numbers.get(version)
         if known is None:
             sent = self._sent.get(version)
-            if sent is not None and time.monotonic() < sent[1]:
+            if sent is not None and machine.monotonic() < sent[1]:
                 return sent[0]
             known = decode(self.read(paths.IDS, version).data, int, paths.IDS)
             self._numbers.put(version, known)
@@ -147,7 +147,7 @@ class Cluster:
         """A change is about to be sent, after all that its sender sent before: the next SUBMIT may follow without waiting for it."""
         first = built.multi.ops[0]
         if built.record is not None and isinstance(first, Set):
-            self._sent.put(first.version + 1, (built.record.id + 1, time.monotonic() + _SENT_S))
+            self._sent.put(first.version + 1, (built.record.id + 1, machine.monotonic() + _SENT_S))
 
     def committed(self, built: Built) -> None:
         """A change has been made. Must not block."""

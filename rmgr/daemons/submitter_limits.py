@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rmgr.coord.multi import Create, Multi
 from rmgr.coord.quotas import Quota
 from rmgr.daemons.submitter_room import NOTHING, Room
 from rmgr.errors import RmgrError, UsageError
+from rmgr.runtime import machine
 
 #: Between two questions to the leader, and how long after the last submission they go on.
 ASK_S, BUSY_S = 3.0, 15.0
@@ -118,12 +118,12 @@ class ClusterUse:
     """
 
     def __init__(
-        self, bounds: Bounds, ask: Callable[[bool], Told], *, clock: Callable[[], float] = time.monotonic, room: Room | None = None
+        self, bounds: Bounds, ask: Callable[[bool], Told], *, clock: Callable[[], float] | None = None, room: Room | None = None
     ) -> None:
         self._bounds = bounds
         self._ask = ask
         self._room = room
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._ledgers: dict[str, _Ledger] = {}
@@ -136,7 +136,7 @@ class ClusterUse:
 
     def start(self) -> ClusterUse:
         """Asks in the background from now on, while anything is submitted."""
-        threading.Thread(target=self._run, name="limits", daemon=True).start()
+        machine.Thread(target=self._run, name="limits", daemon=True).start()
         return self
 
     def close(self) -> None:

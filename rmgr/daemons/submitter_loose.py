@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -16,6 +15,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Create, Multi
 from rmgr.coord.ports import Coordinator
 from rmgr.errors import LimitReached
+from rmgr.runtime import machine
 
 #: Root -> most of one user below one parent (of orders: below each node's), and bytes of their data; through one gateway.
 MOST: Mapping[str, tuple[int, int]] = {
@@ -39,10 +39,10 @@ _KEEP = 20_000
 class Loose:
     """What was made for each user, as far as it may still be there. Thread-safe. Cost: 2 us; at the bound, one list of children."""
 
-    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] | None = None) -> None:
         self._coordinator = coordinator
         self._lock = threading.Lock()
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._made: OrderedDict[tuple[str, str], list[tuple[str, int, float]]] = OrderedDict()  # (user, parent) -> (name, bytes, when)
         self._full_s: dict[tuple[str, str], float] = {}  # when it was looked last, and too much was left
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from rmgr.coord.quotas import Quota
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 
 #: One part in `_OF_DAEMONS` is for daemons only; of the rest one part in `_KEPT` is for users who have no more than one in `_LITTLE`.
 _OF_DAEMONS, _KEPT, _LITTLE = 16, 4, 64
@@ -29,9 +29,9 @@ NOTHING = Quota(0, 0)
 class Room:
     """Args: look: asks ZooKeeper; raises RmgrError. clock: monotonic seconds. Thread-safe."""
 
-    def __init__(self, look: Look, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, look: Look, *, clock: Callable[[], float] | None = None) -> None:
         self._look = look
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._used: Mapping[str, tuple[Quota, Quota]] = {}

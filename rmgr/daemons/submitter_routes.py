@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,6 +13,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.node import EpochRecord, NodeRecord
+from rmgr.runtime import machine
 
 #: How old the list of endpoints may be when one is found in it, and at least when one is not.
 FRESH_S = 5.0
@@ -50,7 +50,7 @@ class ClusterRoutes:
         if not wanted:
             raise NotFound("which node is to answer? the call names no endpoint")
         with self._lock:
-            age_s = time.monotonic() - self._nodes_read_s
+            age_s = machine.monotonic() - self._nodes_read_s
             found = wanted in self._nodes
         if age_s > (FRESH_S if found else LOOK_AGAIN_S):
             found = wanted in self._read_nodes()
@@ -88,5 +88,5 @@ class ClusterRoutes:
                 with suppress(RmgrError):  # a record of another release says nothing to this one
                     endpoints.add(decode_record(record.data, NodeRecord, paths.node(name)).endpoint)
         with self._lock:
-            self._nodes, self._nodes_read_s = frozenset(endpoints - {""}), time.monotonic()
+            self._nodes, self._nodes_read_s = frozenset(endpoints - {""}), machine.monotonic()
             return self._nodes

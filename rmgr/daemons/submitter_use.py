@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 from rmgr.adapters.credentials import Credentials
@@ -15,6 +14,7 @@ from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.errors import Throttled, Unavailable
 from rmgr.model.identity import Role
+from rmgr.runtime import machine
 
 _ASK_S = 2.0
 #: Answers at once; and how long one takes for who asks too much.
@@ -70,7 +70,7 @@ class GatewayUse:
             try:
                 self._bounds.spend(caller.user)
             except Throttled:  # whoever is refused may see why, slowly
-                time.sleep(_SLOW_S)
+                machine.sleep(_SLOW_S)
             return self._told(users, fresh=fresh, caller=caller)
 
     def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:

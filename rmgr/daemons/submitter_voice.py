@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from rmgr.runtime import machine
 from rmgr.runtime.stall import StallGuard
 
 #: How often the server is asked, how long an answer may take, and after how long without any the process ends. A flood costs some seconds.
@@ -36,7 +37,7 @@ class VoiceCheck:
     def start(self) -> VoiceCheck:
         """Begins to ask."""
         self._guard.start()
-        threading.Thread(target=self._run, name="own-voice", daemon=True).start()
+        machine.Thread(target=self._run, name="own-voice", daemon=True).start()
         return self
 
     def stop(self) -> None:

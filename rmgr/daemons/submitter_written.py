@@ -6,7 +6,6 @@ The row is written every few seconds while anything is, and at the end. A gatewa
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -15,6 +14,7 @@ from rmgr.adapters.rpc_limits import Bounds
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import RmgrError
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 SAVE_S = 2.0
@@ -39,15 +39,15 @@ class WrittenKeeper:
     Args: wall: seconds since 1970.
     """
 
-    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] | None = None) -> None:
         self._store = store
         self._row = keys.use(endpoint)
         self._bounds = bounds
         self._log = log
-        self._wall = wall
+        self._wall = wall or machine.wall_s
         self._end = threading.Event()
         self._saved: dict[str, dict[int, int]] | None = None  #: None: the row was not read yet
-        self._thread = threading.Thread(target=self._run, name="written", daemon=True)
+        self._thread = machine.Thread(target=self._run, name="written", daemon=True)
 
     def start(self) -> WrittenKeeper:
         """Begins: reads at once where the store answers, else as soon as it does."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -19,7 +17,6 @@ from rmgr import log as logs
 from rmgr.adapters import rpc_join, rpc_use
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.threads import SteadyThreads
 from rmgr.adapters.trust import publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_tree import secure_tree
@@ -43,6 +40,7 @@ from rmgr.daemons.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
+from rmgr.runtime import machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.failpoint import failpoint
@@ -90,7 +88,7 @@ class Watchdog:
         metrics_at: str = "",
         placings: Placings | None = None,
     ) -> None:
-        self.guid = uuid.uuid4().hex[:12]
+        self.guid = machine.guid()[:12]
         self.meta = meta
         self.leader: Leader | None = None
         self.failure: RmgrError | None = None
@@ -101,7 +99,7 @@ class Watchdog:
         self._metrics = metrics
         self._placings = placings
         self._mailbox: Mailbox[Thunk] = Mailbox()
-        self._io = SteadyThreads(_IO_THREADS, "store")
+        self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
         self._stopping = False
@@ -123,7 +121,7 @@ class Watchdog:
             after=self._mailbox.after,
             leads=self._on_lead,
             log=log,
-            wall_us=_wall_us,
+            wall_us=machine.wall_us,
         )
 
     # -- from any thread
@@ -164,12 +162,12 @@ class Watchdog:
             failpoint("watchdog.round")
             if letter is None:
                 continue
-            started_s = time.perf_counter()
+            started_s = machine.perf_counter()
             try:
                 letter()
             except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
                 self._aside.add(place_of(error), None, error)
-            self._metrics.pass_seconds.observe(time.perf_counter() - started_s)
+            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         if notifier is not None:
             notifier.stopping()
         self._end_reign("this process was asked to end")
@@ -248,7 +246,7 @@ class Watchdog:
             may_act=self._lease.is_valid,
             log=self._log,
             metrics=self._metrics,
-            wall_us=_wall_us,
+            wall_us=machine.wall_us,
             placings=self._placings,
         )
         self.leader = leader = Leader(desk, record, resync_s=self._resync_s)
@@ -282,10 +280,6 @@ class Watchdog:
         # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
         wait_s = min(self._lease.remaining_s(), self._lease.length_s / 2)
         self._mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000
 
 
 # -- the process --------------------------------------------------------------------------------------------------------------

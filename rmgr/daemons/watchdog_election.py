@@ -8,8 +8,6 @@ makes a leader, and every write of it checks that version.
 
 from __future__ import annotations
 
-import random
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,6 +22,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.node import EpochRecord
+from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -66,7 +65,7 @@ class Candidacy:
 
     def enter(self) -> None:
         """A new session: a new entry."""
-        self._guid = uuid.uuid4().hex
+        self._guid = machine.guid()
         self._is_leading = False
         self._stand()
 
@@ -155,4 +154,4 @@ class Candidacy:
 
     def _later(self, what: Thunk) -> None:
         turn = self._turn
-        self._after(_AGAIN_S * random.uniform(0.5, 1.5), lambda: what() if turn == self._turn else None)
+        self._after(_AGAIN_S * machine.uniform(0.5, 1.5), lambda: what() if turn == self._turn else None)

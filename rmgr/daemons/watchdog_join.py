@@ -5,7 +5,6 @@ Both may ask any WatchDog, leading or not: ZooKeeper decides who comes first, a 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from rmgr.adapters.pki import credential
@@ -18,6 +17,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
 from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import AclRecord, Invitation, SealedSecret
+from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 _TIMEOUT_S = 5.0
@@ -55,7 +55,7 @@ class Joining:
             if found is None:
                 raise PermissionDenied("nothing waits for this token: it was withdrawn, or is over", hint="rmgr admin add-node NAME")
             record = decode_record(found.data, Invitation, path)
-            multi = join_ops.redeem(record, found.version, nonce, time.time_ns() // 1000)
+            multi = join_ops.redeem(record, found.version, nonce, machine.wall_us())
             if multi is None:
                 self._handed_over(record, "again, to the same machine")
                 return record

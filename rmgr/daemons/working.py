@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from rmgr.runtime import machine
 from rmgr.runtime.lease import Answered
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
@@ -32,7 +32,7 @@ class Working:
         return "; ".join(dict.fromkeys(why for why in self._reasons() if why))
 
     def _reasons(self) -> tuple[str, ...]:
-        silent_s, unanswered_s = self._guard.silent_s, time.monotonic() - self._coordinator.last_answer_s()
+        silent_s, unanswered_s = self._guard.silent_s, machine.monotonic() - self._coordinator.last_answer_s()
         is_over = unanswered_s > self._coordinator.session_timeout_s * _LEASE_SHARE
         return (
             f"its loop has not come round for {silent_s:.1f} s" if silent_s > _STALLED_S else "",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+from rmgr.runtime import machine
+
 
 class Backoff:
     """Delays that grow by `factor` from `first_s` to `most_s`, each drawn between half of it and all of it.
@@ -19,7 +21,7 @@ class Backoff:
         self._first_s = first_s
         self._most_s = most_s
         self._factor = factor
-        self._rng = rng or random.Random()
+        self._draw = rng.uniform if rng is not None else machine.uniform
         self._next_s = first_s
         self.attempts = 0
 
@@ -28,7 +30,7 @@ class Backoff:
         full_s = self._next_s
         self._next_s = min(self._most_s, full_s * self._factor)
         self.attempts += 1
-        return full_s * self._rng.uniform(0.5, 1.0)
+        return full_s * self._draw(0.5, 1.0)
 
     def reset(self) -> None:
         """It worked: the next failure starts from the beginning."""

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from rmgr.runtime import machine
+
 _NOISE_S = 0.05
 
 
@@ -39,7 +41,7 @@ class Lease:
         coordinator: Answered,
         *,
         share: float = 2 / 3,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         suspended: Callable[[], float] | None = None,
     ) -> None:
         if not 0 < share < 0.95:
@@ -47,7 +49,7 @@ class Lease:
             raise ValueError(msg)
         self._coordinator = coordinator
         self._share = share
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._suspended = suspended or suspended_s
         self._seen_s = self._suspended()
         self._woke_s = -math.inf  # when the last suspension was noticed

@@ -7,11 +7,11 @@ hint: however often it is raised before it is taken out, it arrives once.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
+from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer, Timers
 
 M = TypeVar("M")
@@ -28,8 +28,8 @@ class Mailbox(Generic[M]):
         clock: monotonic seconds; tests pass their own and call `get` with a deadline of 0.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or machine.monotonic
         self._letters: deque[M] = deque()
         self._raised: dict[Hashable, M] = {}
         self._timers: Timers[M] = Timers()

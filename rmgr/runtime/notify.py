@@ -11,9 +11,10 @@ import contextlib
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, MutableMapping
 from typing import Self
+
+from rmgr.runtime import machine
 
 #: systemd shows one line.
 _MAX_STATUS = 200
@@ -27,10 +28,10 @@ class Notifier:
         beat_s: longest time between two beats; None = nobody waits for beats.
     """
 
-    def __init__(self, address: str = "", *, beat_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, address: str = "", *, beat_s: float | None = None, clock: Callable[[], float] | None = None) -> None:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._beat_s = beat_s
-        self._clock = clock
+        self._clock = clock or machine.monotonic
         self._socket: socket.socket | None = None
         self._due_s = -math.inf
         self._ready = self._stopping = False

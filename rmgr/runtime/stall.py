@@ -11,9 +11,10 @@ import faulthandler
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Self
+
+from rmgr.runtime import machine
 
 EXIT_CODE = 70  # EX_SOFTWARE
 
@@ -42,15 +43,15 @@ class StallGuard:
         name: str = "main loop",
         on_stall: Callable[[str], None] = _exit,
         on_progress: Callable[[], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._limit_s = limit_s
         self._name = name
         self._on_stall = on_stall
         self._on_progress = on_progress
-        self._clock = clock
-        self._last_s = clock()
-        self._checked_s = clock()
+        self._clock = clock or machine.monotonic
+        self._last_s = self._clock()
+        self._checked_s = self._clock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 

@@ -147,7 +147,7 @@ def test_a_request_takes_the_defaults_of_its_queue() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("rmgr.client.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rmgr.runtime.machine.monotonic", lambda: now[0])
     return now
 
 

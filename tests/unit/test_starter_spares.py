@@ -10,12 +10,13 @@ import pytest
 
 from rmgr.daemons import starter_spares
 from rmgr.daemons.starter_spares import Spares, Untouched
+from rmgr.runtime import machine
 
 
 def test_a_spare_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[Callable[[], None]] = []
     now_s = [100.0]
-    monkeypatch.setattr(starter_spares.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(machine, "monotonic", lambda: now_s[0])
     spares = Spares(lambda _delay_s, call: later.append(call), Path.rmdir)
     places = [tmp_path / name for name in "abc"]
     for place in places:

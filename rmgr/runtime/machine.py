@@ -1,0 +1,87 @@
+"""Gives daemons and client what they need of the machine: clocks, waits, threads and randomness.
+
+Nothing in `rmgr/daemons` or `rmgr/client` asks `time`, `random`, `os.urandom` or `threading` for these (`tests/test_house_machine.py`
+compares), so a test can put another machine in place of this one (`replaced`) and let a whole cluster run on a virtual clock in one thread.
+
+Use it as `machine.monotonic()`: a name that was imported from here, or became a default argument, stays this machine's for ever.
+A call costs what the call of the standard library costs: the names are bound, not looked up in an object.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+
+#: Seconds that only grow, from an unknown beginning: for deadlines, pauses and ages.
+monotonic: Callable[[], float] = time.monotonic
+#: The same in the finest steps: for durations that become metrics.
+perf_counter: Callable[[], float] = time.perf_counter
+#: Seconds since 1970, as the machine believes: for people, signatures and retention.
+wall_s: Callable[[], float] = time.time
+#: Lets the calling thread wait for so many seconds.
+sleep: Callable[[float], None] = time.sleep
+#: A number between two others, each equally likely: for jitter, never for secrets.
+uniform: Callable[[float, float], float] = random.uniform
+#: As `threading.Thread` and `threading.Timer`.
+Thread: Callable[..., threading.Thread] = threading.Thread
+Timer: Callable[..., threading.Timer] = threading.Timer
+
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS's monotonic clock does not stand still
+
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def boottime_ns() -> int:
+    """Nanoseconds since the machine was started, its suspensions included."""
+    return time.clock_gettime_ns(_BOOTTIME)
+
+
+def random_hex(count: int) -> str:
+    """So many random bytes in hexadecimal digits, fit for secrets."""
+    return os.urandom(count).hex()
+
+
+def guid() -> str:
+    """A name of 32 hexadecimal digits that nothing else has."""
+    return os.urandom(16).hex()
+
+
+def pool(most: int, name: str) -> Executor:
+    """Up to `most` threads for calls that wait (store, files, callbacks of users)."""
+    return ThreadPoolExecutor(most, thread_name_prefix=name)
+
+
+def steady_pool(most: int, name: str) -> Executor:
+    """The same, started at once, for a daemon that must not become mute when the machine has no thread left. Raises: RuntimeError."""
+    from rmgr.adapters.threads import SteadyThreads
+
+    return SteadyThreads(most, name)
+
+
+#: What another machine has to offer, by these names.
+OFFERED = (
+    "monotonic", "perf_counter", "wall_s", "wall_us", "boottime_ns", "sleep", "uniform", "random_hex", "guid",
+    "Thread", "Timer", "pool", "steady_pool",
+)  # fmt: skip
+
+
+@contextmanager
+def replaced(other: object) -> Iterator[None]:
+    """Lets `other` stand for this machine in the whole process while the block runs. For tests and simulations.
+
+    Args: other: has an attribute for each name in `OFFERED`.
+    """
+    own = {name: globals()[name] for name in OFFERED}
+    globals().update({name: getattr(other, name) for name in OFFERED})
+    try:
+        yield
+    finally:
+        globals().update(own)
