@@ -16,7 +16,7 @@ from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"
 #: Documents whose sections code, tests and other documents name.
-KNOWN = ("papers", "protocol")
+KNOWN = ("papers", "protocol", "reliability")
 
 _SECTION = r"(?:C\d+\.\d+|rules? \d+|\d+(?:\.\d+)*)"
 #: `protocol.md 5.2`, `cli.md sections 5, 6`, `papers.md 1.3 to 1.5`, `papers.md, common rules`, `reliability.md rule 25`.
@@ -174,6 +174,42 @@ def test_files_and_tests_that_texts_name_are_there() -> None:
                 if name not in _ELSEWHERE and (not at or (test and not any(test in named_tests(one) for one in at))):
                     wrong.append(f"{shown(path, number)} {name}{'::' if test else ''}{test}")
     assert wrong == []
+
+
+# -- reliability.md -----------------------------------------------------------------------------------------------------------
+
+
+def matrix() -> dict[int, str]:
+    """Row -> its line of the matrix of faults."""
+    text = (DOCS / "reliability.md").read_text(encoding="utf-8").partition("## 7. ")[2].partition("### 7.1")[0]
+    rows = (line for line in text.splitlines() if re.match(r"\| \d", line))
+    return {int(number): line for line in rows for number in line.split("|")[1].split(", ")}
+
+
+def test_rules_and_rows_that_code_and_tests_name_are_there() -> None:
+    known = sections("reliability")
+    wrong = [
+        f"{shown(path, number)} rule {rule}"
+        for path in files(".py", trees=("rmgr",))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for rule in _RULE.findall(line)
+        if f"rule {rule}" not in known
+    ]
+    assert wrong == []
+    assert list(matrix()) == list(range(1, 41))
+
+
+def test_each_row_of_the_matrix_names_its_tests_and_they_name_it() -> None:
+    rows = matrix()
+    assert [number for number, line in rows.items() if "::test_" not in line and "not shown" not in line and number != 39] == []
+    claimed = {}
+    for path in files(".py", trees=("tests",)):
+        match = re.search(r"rows? ([\d, toand]+) of the fault matrix", ast.get_docstring(tree_of(path)) or "")
+        if match and path.name.startswith("test_"):
+            spans = re.findall(r"(\d+)(?: to (\d+))?", match[1])
+            claimed[path.name] = {row for low, high in spans for row in range(int(low), int(high or low) + 1)}
+    assert claimed
+    assert {f"{name}: row {row}" for name, said in claimed.items() for row in said if name not in rows[row]} == set()
 
 
 # -- protocol.md --------------------------------------------------------------------------------------------------------------
