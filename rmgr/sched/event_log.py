@@ -23,12 +23,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from inspect import signature
+from itertools import compress
+from math import isfinite
+from operator import attrgetter, ne
 from types import UnionType
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from rmgr.sched.plan import Decision, Why
 from rmgr.sched.snapshot import Snapshot
@@ -37,10 +42,19 @@ from rmgr.sched.state import ClusterState
 FORMAT = "rmgr/events/1"
 AT_ONCE, AS_TOLD = "at once", "as told"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-_SIMPLE = frozenset({int, str, bool, float, type(None)})
+_encode = msgspec.json.Encoder().encode
+_SIMPLE = frozenset({int, str, bool, type(None)})
 _NOTHING = object()  # equals nothing that a field may hold
 #: Methods of ClusterState that are facts.
 FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server)_[a-z_]+", name))
+
+
+class _Fields(NamedTuple):
+    """Fields of a record that are written. values: from a record to what it holds in them; None: it is a tuple of that itself."""
+
+    names: tuple[str, ...]
+    defaults: tuple[object, ...]
+    values: Callable[[object], tuple[object, ...]] | None
 
 
 class LogError(ValueError):
@@ -95,19 +109,24 @@ Entry: TypeAlias = Opening | Fact | Passed | End
 def encode(entry: Entry) -> str:
     """One line, without its end."""
     match entry:
+        case Fact():
+            plain: dict[str, Any] = {"at": entry.at_us, "fact": entry.name}
+            for key, value in entry.arguments.items():
+                plain[key] = value if type(value) in _SIMPLE else _plain(value)
+            if entry.because:
+                plain["because"] = entry.because
+        case Passed():
+            plain = {"at": entry.at_us, "pass": entry.number, "causes": entry.causes, "decisions": entry.decisions}
         case Opening():
-            plain: dict[str, Any] = {"log": FORMAT} | {
+            plain = {"log": FORMAT} | {
                 name: _plain(value) for name, value in entry._asdict().items() if value or name in {"policy", "seed", "parameters"}
             }
-        case Fact(at_us, name, arguments, because):
-            plain = {"at": at_us, "fact": name} | {key: _plain(value) for key, value in arguments.items()}
-            if because:
-                plain["because"] = because
-        case Passed(at_us, number, causes, decisions):
-            plain = {"at": at_us, "pass": number, "causes": list(causes), "decisions": list(decisions)}
         case End(at_us, facts, passes):
             plain = {"at": at_us, "end": {"facts": facts, "passes": passes}}
-    return _JSON.encode(plain)
+    try:
+        return _encode(plain).decode()
+    except OverflowError:  # a number of more than 64 bits
+        return _JSON.encode(plain)
 
 
 def decode(line: str) -> Entry:
@@ -140,12 +159,12 @@ def decode(line: str) -> Entry:
 
 def fact(at_us: int, name: str, arguments: tuple[Any, ...], named: Mapping[str, Any], because: str = "") -> Fact:
     """The fact that a call of the state's method of this name, with these arguments, tells."""
-    return Fact(at_us, name, dict(zip(_parameters(name), arguments, strict=False)) | dict(named), because)
+    return Fact(at_us, name, {**dict(zip(_parameters(name), arguments, strict=False)), **named}, because)
 
 
 def described(decisions: Iterable[Decision]) -> tuple[Mapping[str, Any], ...]:
     """Decisions as the log has them."""
-    return tuple({"do": _words(type(decision).__name__)} | _plain(decision) for decision in decisions)
+    return tuple({"do": _words(type(decision).__name__), **_plain(decision)} for decision in decisions)
 
 
 def decision(plain: Mapping[str, Any]) -> Decision:
@@ -165,31 +184,38 @@ def _plain(value: Any) -> Any:
     if kind in _SIMPLE:
         return value
     if kind is tuple or kind is list:
-        return [_plain(part) for part in value]
+        return [part if type(part) in _SIMPLE else _plain(part) for part in value]
     if kind is Why:
         return str(value)
-    if (defaults := _defaults(kind)) is not None:
-        return {name: _plain(part) for (name, default), part in zip(defaults, value, strict=True) if part != default}
-    if is_dataclass(kind):
-        return {name: _plain(part) for name, default in _written(kind) if (part := getattr(value, name)) != default}
+    if (known := _fields(kind)) is not None:
+        names, defaults, values = known
+        held = value if values is None else values(value)
+        told = compress(zip(names, held, strict=True), map(ne, held, defaults))
+        return {name: part if type(part) in _SIMPLE else _plain(part) for name, part in told}
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{value} cannot be written into a log")
+    if not isinstance(value, int | str | float):
+        raise TypeError(f"a {kind.__name__} cannot be written into a log")
     return value
 
 
 @cache
-def _defaults(kind: type) -> tuple[tuple[str, Any], ...] | None:
-    """(name, default) of the fields of a NamedTuple, None for what is none."""
-    names, known = getattr(kind, "_fields", None), getattr(kind, "_field_defaults", {})
-    return None if names is None or not issubclass(kind, tuple) else tuple((name, known.get(name, _NOTHING)) for name in names)
-
-
-@cache
-def _written(kind: type) -> tuple[tuple[str, Any], ...]:
-    """The same of a dataclass."""
-    return tuple((part.name, _NOTHING if part.default is MISSING else part.default) for part in fields(kind) if part.init)
+def _fields(kind: type) -> _Fields | None:
+    """Of a NamedTuple or a dataclass, None for what is neither."""
+    names = getattr(kind, "_fields", None)
+    if names is not None and issubclass(kind, tuple):
+        known = getattr(kind, "_field_defaults", {})
+        return _Fields(names, tuple(known.get(name, _NOTHING) for name in names), None)
+    if not is_dataclass(kind):
+        return None
+    written = [part for part in fields(kind) if part.init]
+    names = tuple(part.name for part in written)
+    values = attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
+    return _Fields(names, tuple(_NOTHING if part.default is MISSING else part.default for part in written), values)
 
 
 def _made(hint: Any, plain: Any, where: str) -> Any:
@@ -277,6 +303,7 @@ def _opening(plain: dict[str, Any]) -> Opening:
         raise LogError(f"the first line needs {', '.join(sorted({'policy', 'seed', 'state'} - set(values)))}") from error
 
 
+@cache
 def _words(name: str) -> str:
     """`HoldCores` -> `hold_cores`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -40,13 +41,19 @@ class Why(NamedTuple):
     @property
     def agreed(self) -> str:
         """`text` with its nouns in the number of the facts before them: `needs {} x {} core` where that is 1."""
-        facts = iter(self.facts)
+        facts = self.facts
+        return self.text if 1 not in facts else _agreed(self.text, tuple(fact == 1 for fact in facts))
 
-        def put(found: re.Match[str]) -> str:
-            is_one = next(facts, None) == 1
-            return f"{{}} {_ONE[found[1]]}" if is_one and found[1] else found[0]
 
-        return _COUNTED.sub(put, self.text)
+@lru_cache(256)
+def _agreed(text: str, are_one: tuple[bool, ...]) -> str:
+    facts = iter(are_one)
+
+    def put(found: re.Match[str]) -> str:
+        is_one = next(facts, False)
+        return f"{{}} {_ONE[found[1]]}" if is_one and found[1] else found[0]
+
+    return _COUNTED.sub(put, text)
 
 
 # -- decisions: orders to the driver --------------------------------------------------------------------------------------

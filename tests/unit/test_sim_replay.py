@@ -211,3 +211,27 @@ def test_a_leaders_log_is_followed_by_its_facts(tmp_path: Path) -> None:
     again = simulate(world.workload, under(world, configured("ljf").stages, "ljf", 0))
     assert [outcome.wait_us for outcome in again.outcomes] == [0, 60_000_000]
     assert Fraction(summary(again)["makespan"]) == 80
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"])
+def test_what_is_no_json_is_not_written_into_a_log(value: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        encode(Fact(1, "node_changed", {"node": value}))
+
+
+def test_numbers_of_any_size_come_back_as_they_were() -> None:
+    node = Node(id=1, cores=1, memory_bytes=1 << 70, speed=1e-7, name="Ω\n")
+    line = encode(Fact(1, "node_changed", {"node": node}))
+    assert json.loads(line)["node"]["memory_bytes"] == 1 << 70
+    for one in (node, replace(node, memory_bytes=1 << 62, speed=1e22)):
+        fact = Fact(1, "node_changed", {"node": one})
+        assert decode(encode(fact)) == fact
+
+
+def test_the_same_sentence_has_its_nouns_in_the_number_of_each_time() -> None:
+    text = "needs {} x {} cores, {} nodes are free"
+    assert [str(Why("r", text, (1, count, 2))) for count in (1, 4, 1)] == [
+        "r: needs 1 x 1 core, 2 nodes are free",
+        "r: needs 1 x 4 cores, 2 nodes are free",
+        "r: needs 1 x 1 core, 2 nodes are free",
+    ]
