@@ -56,7 +56,7 @@ _PATTERNS = (
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@", re.IGNORECASE), rf"\1:{_HIDDEN}@"),
     (re.compile(r"((?:password|passwd|secret|private_key)[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]+", re.IGNORECASE), rf"\1{_HIDDEN}"),
 )
-_SUSPECTS = ("private key", "rmgr1.", "://", "passw", "secret", "private_key")
+_is_suspect = re.compile(r"private[ _]key|rmgr1\.|://|passw|secret").search
 
 
 def setup(config: LogConfig, role: str, **bound: object) -> Log:
@@ -97,8 +97,11 @@ def _closed_fields(logger: Any, method: str, event: MutableMapping[str, Any]) ->
 
 def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ARG001 - structlog's signature
     for field, value in list(event.items()):
-        if any(word in field.lower() for word in _SECRETS):
+        if field not in FIELDS and any(word in field.lower() for word in _SECRETS):  # none of those that are known
             event[field] = _HIDDEN
+        elif type(value) is str:
+            if _is_suspect(value.casefold()):
+                event[field] = redacted(value)
         elif not isinstance(value, (int, float, type(None))):
             event[field] = redacted(value)
     return event
@@ -107,8 +110,7 @@ def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mu
 def redacted(value: Any) -> Any:
     """`value` without what looks like a secret, in texts and in whatever contains texts. Cost: about 1 us a harmless text."""
     if isinstance(value, str):
-        folded = value.casefold()
-        if not any(suspect in folded for suspect in _SUSPECTS):
+        if not _is_suspect(value.casefold()):
             return value
         for pattern, instead in _PATTERNS:
             value = pattern.sub(instead, value)

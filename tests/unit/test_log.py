@@ -114,3 +114,9 @@ print("as usual")
 """
     ended = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.stdout, ended.stderr) == ("as usual\n", "")
+
+
+def test_no_known_field_has_the_name_of_a_secret() -> None:
+    from rmgr.log import _SECRETS, FIELDS
+
+    assert not [field for field in FIELDS if any(word in field for word in _SECRETS)]
