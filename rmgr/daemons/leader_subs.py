@@ -65,6 +65,7 @@ class SubmissionKeeper:
         self._collector = Collector(desk, self._is_known, self._ended)
         self._bucket_names = names_below(desk, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, Mirror[list[str]]] = {}
+        self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
         self._owners = LivingOwners(desk, self._on_owners)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
@@ -142,18 +143,21 @@ class SubmissionKeeper:
             mirror.refresh()
 
     def _on_bucket(self, name: str) -> None:
-        mirror = self._buckets.get(name)
-        bucket = int(name)
-        numbers = map(paths.parse_number, (mirror.value or ()) if mirror is not None else ())
-        present = {number for number in numbers if number is not None and number // 1000 == bucket}
-        for number in [known for known in self.followed if known // 1000 == bucket and known not in present]:
+        """Cost: O(names) in comparisons, parsed are those that are new."""
+        mirror, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
+        there = frozenset(mirror.value or ()) if mirror is not None else frozenset()
+        for number in [number for child, number in known.items() if child not in there]:
             self._forget(self.followed[number])
-        for number in sorted(present - self.followed.keys()):
+        numbers = map(paths.parse_number, there - known.keys())
+        for number in sorted(number for number in numbers if number is not None and number // 1000 == bucket):
             followed = Followed(self._desk, number, self._on_change, self._forget)
             self.followed[number] = followed
+            known[str(number)] = number
             self._waiting.append(followed)
         self._desk.metrics.submissions.set(len(self.followed))
-        if mirror is not None and not present:
+        if mirror is None:
+            self._listed.pop(name)
+        elif not known:
             self._tidy_bucket(name)
         self._load()
 
@@ -163,6 +167,7 @@ class SubmissionKeeper:
         self._owners.forget(followed.number)
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
+            self._listed.get(str(followed.number // 1000), {}).pop(str(followed.number), None)
             self._shed_watches()
         self._loading.pop(followed.number, None)
         self._young.pop(followed.number, None)
