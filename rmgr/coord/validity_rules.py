@@ -15,10 +15,12 @@ from itertools import compress
 from operator import attrgetter, is_not
 from typing import Any, TypeAlias
 
+from msgspec import UNSET, UnsetType
+
 #: Characters of a value that an error shows.
 _SHOWN = 60
 #: Types of defaults that nobody can change, and what no field holds.
-_FIXED, _NOWHERE = (int, str, bytes, Enum, type(None)), object()
+_FIXED, _NOWHERE = (int, str, bytes, Enum, UnsetType, type(None)), object()
 #: Values below one another in what a newer release wrote into a record, and how many in all.
 _DEPTH, _ITEMS = 8, 1000
 
@@ -193,8 +195,6 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
 
 def extra(value: Any) -> Fault | None:
     """What a newer release wrote (`model/version.py`): any JSON that every release can write again."""
-    from msgspec import UNSET
-
     if value is UNSET:
         return None
     left, level = _ITEMS, [value]

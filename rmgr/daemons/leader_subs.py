@@ -146,8 +146,8 @@ class SubmissionKeeper:
         """Cost: O(names) in comparisons, parsed are those that are new."""
         mirror, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
         there = frozenset(mirror.value or ()) if mirror is not None else frozenset()
-        for number in [number for child, number in known.items() if child not in there]:
-            self._forget(self.followed[number])
+        for child in known.keys() - there:
+            self._forget(self.followed[known[child]])
         numbers = map(paths.parse_number, there - known.keys())
         for number in sorted(number for number in numbers if number is not None and number // 1000 == bucket):
             followed = Followed(self._desk, number, self._on_change, self._forget)

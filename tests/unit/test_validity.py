@@ -146,6 +146,26 @@ def test_a_record_is_of_the_submission_whose_path_it_has() -> None:
         validity.submission(data, 2)
 
 
+def test_a_record_that_was_refused_is_refused_again_and_one_that_was_read_is_still_of_its_own_number() -> None:
+    record = HONEST[Submission]
+    well, ill = encode_record(record), encode_record(dataclasses.replace(record, queue="../x"))
+    for _ in range(3):
+        assert validity.submission(well, 1) == record
+        for data, number in ((well, 2), (ill, 1)):
+            with pytest.raises(InvalidRecord):
+                validity.submission(data, number)
+
+
+def test_what_no_newer_release_wrote_costs_a_record_no_rule() -> None:
+    from rmgr.coord.validity_rules import BOOK
+
+    assert BOOK.fault(Tail(next=1)) is None
+    asked = BOOK._asked[Tail]
+    assert asked.usual[asked.names.index("newer")] is msgspec.UNSET
+    for odd in (object(), {"a": 1 << 70}):
+        assert BOOK.fault(dataclasses.replace(Tail(next=1), newer=odd)) is not None
+
+
 def test_a_tail_cannot_promise_more_than_a_submission_can_have() -> None:
     validity.check(Tail(next=2_000_000), where="t")
     validity.check(Tail(next=MOST_TASKS), where="t")
