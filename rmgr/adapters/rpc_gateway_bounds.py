@@ -13,8 +13,10 @@ from rmgr.errors import Throttled
 
 #: How long a session that makes room for another user's may take for it.
 _ROOM_S = 3.0
-#: A request that is refused because there are too many of them takes so long, at least.
-_REFUSED_S = 0.5
+#: A request that is refused because there are too many of them takes so long, at least; and at most, where the process is strained.
+_REFUSED_S, _REFUSED_MOST_S = 0.5, 2.0
+#: What a ping costs: a session that only lives must not look like a flood.
+PING_COST = 0.1
 #: How long a session that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
 #: What an answer is taken for until it is there (bytes): many long ones must not be under way at once.
@@ -74,6 +76,7 @@ class Booking:
         self._bounds = bounds
         self._lock = threading.RLock()
         self._bytes = 0
+        self._under_way = 0
         self._watches: set[int] = set()
         self._closed = False
 
@@ -96,6 +99,20 @@ class Booking:
                 if not self._closed:
                     self._bytes -= size
                     self._bounds.give_back("held_bytes", self.user, size)
+
+    def begin(self, count: int) -> None:
+        """He has asked so many things."""
+        with self._lock:
+            if count and not self._closed:
+                self._under_way += count
+                self._bounds.begin(self.user, count)
+
+    def end(self) -> None:
+        """One of them has its answer."""
+        with self._lock:
+            if not self._closed:
+                self._under_way -= 1
+                self._bounds.end(self.user, 1)
 
     def charge(self, names: int) -> None:
         """So many names are told."""
@@ -124,15 +141,16 @@ class Booking:
             for name, amount in (("held_bytes", self._bytes), ("watches", len(self._watches))):
                 if amount:
                     self._bounds.give_back(name, self.user, amount)
-            self._bytes, self._watches = 0, set()
+            self._bounds.end(self.user, self._under_way)
+            self._bytes, self._under_way, self._watches = 0, 0, set()
 
-    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
+    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None], *, cost: float = 1.0) -> Throttled | None:
         """Waits until the user may ask again, or `over`; why he may not, when that is too long. pause: told True before, False after."""
         late = None
         try:
-            wait_s = self._bounds.wait_s(self.user, size)
+            wait_s = self._bounds.wait_s(self.user, size, cost=cost)
         except Throttled as error:
-            late, wait_s = error, _REFUSED_S
+            late, wait_s = error, min(_REFUSED_MOST_S, _REFUSED_S / self._bounds.ease)
         if wait_s > 0:
             pause(True)
             over.wait(wait_s)

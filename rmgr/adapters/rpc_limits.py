@@ -5,6 +5,9 @@ server can bear. When so many ask that a part is less than what one busy person 
 goes on as before, and who asks for more gets little for some seconds: that is what tells somebody at work from a flood. A client's
 session is slowed down (it is not read from, and TCP tells it so) before anything is refused; single calls are refused at once
 and tried again by clients.
+
+A server that is overloaded answers so late that nobody asks for much: then who asks for many things at once floods, too, whatever
+he gets (`strained`), until threads get their turn again; and floods get less and less meanwhile, and nobody else does.
 """
 
 from __future__ import annotations
@@ -24,11 +27,17 @@ CAPACITY_PER_S = 1200.0
 #: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
 FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.25, 10.0
 _LEAST_PER_S = 2.0
+#: Threads that get their turn so late (s, on average) make floods slower, by this factor at each look; those that get it sooner, faster.
+LATE_S, EARLY_S, _SLOWER, _FASTER, _LEAST_EASE = 0.005, 0.002, 0.7, 1.15, 0.05
+#: Requests of one user under way: who has more does not wait for each of his answers. People and their commands have fewer.
+DEEP = 16
 #: Who has waited so long, beyond this part of the time, asks for more than he gets.
 _LATE_S, _LATE_PART = 0.3, 0.1
 #: A session waits for its turn at most so long; how much of its rate a user may ask for at once (s).
 PATIENCE_S, BURST_S = 1.0, 2.0
 _CROWD_S = 0.5  # among so many that nobody has more than `FLOOR_PER_S`: a crowd that comes at once must not be a flood
+#: After its threads had their turn late a server is strained for so long.
+_STRAIN_S = 3.0
 #: Who has asked within this time shares the server; a user of whom nothing is held is forgotten after the second.
 _ACTIVE_S, _FORGET_S = 5.0, 60.0
 _COUNT_S = 0.25
@@ -44,13 +53,14 @@ _SOON = frozenset({"requests_per_s", "calls", "held_bytes"})
 
 
 class _User:
-    __slots__ = ("balance", "filled_s", "flooded_s", "held", "late_s", "lock", "refused", "seen_s", "waited_s", "written")
+    __slots__ = ("balance", "filled_s", "flooded_s", "held", "late_s", "lock", "refused", "seen_s", "under_way", "waited_s", "written")
 
     def __init__(self, now_s: float) -> None:
         self.lock = threading.RLock()  # whatever a collection of garbage ends meanwhile gives back what it held, on this thread
         self.balance = math.inf  # until the first request: as much as he may have at once
         self.filled_s = self.seen_s = self.late_s = now_s
         self.waited_s = 0.0
+        self.under_way = 0
         self.flooded_s = -math.inf
         self.held: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -88,12 +98,39 @@ class Bounds:
         self._holders: Counter[str] = Counter()
         self._active = 1
         self._counted_s = clock()
+        self._strained_s = -math.inf
+        self.ease = 1.0  #: which part of the rate of those who flood they have: all of it, while threads get their turn
 
     # -- requests
 
-    def wait_s(self, user: str, size_bytes: int = 0) -> float:
+    @property
+    def is_crowded(self) -> bool:
+        """So many ask that somebody at work has to be told from a flood."""
+        return self._active > 1 and self._capacity_per_s / self._active < FLOOR_PER_S
+
+    def strained(self, late_s: float) -> None:
+        """Threads of this process get their turn so much later than they ask for, on average (s). To be told some times a second."""
+        if late_s > LATE_S:
+            self.ease = max(_LEAST_EASE, self.ease * _SLOWER)
+            self._strained_s = self._clock()
+        elif late_s < EARLY_S:
+            self.ease = min(1.0, self.ease * _FASTER)
+
+    def wait_s(self, user: str, size_bytes: int = 0, *, cost: float = 1.0) -> float:
         """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`."""
-        return self._spend(user, 1.0 + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
+        return self._spend(user, cost + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
+
+    def begin(self, user: str, count: int) -> None:
+        """So many requests of his are under way."""
+        known = self._user(user, self._clock())
+        with known.lock:
+            known.under_way += count
+
+    def end(self, user: str, count: int) -> None:
+        """So many of them are answered, or given up."""
+        known = self._user(user, self._clock())
+        with known.lock:
+            known.under_way = max(0, known.under_way - count)
 
     def spend(self, user: str, cost: float = 1.0) -> None:
         """A call that does not wait. Raises Throttled."""
@@ -109,8 +146,10 @@ class Bounds:
             known.seen_s = now_s
             if not limit:
                 return 0.0
+            if known.under_way > DEEP and self.is_crowded and now_s - self._strained_s < _STRAIN_S:
+                known.flooded_s = now_s
             rate = self._rate(known, float(limit), now_s)
-            burst = rate * (BURST_S if self._capacity_per_s / self._active >= FLOOR_PER_S or self._active <= 1 else _CROWD_S)
+            burst = rate * (_CROWD_S if self.is_crowded else BURST_S)
             known.balance = min(burst, known.balance + (now_s - known.filled_s) * rate)
             known.filled_s = now_s
             wait_s = max(0.0, (cost - known.balance) / rate)
@@ -139,7 +178,7 @@ class Bounds:
         if part >= FLOOR_PER_S:
             return part
         if now_s - known.flooded_s < FLOOD_S:
-            return min(limit, max(_LEAST_PER_S, part * FLOODS_PART))
+            return min(limit, max(_LEAST_PER_S, part * FLOODS_PART) * self.ease)
         return min(limit, FLOOR_PER_S)
 
     def _count(self, now_s: float) -> None:

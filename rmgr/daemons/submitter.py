@@ -26,6 +26,7 @@ from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_strain import StrainMeter
 from rmgr.adapters.trust import Trust
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.adapters.zk_root import QuotaLook
@@ -349,6 +350,7 @@ def _serve(
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
     voice = VoiceCheck(server.is_mute).start()
+    strain = StrainMeter(bounds).start()
     keeper = None
     if credentials is not None:
         keeper = SecretKeeper(
@@ -375,6 +377,7 @@ def _serve(
             keeper.stop()
         guard.stop()
         voice.stop()
+        strain.stop()
         server.set_healthy(False)
         sessions.stop(GRACE_S, abandon=True)
         server.stop(GRACE_S)

@@ -1,6 +1,9 @@
 """One honest user beside many who flood the gateway: how long his `rmgr submit --wait -- true` takes, before and meanwhile.
 
-    python tests/bench/flood.py [USERS] [ROUNDS] [PROCESSES] [WAY ...]
+    python tests/bench/flood.py [--pinned] [USERS] [ROUNDS] [PROCESSES] [WAY ...]
+
+`--pinned` (four processors or more): gateway, honest user and hostile ones have a processor each, the rest of the cluster has what is left. So
+what is slow is the gateway, and not that programs of the attackers take processors of the one machine on which all of this runs.
 
 Hostile users are threads of a few processes with the lowest priority (in life they burn other machines), each with a certificate of
 his own. Each does what he can, again and again: reads and watches without end, submissions that are never done, values, questions to the
@@ -46,6 +49,7 @@ from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Phase, Submission, Work
 from tests.harness.gateway_process import GatewayProcess
 
+_CORES = os.sched_getaffinity(0)
 WAYS = ("read", "read", "watch", "submit", "value", "ask", "refused", "mixed", "mixed", "mixed")
 
 
@@ -145,8 +149,16 @@ def told(name: str, found: list[float]) -> float:
     return p99
 
 
-def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None:
+def _only(where: str, pinned: bool) -> None:
+    """What is started from now on runs on the processors of `where`."""
+    if pinned:
+        gateway, honest, attackers, *others = sorted(_CORES)
+        os.sched_setaffinity(0, {"gateway": {gateway}, "honest": {honest}, "hostile": {attackers}, "cluster": set(others)}[where])
+
+
+def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinned: bool) -> None:
     with tempfile.TemporaryDirectory() as where:
+        _only("cluster", pinned)
         cluster = DevCluster(Path(where) / "c", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=512, secured=True)
         cluster.start()
         security = cluster.security
@@ -155,19 +167,25 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...]) -> None
         bundles = [str(security.bundle(Role.USER, f"m{at}")) for at in range(users)]
         leader = cluster.snapshot().epoch.endpoint  # type: ignore[union-attr]
         kept = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
+        _only("gateway", pinned)
         try:
             with GatewayProcess(daemons, Path(where)) as gateway:
                 honest = kept | {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": str(security.bundle(Role.USER, "ann"))}
+                _only("honest", pinned)
                 submits(honest, 5)
                 before = told("alone", submits(honest, rounds))
                 seconds = rounds * 1.5 + 10
                 words = [sys.executable, __file__, "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
+                _only("hostile", pinned)
                 children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept) for at in range(processes)]
+                _only("honest", pinned)
                 time.sleep(8)
                 pid = gateway._process.pid  # type: ignore[union-attr]
-                cpu, began = _cpu_s(pid), time.monotonic()
+                burnt, cpu, began = [_cpu_s(child.pid) for child in children], _cpu_s(pid), time.monotonic()
                 meanwhile = told(f"+{users}", submits(honest, rounds, began + seconds - 12))
-                print(f"gateway: {(_cpu_s(pid) - cpu) / (time.monotonic() - began) * 100:.0f} % of a core, {_rss_mib(pid)} MiB")
+                took_s = time.monotonic() - began
+                theirs = sum(_cpu_s(child.pid) for child in children) - sum(burnt)
+                print(f"gateway: {(_cpu_s(pid) - cpu) / took_s * 100:.0f} % of a core, {_rss_mib(pid)} MiB; attackers: {theirs / took_s * 100:.0f} %")
                 print(_requests(gateway.metrics))
                 print(rmgr(honest, "limits").stdout)
                 for child in children:
@@ -201,5 +219,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["hostile"]:
         hostile(sys.argv[2], sys.argv[3], float(sys.argv[4]), tuple(sys.argv[5].split(",")), sys.argv[6:])
     else:
-        given = [int(word) for word in sys.argv[1:4]]
-        main(*(given + [100, 60, 4][len(given) :]), tuple(sys.argv[4:]) or WAYS)
+        words = [word for word in sys.argv[1:] if word != "--pinned"]
+        given = [int(word) for word in words[:3]]
+        main(*(given + [100, 60, 4][len(given) :]), tuple(words[3:]) or WAYS, pinned="--pinned" in sys.argv)
