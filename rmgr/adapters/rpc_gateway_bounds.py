@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.errors import Throttled
+from rmgr.errors import PermissionDenied, Throttled
+
+T = TypeVar("T")
 
 #: How long a session that makes room for another user's may take for it.
 _ROOM_S = 3.0
 #: A request that is refused because there are too many of them takes so long, at least; and at most, where the process is strained.
 _REFUSED_S, _REFUSED_MOST_S = 0.5, 2.0
-#: What a ping costs: a session that only lives must not look like a flood.
-PING_COST = 0.1
 #: How long a session that is refused for its number waits, and how many do at once.
 _SLOW_S, _MOST_SLOW = 1.0, 32
 #: What an answer is taken for until it is there (bytes): many long ones must not be under way at once.
 ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
 #: How often a session that may hold no more looks whether its user's other ones have given room.
 ROOM_LOOK_S = 0.2
+#: What costs not as much as reading: a change is taken apart, built anew and voted on; a session that only lives is no flood.
+COSTS = {"commit": 3.0, "ping": 0.1}
+#: What a request beside its own cost is taken for that its client, unless it is hostile, never makes.
+_FORBIDDEN_COST = 5.0
 #: A list of so many names costs as much as a request.
 _NAMES = 100
 #: Messages that are smaller are bounded by their number alone.
@@ -100,15 +104,17 @@ class Booking:
                     self._bytes -= size
                     self._bounds.give_back("held_bytes", self.user, size)
 
-    def begin(self, count: int) -> None:
-        """He has asked so many things."""
+    def begin(self, asks: Sequence[T]) -> Sequence[T]:
+        """He has asked so many things, which are returned."""
         with self._lock:
-            if count and not self._closed:
-                self._under_way += count
-                self._bounds.begin(self.user, count)
+            if asks and not self._closed:
+                self._under_way += len(asks)
+                self._bounds.begin(self.user, len(asks))
+        return asks
 
-    def end(self) -> None:
-        """One of them has its answer."""
+    def end(self, size: int) -> None:
+        """One of them has its answer, and so many bytes of it are held no more."""
+        self.release(size)
         with self._lock:
             if not self._closed:
                 self._under_way -= 1
@@ -118,6 +124,12 @@ class Booking:
         """So many names are told."""
         if names > _NAMES:
             self._bounds.charge(self.user, names / _NAMES)
+
+    def failed(self, number: int, error: Exception) -> None:
+        """A request was refused, and its watch was never set: who is honest asks but seldom for what is not his to ask for."""
+        self.unwatch(number)
+        if isinstance(error, PermissionDenied):
+            self._bounds.charge(self.user, _FORBIDDEN_COST)
 
     def watch(self, number: int) -> int:
         """One more watch; how many the session has. Raises LimitReached."""
@@ -144,11 +156,11 @@ class Booking:
             self._bounds.end(self.user, self._under_way)
             self._bytes, self._under_way, self._watches = 0, 0, set()
 
-    def wait_turn(self, size: int, over: threading.Event, pause: Callable[[bool], None], *, cost: float = 1.0) -> Throttled | None:
+    def wait_turn(self, kind: str, size: int, over: threading.Event, pause: Callable[[bool], None]) -> Throttled | None:
         """Waits until the user may ask again, or `over`; why he may not, when that is too long. pause: told True before, False after."""
         late = None
         try:
-            wait_s = self._bounds.wait_s(self.user, size, cost=cost)
+            wait_s = self._bounds.wait_s(self.user, size, cost=COSTS.get(kind, 1.0))
         except Throttled as error:
             late, wait_s = error, min(_REFUSED_MOST_S, _REFUSED_S / self._bounds.ease)
         if wait_s > 0:

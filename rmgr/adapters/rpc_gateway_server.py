@@ -21,7 +21,7 @@ from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_expel import expel
 from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
-from rmgr.adapters.rpc_gateway_bounds import ANSWER_BYTES, PING_COST, ROOM_LOOK_S, SMALL_BYTES, Booking, Tarpit, take_place
+from rmgr.adapters.rpc_gateway_bounds import ANSWER_BYTES, ROOM_LOOK_S, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
 from rmgr.adapters.rpc_limits import SESSION_COST, Bounds
@@ -289,10 +289,9 @@ class _Session:
             for message in requests:
                 self._heard_s = time.monotonic()
                 if message.ping:
-                    self._holds.wait_turn(0, self._over, self._pause, cost=PING_COST)
+                    self._holds.wait_turn("ping", 0, self._over, self._pause)
                     self._put(("pong", message.ping), 16)
-                self._holds.begin(len(message.asks))
-                for ask in message.asks:
+                for ask in self._holds.begin(message.asks):
                     self._take(ask)
         except grpc.RpcError:
             pass  # he is gone
@@ -307,7 +306,7 @@ class _Session:
             return
         kind = ask.WhichOneof("what") or ""
         size = ask.ByteSize()
-        late = self._holds.wait_turn(size, self._over, self._pause)
+        late = self._holds.wait_turn(kind, size, self._over, self._pause)
         size += ANSWER_BYTES.get(kind, 0)
         with self._moved:
             if not self._has_room():
@@ -324,7 +323,7 @@ class _Session:
                 raise late
             future = self._begin(ask, kind)
         except Exception as error:  # noqa: BLE001 - whatever he has sent, he is told, and his session goes on
-            self._holds.unwatch(ask.id)
+            self._holds.failed(ask.id, error)
             self._gate.count("refused", type(error).__name__)
             self._answer(ask.id, error if isinstance(error, RmgrError) else RmgrError(f"{kind}: {error!r}"[:500]), size)
         else:
@@ -423,8 +422,7 @@ class _Session:
         with self._moved:
             self._asked -= 1
             self._asked_bytes -= size
-            self._holds.end()
-            self._holds.release(size)
+            self._holds.end(size)
             if self._held_up or not self._asked:
                 self._moved.notify_all()
 

@@ -27,8 +27,10 @@ CAPACITY_PER_S = 1200.0
 #: What one busy person needs; and which part of the capacity is left to those who ask for more, while that is too much, for how long.
 FLOOR_PER_S, FLOODS_PART, FLOOD_S = 150.0, 0.25, 10.0
 _LEAST_PER_S = 2.0
-#: Threads that get their turn so late (s, on average) make floods slower, by this factor at each look; those that get it sooner, faster.
-LATE_S, EARLY_S, _SLOWER, _FASTER, _LEAST_EASE = 0.005, 0.002, 0.7, 1.15, 0.05
+#: Threads that get their turn so late (s, on average), or a process that computes for such a part of the time: then it is strained.
+LATE_S, BUSY_PART = 0.005, 0.6
+#: Below these it is at ease. At each look floods become slower by the one factor, or faster by the other; what they have at least.
+EARLY_S, IDLE_PART, _SLOWER, _FASTER, _LEAST_EASE = 0.002, 0.45, 0.7, 1.15, 0.2
 #: Requests of one user under way: who has more does not wait for each of his answers. People and their commands have fewer.
 DEEP = 16
 #: Who has waited so long, beyond this part of the time, asks for more than he gets.
@@ -108,12 +110,16 @@ class Bounds:
         """So many ask that somebody at work has to be told from a flood."""
         return self._active > 1 and self._capacity_per_s / self._active < FLOOR_PER_S
 
-    def strained(self, late_s: float) -> None:
-        """Threads of this process get their turn so much later than they ask for, on average (s). To be told some times a second."""
-        if late_s > LATE_S:
+    def strained(self, late_s: float, busy_part: float = 0.0) -> None:
+        """To be told some times a second.
+
+        Args: late_s: how much later than they ask for threads of this process get their turn, on average.
+            busy_part: how many processors it takes: with one interpreter hardly more than 1.
+        """
+        if late_s > LATE_S or busy_part > BUSY_PART:
             self.ease = max(_LEAST_EASE, self.ease * _SLOWER)
             self._strained_s = self._clock()
-        elif late_s < EARLY_S:
+        elif late_s < EARLY_S and busy_part < IDLE_PART:
             self.ease = min(1.0, self.ease * _FASTER)
 
     def wait_s(self, user: str, size_bytes: int = 0, *, cost: float = 1.0) -> float:
@@ -164,6 +170,10 @@ class Bounds:
             known.flooded_s = now_s
         raise _error("requests_per_s", user, limit, "" if self._active <= 1 else f"; {self._active} users share this server just now")
 
+    def charge_bytes(self, user: str, size: int) -> None:
+        """He has sent, or was sent, so many bytes beside his requests."""
+        self.charge(user, size / _WEIGHT_BYTES)
+
     def charge(self, user: str, cost: float) -> None:
         """What he has asked for was more than it seemed."""
         known = self._user(user, self._clock())
@@ -193,7 +203,7 @@ class Bounds:
                     for name, amount in known.held.items():
                         totals[name] += amount
                         holders[name] += 1
-                    if known.seen_s < now_s - _FORGET_S and not known.held:
+                    if known.seen_s < now_s - _FORGET_S and not (known.held or known.under_way):
                         self._users.pop(user, None)
             self._totals, self._holders = totals, holders
 

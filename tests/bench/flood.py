@@ -2,8 +2,8 @@
 
     python tests/bench/flood.py [--pinned] [USERS] [ROUNDS] [PROCESSES] [WAY ...]
 
-`--pinned` (four processors or more): gateway, honest user and hostile ones have a processor each, the rest of the cluster has what is left. So
-what is slow is the gateway, and not that programs of the attackers take processors of the one machine on which all of this runs.
+`--pinned` (four processors or more): gateway, honest user and hostile ones have a processor each, the rest of the cluster has what is
+left. So what is slow is the gateway, and not that programs of the attackers take processors of the one machine on which all this runs.
 
 Hostile users are threads of a few processes with the lowest priority (in life they burn other machines), each with a certificate of
 his own. Each does what he can, again and again: reads and watches without end, submissions that are never done, values, questions to the
@@ -184,8 +184,9 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 burnt, cpu, began = [_cpu_s(child.pid) for child in children], _cpu_s(pid), time.monotonic()
                 meanwhile = told(f"+{users}", submits(honest, rounds, began + seconds - 12))
                 took_s = time.monotonic() - began
-                theirs = sum(_cpu_s(child.pid) for child in children) - sum(burnt)
-                print(f"gateway: {(_cpu_s(pid) - cpu) / took_s * 100:.0f} % of a core, {_rss_mib(pid)} MiB; attackers: {theirs / took_s * 100:.0f} %")
+                theirs = (sum(_cpu_s(child.pid) for child in children) - sum(burnt)) / took_s
+                mine = (_cpu_s(pid) - cpu) / took_s
+                print(f"gateway: {mine * 100:.0f} % of a core, {_rss_mib(pid)} MiB; attackers: {theirs * 100:.0f} %")
                 print(_requests(gateway.metrics))
                 print(rmgr(honest, "limits").stdout)
                 for child in children:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import uuid
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import structlog
 
 from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.adapters.rpc_limits import BURST_S, CAPACITY_PER_S, SESSION_COST, TOTALS, Bounds
+from rmgr.adapters.rpc_limits import TOTALS, Bounds
 from rmgr.adapters.rpc_use import Told, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
@@ -23,7 +22,7 @@ from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
 from rmgr.daemons.submitter_loose import MOST, Loose
 from rmgr.daemons.submitter_written import WrittenKeeper
-from rmgr.errors import ConfigError, LimitReached, QueueFull, Throttled, Unavailable, UsageError
+from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable, UsageError
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.queue import ClusterSettings
@@ -72,106 +71,6 @@ def test_the_defaults_bear_two_million_waiting_tasks_of_one_user() -> None:
     assert limits.open_submissions >= 2 * 2000
     assert limits.zookeeper_bytes >= 2 * 2_000_000 * 600
     assert limits.watches >= 2 * 3 * 2000
-
-
-# -- requests
-
-
-def test_a_user_alone_has_the_rate_of_the_settings_and_waits_beyond_it() -> None:
-    clock = Clock()
-    made = bounds(clock, requests_per_s=100)
-    assert [made.wait_s("ann") for _ in range(int(100 * BURST_S))] == [0.0] * int(100 * BURST_S)
-    assert made.wait_s("ann") == pytest.approx(0.01)
-    assert made.wait_s("ann") == pytest.approx(0.02)
-    with pytest.raises(Throttled, match="ann has reached the limit requests_per_s = 100: requests a second") as refused:
-        for _ in range(200):
-            made.wait_s("ann")
-    assert "rmgr limits" in refused.value.hint
-    assert isinstance(refused.value, QueueFull)  # clients try again
-    with pytest.raises(Throttled):
-        made.spend("ann")
-    assert made.wait_s("ben") == 0.0
-    clock.now_s += 2.5
-    made.spend("ann")
-    assert made.refused("ann")["requests_per_s"] == 2
-
-
-def test_many_who_flood_get_little_and_who_works_beside_them_is_served_at_once() -> None:
-    clock = Clock()
-    made = bounds(clock, requests_per_s=5000)
-    users = [f"m{at}" for at in range(100)]
-    served = 0
-    for tenth in range(100):  # two seconds in which what was saved up is used, then eight
-        clock.now_s += 0.1
-        served = served if tenth > 20 else 0
-        for user in users:
-            for _ in range(50):
-                try:
-                    made.spend(user)
-                    served += 1
-                except Throttled:
-                    break
-        if not tenth % 4:  # a submission every 0.4 s
-            made.spend("ann", SESSION_COST)
-            for _ in range(20):
-                assert made.wait_s("ann", 500) == 0.0
-    assert served / 8 < CAPACITY_PER_S * 0.7
-    with pytest.raises(Throttled, match="101 users share this server"):
-        for _ in range(100):
-            made.spend("m7")
-
-
-def test_who_is_slowed_down_all_the_time_floods_however_patiently_he_waits() -> None:
-    """A session that sleeps for each of its requests is never in debt for long."""
-    clock = Clock()
-    made = bounds(clock, requests_per_s=5000)
-    due = {f"m{at}": clock.now_s for at in range(100)}
-    served = 0
-    for _ in range(1200):
-        clock.now_s += 0.01
-        served = served if clock.now_s > 1006 else 0
-        for user in due:
-            while due[user] <= clock.now_s:
-                with contextlib.suppress(Throttled):
-                    wait_s = made.wait_s(user)
-                    served += 1
-                    due[user] = max(due[user], clock.now_s) + wait_s if wait_s else due[user] + 0.0001
-                    continue
-                due[user] = clock.now_s + 0.1
-    assert served / 6 < CAPACITY_PER_S * 0.8
-
-
-def test_a_few_users_share_what_the_server_bears() -> None:
-    clock = Clock()
-    made = bounds(clock, requests_per_s=5000)
-    served = dict.fromkeys(("ann", "ben", "eve"), 0)
-    for _ in range(60):
-        clock.now_s += 0.1
-        for user in served:
-            for _ in range(600):
-                try:
-                    made.spend(user)
-                    served[user] += 1
-                except Throttled:
-                    break
-    assert all(5 * CAPACITY_PER_S / 3 < count < 10 * CAPACITY_PER_S for count in served.values())
-
-
-def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> None:
-    clock = Clock()
-    made = bounds(clock, requests_per_s=10)
-    assert made.wait_s("ann", 4 << 20) > 0
-    with pytest.raises(Throttled):
-        made.wait_s("ann", 4 << 20)
-    clock.now_s += 60
-    assert made.wait_s("ann", 4 << 20) > 0
-
-
-def test_no_limit_is_no_limit() -> None:
-    made = bounds(requests_per_s=0, watches=0)
-    for _ in range(20_000):
-        made.wait_s("ann")
-    made.take("watches", "ann", 300_000)
 
 
 # -- what is held
