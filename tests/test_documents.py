@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -16,7 +17,7 @@ from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"
 #: Documents whose sections code, tests and other documents name.
-KNOWN = ("papers", "protocol", "reliability")
+KNOWN = ("design", "papers", "performance", "protocol", "reliability")
 
 _SECTION = r"(?:C\d+\.\d+|rules? \d+|\d+(?:\.\d+)*)"
 #: `protocol.md 5.2`, `cli.md sections 5, 6`, `papers.md 1.3 to 1.5`, `papers.md, common rules`, `reliability.md rule 25`.
@@ -174,6 +175,16 @@ def test_files_and_tests_that_texts_name_are_there() -> None:
                 if name not in _ELSEWHERE and (not at or (test and not any(test in named_tests(one) for one in at))):
                     wrong.append(f"{shown(path, number)} {name}{'::' if test else ''}{test}")
     assert wrong == []
+
+
+# -- design.md ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_design_shows_the_layers_that_are_enforced() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers" and "rmgr.model" in contract["layers"])
+    drawn = (DOCS / "design.md").read_text(encoding="utf-8").partition("## 4. ")[2].split("```")[1]
+    assert drawn.strip() == " > ".join(layers).replace("rmgr.", "")
 
 
 # -- reliability.md -----------------------------------------------------------------------------------------------------------
