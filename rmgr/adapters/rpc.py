@@ -228,6 +228,10 @@ class RpcServer:
         """It has answered nothing for `timeout_s`, though it was asked. Blocks as long."""
         return self._voice.is_mute(timeout_s)
 
+    def greet(self, timeout_s: float) -> None:
+        """Makes a call to itself, as `OwnVoice.greet` says."""
+        self._voice.greet(timeout_s)
+
     def stop(self, grace_s: float = 0.5) -> None:
         """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
         self._voice.close()

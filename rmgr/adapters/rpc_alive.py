@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from typing import Any
 
 import grpc
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.rpc_errors import rebuild
 from rmgr.model.identity import Role
 
 #: No server has this method: the thread that takes calls refuses it by itself, whatever the threads of the pool do.
 _NOBODYS = "/rmgr.v1.Nobody/Ask"
+_CHECK = "/grpc.health.v1.Health/Check"
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared, not listened at
 
 
@@ -35,18 +38,32 @@ class OwnVoice:
 
     def is_mute(self, timeout_s: float) -> bool:
         """A call was not answered within `timeout_s`, not even by a refusal. A connection that fails says nothing of that."""
-        with self._lock:
-            if self._channel is None:
-                role = self._credentials.identity.role if self._credentials is not None else Role.SUBMITTER
-                self._channel = open_channel(self._endpoint, self._credentials, role, self._options)
-            ask = self._channel.unary_unary(_NOBODYS)
         try:
-            ask(b"", timeout=timeout_s)
+            self._method(_NOBODYS)(b"", timeout=timeout_s)
         except grpc.RpcError as error:
             return bool(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED)
         except ValueError:
             return False  # closed meanwhile
         return False
+
+    def greet(self, timeout_s: float) -> None:
+        """One call as any other daemon of this role would make it.
+
+        Raises: TimeoutError; Unavailable when no connection comes about; PermissionDenied, and whatever else the server says.
+        """
+        try:
+            self._method(_CHECK)(b"", timeout=timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from None
+            raise rebuild(error, self._endpoint) from None
+
+    def _method(self, name: str) -> Any:
+        with self._lock:
+            if self._channel is None:
+                role = self._credentials.identity.role if self._credentials is not None else Role.SUBMITTER
+                self._channel = open_channel(self._endpoint, self._credentials, role, self._options)
+            return self._channel.unary_unary(name)
 
     def close(self) -> None:
         """Idempotent."""

@@ -31,6 +31,7 @@ from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.placing_seals import placings_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.self_check import VoiceCheck, check_key, check_voice, telling
 from rmgr.daemons.starter_accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter_binding import processors_of
 from rmgr.daemons.starter_checkpoint_seal import seals_of
@@ -391,6 +392,7 @@ def _serve(
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
     trust = open_trust(coordinator, credentials)
+    check_key(trust, credentials, log)
     bounds = Bounds()
     server = open_server(config.starter.listen, credentials, trust, log, bounds=bounds)
     agents: dict[str, NodeAgent] = {}
@@ -431,9 +433,12 @@ def _serve(
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
     server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
     LimitsKeeper(coordinator, bounds, log).start()
-    working = Working(coordinator, store, guard, parts.starter.unable)
+    voice = VoiceCheck(server.is_mute, telling("the Starter's", log))
+    working = Working(coordinator, store, guard, parts.starter.unable, lambda: voice.trouble)
     end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
     server.start()
+    check_voice(server, credentials, log)
+    voice.start()
     log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
     signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
     signals.install()
@@ -446,6 +451,7 @@ def _serve(
         if keeper is not None:
             keeper.stop()
         guard.stop()
+        voice.stop()
         server.stop(0.2)
         if lines is not None:
             lines.close()

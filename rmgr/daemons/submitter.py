@@ -47,6 +47,7 @@ from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.self_check import VoiceCheck, check_voice, ending
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.submitter_known import Cluster
 from rmgr.daemons.submitter_limits import ClusterUse
@@ -57,7 +58,6 @@ from rmgr.daemons.submitter_room import Room
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.submitter_values import OwnedStore
-from rmgr.daemons.submitter_voice import VoiceCheck
 from rmgr.daemons.submitter_written import WrittenKeeper
 from rmgr.daemons.working import Working
 from rmgr.errors import CoordinationUnavailable
@@ -343,13 +343,14 @@ def _serve(
     metrics.store_up.set_function(lambda: store.is_up)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
     server.start()
+    check_voice(server, credentials, log)
     log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
     stop = threading.Event()
     signals = SignalLetters(lambda _signal: stop.set())
     signals.install()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
-    voice = VoiceCheck(server.is_mute).start()
+    voice = VoiceCheck(server.is_mute, ending("the gateway's")).start()
     strain = StrainMeter(bounds).start()
     keeper = None
     if credentials is not None:
@@ -361,7 +362,7 @@ def _serve(
             renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
         ).start()
     watch = Watch(coordinator, meta, server, metrics, log)
-    working = Working(coordinator, store, guard)
+    working = Working(coordinator, store, guard, lambda: voice.trouble)
     end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:
         while not stop.wait(_LOOK_S):

@@ -34,6 +34,7 @@ from rmgr.daemons.limits_answers import LeaderUse
 from rmgr.daemons.limits_keeper import LimitsKeeper
 from rmgr.daemons.metrics_place import MetricsPlace
 from rmgr.daemons.placing_seals import Placings, placings_of
+from rmgr.daemons.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.watchdog_election import Candidacy
 from rmgr.daemons.watchdog_join import Joining
 from rmgr.daemons.working import Working
@@ -359,20 +360,24 @@ def _serve(
     server.add_generic(rpc_use.handler_of(LeaderUse(lambda: watchdog.leader, watchdog.call, bounds, config.security.operators)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
+    check_key(trust, credentials, log)
     server.start()
+    check_voice(server, credentials, log)
     log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)
     signals = SignalLetters(lambda _signal: watchdog.stop())
     signals.install()
     set_for_daemon()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
-    working = Working(coordinator, store, guard, watchdog.unable)
+    voice = VoiceCheck(server.is_mute, ending("the WatchDog's")).start()
+    working = Working(coordinator, store, guard, watchdog.unable, lambda: voice.trouble)
     end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:
         watchdog.serve(guard, notifier if notifier.is_on else None)
     finally:
         watchdog.close()  # first of all: the successor waits for it
         guard.stop()
+        voice.stop()
         server.stop(0.2)
         end_metrics()
         signals.restore()

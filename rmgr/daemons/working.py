@@ -18,10 +18,10 @@ _LEASE_SHARE = 2 / 3
 class Working:
     """Looks at what a daemon stands on. Thread-safe.
 
-    Args: unable: what only this kind of daemon knows: why it cannot work, "" while it can.
+    Args: unable: what else is asked why it cannot work; each answers "" while it can.
     """
 
-    def __init__(self, coordinator: Answered, store: WatchedStore, guard: StallGuard, unable: Callable[[], str] = str) -> None:
+    def __init__(self, coordinator: Answered, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
         self._coordinator = coordinator
         self._store = store
         self._guard = guard
@@ -38,5 +38,5 @@ class Working:
             f"its loop has not come round for {silent_s:.1f} s" if silent_s > _STALLED_S else "",
             "the lease is over: ZooKeeper does not answer" if is_over else "",
             f"data store: {self._store.trouble}" if self._store.trouble else "",
-            self._unable(),
+            *(ask() for ask in self._unable),
         )

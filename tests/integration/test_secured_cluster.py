@@ -17,10 +17,13 @@ from rmgr.adapters.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.pki import issue
 from rmgr.adapters.rpc import LeaderClient, NodeClient
 from rmgr.adapters.tls import context_of
+from rmgr.coord import join_ops
+from rmgr.coord.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
-from rmgr.runtime.secured import credentials_of
+from rmgr.model.joining import Revocation
+from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.watchdogs import until
@@ -140,6 +143,22 @@ def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path
     assert ended.code == 2
     assert "is the bundle of operator" in ended.err
     assert "RMGR_SECURITY_DIR" in ended.err
+
+
+@pytest.mark.parametrize("role", [Role.STARTER, Role.WATCHDOG])
+def test_a_daemon_whose_key_nobody_believes_says_so_at_its_start(cluster: DevCluster, tmp_path: Path, role: Role) -> None:
+    assert cluster.security is not None
+    mine = Credentials.load(cluster.security.bundle(role, "n8"))
+    record = Revocation(key_id=mine.identity.key_id, name="n8", role=role, by="ops", since_us=1)
+    config = cluster.admin_config()
+    with open_zookeeper(config, credentials_of(config)) as admin:
+        admin.require_connected(60)
+        assert isinstance(admin.commit(join_ops.revoke(record)).result(60), Committed)
+    options = ("--node", "n8", "--work-dir", str(tmp_path / "n8")) if role is Role.STARTER else ()
+    ended = shell(cluster, tmp_path, cluster.daemon_environment(str(role), "n8")["RMGR_SECURITY_DIR"])(str(role), *options)
+    assert ended.code == 4, ended
+    assert f"nobody in this cluster would believe what {role} n8 signs: the key {mine.identity.key_id} was revoked" in ended.err
+    assert "rmgr admin add-node" in ended.err
 
 
 def test_a_bundle_open_to_others_is_refused_with_the_command_that_closes_it(cluster: DevCluster, tmp_path: Path) -> None:

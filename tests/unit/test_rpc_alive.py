@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_expel import Expeller
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_stalls import Stalls
-from rmgr.daemons.submitter_voice import VoiceCheck
-from rmgr.errors import Unavailable
+from rmgr.daemons.self_check import VoiceCheck, check_voice, telling
+from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role
 from rmgr.runtime.stall import StallGuard
+from tests.harness.bundles import session_bundles
+from tests.harness.work_node import until
 
 _START = threading.Thread.start
 
@@ -81,6 +85,46 @@ def test_who_answers_lives_and_who_is_mute_is_ended() -> None:
         assert ended[0].startswith("the server: no progress")
     finally:
         check.stop()
+
+
+def test_a_starter_that_is_mute_says_so_again_and_again_and_goes_on() -> None:
+    with structlog.testing.capture_logs() as lines:
+        guard = telling("the Starter's", structlog.get_logger())
+        guard._limit_s = 2.0
+        check = VoiceCheck(lambda _timeout_s: True, guard, pause_s=0.02, answer_s=0.5).start()
+        try:
+            until(lambda: len(lines) > 1)
+            assert check.trouble.startswith("its server has answered no call for")
+        finally:
+            check.stop()
+    assert {line["event"] for line in lines} == {"server_is_mute"}
+    assert "the Starter's server: it answers no call: no progress" in lines[0]["error"]
+
+
+def test_a_daemon_greets_itself_and_says_why_nobody_could() -> None:
+    log, bundles = structlog.get_logger(), session_bundles()
+    mine = bundles.credentials(Role.STARTER, "n1")
+    revoked: set[str] = set()
+    server = RpcServer("127.0.0.1:0", credentials=mine, is_revoked=revoked.__contains__)
+    with pytest.raises(Unavailable, match=r"own server at 127.0.0.1:\d+ does not take its connection, so nobody's") as refused:
+        check_voice(server, mine, log, patience_s=0.5)  # it was not started
+    assert f"another bundle than {mine.directory}: rmgr admin add-node n1 --role starter --renew" in refused.value.hint
+    server.start()
+    try:
+        check_voice(server, mine, log)
+        revoked.add(mine.identity.key_id)
+        with pytest.raises(PermissionDenied, match=r"own server do not take each other: the key of starter n1 was revoked"):
+            check_voice(server, mine, log)
+    finally:
+        server.stop()
+    other = replace(mine, identity=replace(mine.identity, role=Role.WATCHDOG))  # a certificate that does not say so
+    server = RpcServer("127.0.0.1:0", credentials=other)
+    server.start()
+    try:
+        with pytest.raises(PermissionDenied, match=r"do not take each other: .* has no certificate of this cluster"):
+            check_voice(server, other, log, patience_s=2.0)
+    finally:
+        server.stop()
 
 
 def test_stalled_streams_are_cut_after_a_thread_was_refused_once(no_threads: threading.Event) -> None:

@@ -1,0 +1,141 @@
+"""A daemon looks at itself: at its start whether its key counts and its own server lets it in, later whether that answers anybody.
+
+The stall guard looks at the main loop, and ZooKeeper at its session; both can be well while nobody believes what the daemon
+signs, or nobody reaches it. A gateway or a WatchDog that answers nobody ends, so that another one takes its place; a Starter says so and
+goes on, for its work needs no server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, Unavailable
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+from rmgr.runtime.stall import StallGuard
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.rpc import RpcServer
+    from rmgr.adapters.trust import Trust
+
+#: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
+_ASK_S, _ANSWER_S, MUTE_S = 5.0, 10.0, 60.0
+#: How long a daemon's own server may take to let it in at the start, and how long it is not asked again.
+_GREET_S, _AGAIN_S = 30.0, 0.2
+_NO_CALL = "it answers no call"
+
+
+def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
+    """The key with which this daemon signs is one that others believe. At its start, after its certificate was published.
+
+    Raises: PermissionDenied when it was revoked, or its certificate is not believed; when that cannot be read now it is taken for good.
+    """
+    if trust is None or credentials is None:
+        return
+    who = credentials.identity
+    try:
+        found = trust.find(who.key_id, at_s=machine.wall_us() / 1e6)
+    except CoordinationUnavailable as error:
+        log.warning("own_key_not_looked_up", error=error.message)
+        return
+    if isinstance(found, str):
+        raise PermissionDenied(
+            f"nobody in this cluster would believe what {who.role} {who.name} signs: {found}",
+            hint=f"is the clock right? {_fresh(credentials)}",
+        )
+
+
+def check_voice(server: RpcServer, credentials: Credentials | None, log: Log, *, patience_s: float = _GREET_S) -> None:
+    """The server, which was started, answers this daemon's own call.
+
+    Raises: PermissionDenied when it turns it away; Unavailable when no connection comes about within `patience_s`. A server
+        that is only late is taken for good, and told.
+    """
+    end_s = machine.monotonic() + patience_s
+    pause = threading.Event()
+    while True:
+        try:
+            server.greet(max(0.1, end_s - machine.monotonic()))
+        except TimeoutError:
+            log.warning("own_server_is_late", endpoint=server.endpoint, waited_s=patience_s)
+        except PermissionDenied as error:
+            words = f"this daemon and its own server do not take each other: {error.message}"
+            raise PermissionDenied(words, hint=_fresh(credentials)) from None
+        except Unavailable as error:
+            if machine.monotonic() < end_s:
+                pause.wait(_AGAIN_S)
+                continue
+            raise Unavailable(
+                f"this daemon's own server at {server.endpoint} does not take its connection, so nobody's: {error.message}",
+                hint=f"is the port open on this machine? {_fresh(credentials)}",
+            ) from None
+        return
+
+
+def _fresh(credentials: Credentials | None) -> str:
+    """What to do about a bundle that does not work."""
+    if credentials is None:
+        return "rmgr doctor"
+    who = credentials.identity
+    return f"take another bundle than {credentials.directory}: rmgr admin add-node {who.name} --role {who.role} --renew; rmgr doctor"
+
+
+def ending(whose: str) -> StallGuard:
+    """Ends the process, with all stacks, when its server is mute. whose: "the gateway's"."""
+    return StallGuard(MUTE_S, name=f"{whose} server: {_NO_CALL}")
+
+
+def telling(whose: str, log: Log) -> StallGuard:
+    """Writes it to the log again and again, and no more."""
+
+    def tell(why: str) -> None:
+        log.error("server_is_mute", error=why)
+
+    return StallGuard(MUTE_S, name=f"{whose} server: {_NO_CALL}", on_stall=tell)
+
+
+class VoiceCheck:
+    """Asks the server of this process again and again whether it answers.
+
+    Args:
+        is_mute: `RpcServer.is_mute`. guard: what becomes of a mute daemon: `ending`, `telling`. pause_s, answer_s: for tests.
+    """
+
+    def __init__(
+        self,
+        is_mute: Callable[[float], bool],
+        guard: StallGuard,
+        *,
+        pause_s: float = _ASK_S,
+        answer_s: float = _ANSWER_S,
+    ) -> None:
+        self._is_mute = is_mute
+        self._guard = guard
+        self._pause_s = pause_s
+        self._answer_s = answer_s
+        self._stopped = threading.Event()
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody reaches this daemon, "" while it answers. From any thread."""
+        silent_s = self._guard.silent_s
+        return f"its server has answered no call for {silent_s:.0f} s" if silent_s > self._pause_s + 2 * self._answer_s else ""
+
+    def start(self) -> VoiceCheck:
+        """Begins to ask."""
+        self._guard.start()
+        machine.Thread(target=self._run, name="own-voice", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._guard.stop()
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._pause_s):
+            if not self._is_mute(self._answer_s):
+                self._guard.progress()
