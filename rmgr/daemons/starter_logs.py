@@ -48,7 +48,7 @@ class LiveLogs:
             self.recent.popitem(last=False)
 
     def flush(self, lanes: Iterable[Lane], now_s: float) -> float | None:
-        """Writes what running tasks have put out since the last time; returns when to come again, None: when something runs."""
+        """Writes what running tasks have put out since the last time; returns when to come again, None: no need to."""
         next_s = None
         for lane in lanes:
             seq = lane.running_seq
@@ -62,6 +62,8 @@ class LiveLogs:
             if flushed is not None:
                 if now_s >= flushed.next_s and not flushed.is_flushing:
                     self._start(lane, seq, flushed, now_s)
+                if flushed.is_flushing:  # its end brings the loop round; a store that is away may take long to it
+                    continue
                 due_s = flushed.next_s
             next_s = due_s if next_s is None else min(next_s, due_s)
         return next_s
