@@ -13,7 +13,6 @@ import itertools
 import json
 import sys
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -35,6 +34,7 @@ from rmgr.daemons.starter import Parts, build
 from rmgr.errors import Unavailable
 from rmgr.model.frames import TaskBatch, TaskEnd
 from rmgr.model.states import Reason
+from rmgr.runtime import machine
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.stall import StallGuard
 
@@ -82,7 +82,7 @@ class Clockwork:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._due or (wait_s := self._due[0][0] - time.monotonic()) > 0:
+                while not self._due or (wait_s := self._due[0][0] - machine.monotonic()) > 0:
                     self._changed.wait(wait_s if self._due else None)
                 call = heapq.heappop(self._due)[2]
             call()
@@ -91,8 +91,11 @@ class Clockwork:
 class VirtualRunner:
     """Stands where `NodeRunner` stands; `on_events` gets the same facts."""
 
-    def __init__(self, clockwork: Clockwork, task_s: float, *, node: str, on_events: Callable[[list[WorkEvent]], None], **_: Any) -> None:
+    def __init__(
+        self, clockwork: Clockwork, task_s: float, *, node: str, directory: str, on_events: Callable[[list[WorkEvent]], None], **_: Any
+    ) -> None:
         self.node = node
+        self.directory = Path(directory)
         self.environ: dict[str, str] = {}
         self.reaped: list[str] = []
         self.clockwork = clockwork
@@ -126,6 +129,7 @@ class VirtualSlot:
     def __init__(self, runner: VirtualRunner, number: int) -> None:
         self.runner = runner
         self.number = number
+        self.directory = runner.directory / f"s{number}"  #: nothing is in it
         self.uses = 0
         self._tell(SlotUp(self, 0, ()))  # type: ignore[arg-type]
 
@@ -146,7 +150,7 @@ class VirtualSlot:
     def _tell(self, event: WorkEvent) -> None:
         """Later, as facts come: whoever asked is not done yet."""
         runner = self.runner
-        runner.clockwork.at(time.monotonic(), lambda: runner.emit([event]))
+        runner.clockwork.at(machine.monotonic(), lambda: runner.emit([event]))
 
 
 class VirtualWorker:
@@ -164,7 +168,7 @@ class VirtualWorker:
         """See `Worker`."""
         runner = self.slot.runner
         with self._lock:
-            at_s = max(time.monotonic(), self._queue[-1][0]) if self._queue else time.monotonic()
+            at_s = max(machine.monotonic(), self._queue[-1][0]) if self._queue else machine.monotonic()
             for item in batch.items:
                 at_s += runner.task_s
                 self._queue.append((at_s, item.seq, item.payload))
@@ -175,7 +179,7 @@ class VirtualWorker:
         """See `Worker`."""
         runner = self.slot.runner
         with self._lock:
-            now_s = time.monotonic()
+            now_s = machine.monotonic()
             waiting = sum(1 for due_s, _, _ in self._queue if due_s - runner.task_s > now_s)
             taken = [self._queue.pop()[1] for _ in range(max(0, waiting - keep))]
             last_s = self._queue[-1][0] if self._queue else now_s
@@ -189,6 +193,9 @@ class VirtualWorker:
     def grant(self, seq: int) -> None:
         """No task waits for another."""
 
+    def live_output(self, seq: int, stream: str, offset: int, limit: int) -> None:
+        """It puts nothing out."""
+
     def running(self) -> tuple[int, int]:
         """See `Worker`."""
         return 0, 0
@@ -197,11 +204,11 @@ class VirtualWorker:
         runner = self.slot.runner
         elapsed_us = round(runner.task_s * 1e6)
         with self._lock:
-            now_s, ended = time.monotonic(), []
+            now_s, ended = machine.monotonic(), []
             while self._queue and self._queue[0][0] <= now_s:
                 ended.append(self._queue.popleft())
         if ended:
-            started_us = time.time_ns() // 1000 - elapsed_us
+            started_us = machine.wall_us() - elapsed_us
             ends = tuple(TaskEnd(seq, started_us, elapsed_us, 0, payload, pickled=False) for _, seq, payload in ended)
             runner.clockwork.ran += len(ends)
             runner.emit([TasksEnded(self.slot, self, ends)])  # type: ignore[arg-type]
@@ -296,12 +303,12 @@ def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[_Runni
 
 def wait_registered(started: list[_Running], spec: Spec) -> None:
     """Until every node has a record. Raises: Unavailable."""
-    end = time.monotonic() + _CONNECT_S
+    end = machine.monotonic() + _CONNECT_S
     for number, running in zip(range(spec.first, spec.first + spec.count), started, strict=True):
         while running.coordinator.stat(paths.node(f"v{number}")).result(_CONNECT_S) is None:
-            if time.monotonic() > end:
+            if machine.monotonic() > end:
                 raise Unavailable(f"v{number} does not register")
-            time.sleep(0.05)
+            machine.sleep(0.05)
 
 
 def main() -> None:
