@@ -35,8 +35,8 @@ from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.node import NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Phase, Submission
-from rmgr.runtime import machine
-from rmgr.runtime.mailbox import Closed, Mailbox
+from rmgr.runtime import loop, machine
+from rmgr.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds
@@ -83,7 +83,7 @@ class Engine:
         self.values = Values(store, coordinator, deeds)
         self.known_settings = ClusterSettings()
         self._cap_blocks = cap_blocks
-        self._mailbox: Mailbox[Job] = Mailbox()
+        self.mailbox: Mailbox[Job] = Mailbox()
         self._lanes: dict[int, list[Lane]] = {}
         self._entry = OwnerEntry(self)
         self._numbers = submitting.Numbers()
@@ -96,7 +96,7 @@ class Engine:
         self._pools_lock = threading.Lock()
         self._watching_owners = False
         self._closed = threading.Event()
-        self._thread = machine.Thread(target=self._run, name="rmgr-submitter", daemon=True)
+        self._thread = machine.Thread(target=loop.run, args=(self,), name="rmgr-submitter", daemon=True)
         self.lines = lines(self) if lines is not None else None
         self._thread.start()
         coordinator.listen(lambda state: self.post(lambda: self._on_session(state)))
@@ -230,7 +230,7 @@ class Engine:
         if sends and threading.current_thread() is not self._thread:
             self._flush(timeout_s)
         self.post(self._end_lanes)
-        self._mailbox.close()
+        self.mailbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         if self.lines is not None:
@@ -254,11 +254,11 @@ class Engine:
 
     def post(self, job: Job) -> None:
         """Runs `job` on the Submitter's thread, soon."""
-        self._mailbox.put(job)
+        self.mailbox.put(job)
 
     def after(self, delay_s: float, job: Job) -> Any:
         """Runs `job` on the Submitter's thread later."""
-        return self._mailbox.after(delay_s, job)
+        return self.mailbox.after(delay_s, job)
 
     def io(self, job: Callable[[], Any]) -> Future[Any]:
         """Runs `job` where waiting for the store holds nothing else up."""
@@ -281,7 +281,7 @@ class Engine:
 
     def wake(self, lane: Lane) -> None:
         """A lane has something to send."""
-        self._mailbox.wake(lane.send, lane)
+        self.mailbox.wake(lane.send, lane)
 
     def forget(self, lane: Lane) -> None:
         """A lane is over."""
@@ -303,17 +303,17 @@ class Engine:
 
     # -- inside
 
-    def _run(self) -> None:
-        mailbox = self._mailbox
-        while True:
-            try:
-                job = mailbox.get()
-                if job is not None:
-                    job()
-            except Closed:
-                return
-            except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
-                _LOG.exception("submitter_job_failed")
+    def wait_s(self) -> None:
+        """See `runtime.loop.Owner`."""
+
+    def turn(self, message: Job | None) -> bool:
+        """See `runtime.loop.Owner`. Closing the mailbox ends the loop."""
+        try:
+            if message is not None:
+                message()
+        except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
+            _LOG.exception("submitter_job_failed")
+        return True
 
     def _begin(self, lane: Lane, *, fresh: bool) -> None:
         def begin() -> None:
@@ -330,7 +330,7 @@ class Engine:
         owned: Future[list[Lane]] = Future()
         self.post(lambda: owned.set_result([lane for lane in self._all() if lane.owned]))
         try:
-            for lane in owned.result(timeout_s):
+            for lane in machine.result(owned, timeout_s):
                 with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the lane
                     lane.flush(max(0.0, end_s - machine.monotonic()))
         except TimeoutError:
@@ -408,7 +408,7 @@ class Engine:
 
         self.post(ask)
         try:
-            return answer.result(timeout_s)
+            return machine.result(answer, timeout_s)
         except TimeoutError:
             return False
 

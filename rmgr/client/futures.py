@@ -315,7 +315,7 @@ class Future(BaseFuture[Any]):
         self._source.check_waitable()
         condition = self._condition
         with giving_slot_back(), condition:
-            if not condition.wait_for(lambda: self._state in _DONE, timeout):
+            if not machine.wait_for(condition, lambda: self._state in _DONE, timeout):
                 raise DeadlineExceeded(self._story(f"not done within {timeout:g} s"))
 
     def _story(self, what: str) -> str:

@@ -181,16 +181,18 @@ class Lane:
         return mine
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        end = None if timeout_s is None else machine.monotonic() + timeout_s
         with self._changed:
-            while not condition():
-                if self.dead is not None:
-                    raise self.dead
-                left = None if end is None else end - machine.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
+            is_met = False
+
+            def is_over() -> bool:
+                nonlocal is_met
+                is_met = condition()
+                return is_met or self.dead is not None
+
+            machine.wait_for(self._changed, is_over, timeout_s)
+            if not is_met and self.dead is not None:
+                raise self.dead
+            return is_met
 
     def _full_error(self) -> RmgrError:
         if self._sender.full:

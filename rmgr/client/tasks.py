@@ -27,6 +27,7 @@ from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, Sta
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
 LARGE_BYTES = 4 * 1024 * 1024
@@ -298,7 +299,7 @@ class Tasks:
             try:
                 version = self._version
                 if self.counts() == known and version == self._version:
-                    self._news.wait(timeout_s)
+                    machine.wait_for(self._news, lambda: version != self._version or self.dead is not None, timeout_s)
             finally:
                 self._waiters -= 1
 

@@ -134,21 +134,26 @@ class StoreIO:
             self._helpers.add(helper)
 
     def _work(self, rest_s: float | None = None) -> None:
-        while True:
-            taken = self._take() if rest_s is None else self._take_short(rest_s)
-            if taken is None:
-                return
-            job, was_parked = taken
-            try:
-                result = self._call(job)
-            except StoreUnavailable:
-                self._park(job, was_parked=was_parked)
-            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
-                self._over(job, error, was_parked=was_parked)
-            else:
-                self._over(job, result, was_parked=was_parked)
-                del result
-            del job, taken
+        while (taken := self._take() if rest_s is None else self._take_short(rest_s)) is not None:
+            self._do(*taken)
+            del taken
+
+    def step(self) -> bool:
+        """Does the next job, in the caller's thread, if there is one that need not wait. For simulations, which start no threads."""
+        taken = self._take(waits=False)
+        if taken is not None:
+            self._do(*taken)
+        return taken is not None
+
+    def _do(self, job: _Job, was_parked: bool) -> None:
+        try:
+            result = self._call(job)
+        except StoreUnavailable:
+            self._park(job, was_parked=was_parked)
+        except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
+            self._over(job, error, was_parked=was_parked)
+        else:
+            self._over(job, result, was_parked=was_parked)
 
     def _call(self, job: _Job) -> Any:
         """Once more where directories of this Starter had been removed."""
@@ -164,8 +169,8 @@ class StoreIO:
                 raise
         return job.call(self.store)
 
-    def _take(self) -> tuple[_Job, bool] | None:
-        """The next job, and whether it was parked; None at the end."""
+    def _take(self, *, waits: bool = True) -> tuple[_Job, bool] | None:
+        """The next job, and whether it was parked; None at the end, or where there is none and nobody waits."""
         with self._arrived:
             while not self._closing.is_set():
                 if self._long and (not self._long_busy or (not self._jobs and self._long_busy < self._most_long)):
@@ -184,6 +189,8 @@ class StoreIO:
                         parked = self._parked.popleft()
                         self._long_busy += parked.is_long
                         return parked, True
+                if not waits:
+                    return None
                 self._waiting += 1
                 self._arrived.wait(wait_s)
                 self._waiting -= 1

@@ -32,7 +32,7 @@ from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
 from rmgr.model.states import Reason
 from rmgr.model.units import format_size
-from rmgr.runtime import machine
+from rmgr.runtime import loop, machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
@@ -92,7 +92,7 @@ class Starter:
         self.settings = settings
         self.failure: RmgrError | None = None
         self._coordinator = coordinator
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._committer = committer
         self._registry = registry
         self._io = io
@@ -118,6 +118,8 @@ class Starter:
         self._killed: set[Any] = set()
         self._quiet_since_s: float | None = None
         self._finished = False
+        self._guard: StallGuard | None = None
+        self._notifier: Notifier | None = None
         self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is told once
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
@@ -142,7 +144,7 @@ class Starter:
     def stop(self) -> None:
         """SIGTERM or SIGINT: drain, then end; again: now."""
         self._told_to_stop = True
-        self._mailbox.put(self._on_stop)
+        self.mailbox.put(self._on_stop)
 
     def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
         """The answer of the thread that owns the state. Raises: TimeoutError."""
@@ -154,38 +156,51 @@ class Starter:
             except Exception as error:  # noqa: BLE001 - whoever asked gets it
                 answer.set_exception(error)
 
-        self._mailbox.put(reply)
+        self.mailbox.put(reply)
         return answer.result(timeout_s)
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
     def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
         """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
-        self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
-        if notifier is not None:
-            self._round_s = notifier.round_s(_QUIET_ROUND_S)
-        while not self._finished:
-            guard.progress()
-            if notifier is not None:
-                self._tell(notifier)
-            failpoint("starter.round")
-            letter = self._mailbox.get(self._wait_s())
-            self._was_quiet = letter is None
-            started_s = machine.perf_counter()
-            is_quiet = False
-            if letter is not None:
-                self._handle(letter)
-                is_quiet = isinstance(letter, Quietly)
-                for more in self._mailbox.drain(_LETTERS):
-                    self._handle(more)
-                    is_quiet = is_quiet and isinstance(more, Quietly)
-            if not is_quiet or self._wait_s() <= 0:
-                self._handle(self._settle)
-            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
-        if notifier is not None:
-            self._tell(notifier)
+        self.begin(guard, notifier)
+        loop.run(self)
         if self.failure is None and self._committer.may_commit:
             self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
+
+    def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
+        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        self._guard, self._notifier = guard, notifier
+        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+        if notifier is not None:
+            self._round_s = notifier.round_s(_QUIET_ROUND_S)
+        self._come_round()
+
+    def turn(self, message: Call | None) -> bool:
+        """See `runtime.loop.Owner`. Handles the message and those behind it, then the nodes settle."""
+        self._was_quiet = message is None
+        started_s = machine.perf_counter()
+        is_quiet = False
+        if message is not None:
+            self._handle(message)
+            is_quiet = isinstance(message, Quietly)
+            for more in self.mailbox.drain(_LETTERS):
+                self._handle(more)
+                is_quiet = is_quiet and isinstance(more, Quietly)
+        if not is_quiet or self.wait_s() <= 0:
+            self._handle(self._settle)
+        self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
+        self._come_round()
+        return not self._finished
+
+    def _come_round(self) -> None:
+        """Each turn is told to whoever watches that there are some."""
+        if self._guard is not None:
+            self._guard.progress()
+        if self._notifier is not None:
+            self._tell(self._notifier)
+        if not self._finished:
+            failpoint("starter.round")
 
     def _tell(self, notifier: Notifier) -> None:
         """Ready once its nodes are registered; the status says what it does."""
@@ -207,7 +222,8 @@ class Starter:
         except Exception as error:  # noqa: BLE001 - loop boundary: one bad letter must not end the node's work
             self._aside.add(place_of(error), None, error)
 
-    def _wait_s(self) -> float:
+    def wait_s(self) -> float:
+        """See `runtime.loop.Owner`."""
         now_s = machine.monotonic()
         until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
         if self._was_acting:
@@ -326,7 +342,7 @@ class Starter:
     # -- watches -----------------------------------------------------------------------------------------------------------
 
     def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> Watched[Any]:
-        return Watched(ask, tell, post=self._mailbox.put, after=self._mailbox.after, **options)
+        return Watched(ask, tell, post=self.mailbox.put, after=self.mailbox.after, **options)
 
     def _make_watches(self) -> list[Watched[Any]]:
         get = self._coordinator.get
@@ -382,7 +398,7 @@ class Starter:
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                board = Board(queue, self._coordinator, post=self._mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
+                board = Board(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
             board.spec = queue
             boards.append(board)
         self._boards = boards

@@ -41,7 +41,7 @@ from rmgr.daemons.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.node import EpochRecord, Meta
-from rmgr.runtime import machine
+from rmgr.runtime import loop, machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.failpoint import failpoint
@@ -99,11 +99,13 @@ class Watchdog:
         self._log = log
         self._metrics = metrics
         self._placings = placings
-        self._mailbox: Mailbox[Thunk] = Mailbox()
+        self.mailbox: Mailbox[Thunk] = Mailbox()
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
         self._session = 0
         self._stopping = False
+        self._guard: StallGuard | None = None
+        self._notifier: Notifier | None = None
         self._aside = Aside(log, metrics.loop_errors.inc)  # letters that raised: each place in the code is told once
         mine = release()
         record = EpochRecord(
@@ -118,8 +120,8 @@ class Watchdog:
         self._candidacy = Candidacy(
             coordinator,
             record,
-            post=self._mailbox.put,
-            after=self._mailbox.after,
+            post=self.mailbox.put,
+            after=self.mailbox.after,
             leads=self._on_lead,
             log=log,
             wall_us=machine.wall_us,
@@ -130,7 +132,7 @@ class Watchdog:
     def stop(self) -> None:
         """Ends the loop at its next letter: hands over."""
         self._stopping = True
-        self._mailbox.put(lambda: None)
+        self.mailbox.put(lambda: None)
 
     def call(self, what: Callable[[], Any]) -> Future[Any]:
         """Runs `what` in the loop."""
@@ -142,7 +144,7 @@ class Watchdog:
             except Exception as error:  # noqa: BLE001 - it belongs to who has asked, and waits for it
                 future.set_exception(error)
 
-        self._mailbox.put(run)
+        self.mailbox.put(run)
         return future
 
     def unable(self) -> str:
@@ -153,25 +155,36 @@ class Watchdog:
 
     def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
-        self._coordinator.listen(lambda state: self._mailbox.put(partial(self._on_session, state)))
-        while not self._stopping:
-            letter = self._mailbox.get(_ROUND_S if notifier is None else notifier.round_s(_ROUND_S))
-            if guard is not None:
-                guard.progress()
-            if notifier is not None:
-                self._tell(notifier)
-            failpoint("watchdog.round")
-            if letter is None:
-                continue
-            started_s = machine.perf_counter()
-            try:
-                letter()
-            except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
-                self._aside.add(place_of(error), None, error)
-            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
+        self.begin(guard, notifier)
+        loop.run(self)
         if notifier is not None:
             notifier.stopping()
         self._end_reign("this process was asked to end")
+
+    def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
+        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        self._guard, self._notifier = guard, notifier
+        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+
+    def wait_s(self) -> float:
+        """See `runtime.loop.Owner`."""
+        return _ROUND_S if self._notifier is None else self._notifier.round_s(_ROUND_S)
+
+    def turn(self, message: Thunk | None) -> bool:
+        """See `runtime.loop.Owner`."""
+        if self._guard is not None:
+            self._guard.progress()
+        if self._notifier is not None:
+            self._tell(self._notifier)
+        failpoint("watchdog.round")
+        if message is not None:
+            started_s = machine.perf_counter()
+            try:
+                message()
+            except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
+                self._aside.add(place_of(error), None, error)
+            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
+        return not self._stopping
 
     def _tell(self, notifier: Notifier) -> None:
         """Ready once it stands for election; the status says as what."""
@@ -216,13 +229,13 @@ class Watchdog:
         """A new session may be with other servers, or with wiped ones: is it still our cluster?"""
         session = self._session
         future = self._coordinator.get(paths.META)
-        future.add_done_callback(lambda done: self._mailbox.put(partial(self._on_meta, session, done)))
+        future.add_done_callback(lambda done: self.mailbox.put(partial(self._on_meta, session, done)))
 
     def _on_meta(self, session: int, future: Future[Stamped | None]) -> None:
         if session != self._session:
             return
         if future.exception() is not None:
-            self._mailbox.after(0.5, lambda: self._recognise() if session == self._session else None)
+            self.mailbox.after(0.5, lambda: self._recognise() if session == self._session else None)
             return
         found = future.result()
         meta = None if found is None else decode_record(found.data, Meta, paths.META)
@@ -239,7 +252,7 @@ class Watchdog:
         desk = Desk(
             self._coordinator,
             self._store,
-            self._mailbox,
+            self.mailbox,
             epoch_version=epoch_version,
             epoch=record.epoch,
             io=self._io,
@@ -280,7 +293,7 @@ class Watchdog:
             return
         # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
         wait_s = min(self._lease.remaining_s(), self._lease.length_s / 2)
-        self._mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
+        self.mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
 
 
 # -- the process --------------------------------------------------------------------------------------------------------------

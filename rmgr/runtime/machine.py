@@ -14,8 +14,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: Seconds that only grow, from an unknown beginning: for deadlines, pauses and ages.
 monotonic: Callable[[], float] = time.monotonic
@@ -66,10 +69,21 @@ def steady_pool(most: int, name: str) -> Executor:
     return SteadyThreads(most, name)
 
 
+def result(future: Future[T], timeout_s: float | None) -> T:
+    """What another thread of this process brings. Raises: TimeoutError; what the future holds."""
+    return future.result(timeout_s)
+
+
+def wait_for(condition: threading.Condition, holds: Callable[[], object], timeout_s: float | None) -> bool:
+    """Waits, with the condition's lock, until another thread has seen to it. False: it does not hold after so many seconds."""
+    return bool(condition.wait_for(holds, timeout_s))
+
+
 #: What another machine has to offer, by these names.
 OFFERED = (
     "monotonic", "perf_counter", "wall_s", "wall_us", "boottime_ns", "sleep", "uniform", "random_hex", "guid",
     "Thread", "Timer", "pool", "steady_pool",
+    "result", "wait_for",
 )  # fmt: skip
 
 

@@ -79,6 +79,11 @@ class Mailbox(Generic[M]):
     def __len__(self) -> int:
         return len(self._letters)
 
+    def due_s(self) -> float | None:
+        """When the next timer is due (on the mailbox's clock), None without one."""
+        with self._arrived:
+            return self._timers.next_s()
+
     # -- from the owner
 
     def get(self, timeout_s: float | None = None) -> M | None:
