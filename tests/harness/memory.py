@@ -279,6 +279,13 @@ class MemoryCoordinator(SessionCoordinator):
             self._link.connect()
             self.pump()
 
+    def ping(self) -> bool:
+        """The link's heartbeat: the server has answered just now. False: it is down, or the session has ended."""
+        if not self._link.up or self.paused or not self.tree.is_alive(self.session_id):
+            return False
+        self._link.last_answer_s = max(self._link.last_answer_s, self._clock())
+        return True
+
     def expire(self) -> None:
         """The server ends the session; the client hears of it when it connects again (auto mode: at once)."""
         self.tell(self.tree.end_session(self.session_id))

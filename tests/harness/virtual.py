@@ -1,0 +1,341 @@
+"""A whole cluster in one thread on a virtual clock: WatchDogs, Starters and clients as they are, on a tree and a store in memory.
+
+`VirtualMachine` stands where `rmgr.runtime.machine` stands; no thread of anybody ever runs. Owners of mailboxes get their turns here, one
+after another, and the clock jumps to the next instant at which something is due. The same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rmgr.bench.virtual_starters import VirtualRunner
+from rmgr.client.bootstrap import bootstrap
+from rmgr.client.connection import Connection
+from rmgr.client.engine import Engine
+from rmgr.config import ClusterConfig, Config, StarterConfig
+from rmgr.coord.ports import SessionState
+from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.daemons.starter import Parts, build
+from rmgr.daemons.watchdog import Watchdog
+from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
+from rmgr.runtime.loop import Owner
+from rmgr.runtime.mailbox import Closed
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
+from tests.harness.memory_tree import MemoryTree
+
+#: Monotonic and wall time at the beginning.
+_START_S, _START_WALL_S = 1_000.0, 1_800_000_000.0
+SESSION_S = 6.0
+#: What a turn takes. More turns than these without a jump of the clock are a loop that waits for nothing.
+_TURN_S, _SPINS = 1e-6, 10_000
+
+
+class _TooLong(Exception):
+    """What was waited for has not come in time."""
+
+
+class _Thread:
+    """A thread that is never run: whoever made it gets its turns from the machine."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.daemon = True
+
+    def start(self) -> None:
+        """Nothing begins."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing has begun."""
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class _Pool(Executor):
+    """Calls that are carried out when the machine comes to them."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.append((future, lambda: call(*args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._calls.clear()
+
+    def step(self) -> bool:
+        if not self._calls:
+            return False
+        future, call = self._calls.popleft()
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+        return True
+
+
+class VirtualMachine:
+    """See the module. What `rmgr.runtime.machine` offers has the same names here."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.now_s = _START_S
+        self._chance = random.Random(seed)
+        self._owners: dict[Owner[Any], float] = {}  # -> when it gets a turn even if nothing comes
+        self._steps: list[Callable[[], bool]] = []
+        self._calls: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._in_turn = False
+        self.turns = 0
+        self.ran = 0  # tasks: a `Clockwork` counts them
+
+    def installed(self) -> AbstractContextManager[None]:
+        """It is the machine of this process while the block runs."""
+        return machine.replaced(self)
+
+    # -- as machine.py
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    perf_counter = monotonic
+
+    def wall_s(self) -> float:
+        return _START_WALL_S + self.now_s - _START_S
+
+    def wall_us(self) -> int:
+        return round(self.wall_s() * 1e6)
+
+    def boottime_ns(self) -> int:
+        return round(self.now_s * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        """Whoever sleeps holds up everybody else, as if the others were slow."""
+        self.now_s += seconds
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._chance.uniform(low, high)
+
+    def random_hex(self, count: int) -> str:
+        return self._chance.randbytes(count).hex()
+
+    def guid(self) -> str:
+        return self.random_hex(16)
+
+    Thread = Timer = _Thread
+
+    def pool(self, _most: int, _name: str) -> Executor:
+        made = _Pool()
+        self._steps.append(made.step)
+        return made
+
+    steady_pool = pool
+
+    def result(self, future: Future[Any], timeout_s: float | None) -> Any:
+        self._wait(future.done, timeout_s)
+        return future.result(0)
+
+    def wait_for(self, condition: threading.Condition, holds: Callable[[], object], timeout_s: float | None) -> bool:
+        condition.release()
+        try:
+            self._wait(holds, timeout_s)
+        finally:
+            condition.acquire()
+        return bool(holds())
+
+    def _wait(self, holds: Callable[[], object], timeout_s: float | None) -> None:
+        """The user's thread waits, which is the only one that may: meanwhile all others have their turns."""
+        end_s = math.inf if timeout_s is None else self.now_s + timeout_s
+        with suppress(_TooLong):
+            self._run(holds, end_s)
+
+    # -- whose turn it is
+
+    def at(self, due_s: float, call: Callable[[], None]) -> None:
+        """As `Clockwork.at`: calls `call` at `due_s`."""
+        heapq.heappush(self._calls, (due_s, next(self._numbers), call))
+
+    def every(self, pause_s: float, call: Callable[[], None]) -> None:
+        def again() -> None:
+            call()
+            self.at(self.now_s + pause_s, again)
+
+        self.at(self.now_s + pause_s, again)
+
+    def add(self, owner: Owner[Any], *steps: Callable[[], bool]) -> None:
+        """It gets turns from now on. steps: of its helpers; each does one thing, False = there is none."""
+        self._owners[owner] = self._due_s(owner)
+        self._steps += steps
+
+    def run_until(self, condition: Callable[[], object], what: str, *, within_s: float = 600.0) -> None:
+        """Turns, and jumps of the clock, until it holds. Raises AssertionError after `within_s` of virtual time."""
+        try:
+            self._run(condition, self.now_s + within_s)
+        except _TooLong:
+            raise AssertionError(f"not within {within_s} s of virtual time: {what}") from None
+
+    def _run(self, condition: Callable[[], object], end_s: float) -> None:
+        assert not self._in_turn, "an owner waits in its turn for what only the turn of another brings"
+        jumped_at = self.turns
+        while not condition():
+            if self._turn():
+                assert self.turns - jumped_at < _SPINS, f"somebody spins: so many turns at {self.now_s} s without a wait"
+            else:
+                jumped_at = self.turns
+                next_s = max(self.now_s, self._next_s())
+                if next_s > end_s or next_s == math.inf:
+                    self.now_s = max(self.now_s, min(end_s, next_s))
+                    raise _TooLong
+                self.now_s = next_s
+
+    def _turn(self) -> bool:
+        """Everybody who has something to do does one thing. False: nobody had."""
+        self._in_turn = True
+        try:
+            return self._turns()
+        finally:
+            self._in_turn = False
+
+    def _turns(self) -> bool:
+        moved = False
+        while self._calls and self._calls[0][0] <= self.now_s:
+            heapq.heappop(self._calls)[2]()
+            moved = True
+        for owner in list(self._owners):
+            moved = self._give(owner) or moved
+        for step in list(self._steps):
+            while step():
+                moved = True
+        return moved
+
+    def _give(self, owner: Owner[Any]) -> bool:
+        try:
+            message = owner.mailbox.get(0)
+        except Closed:
+            del self._owners[owner]
+            return True
+        if message is None and self._owners[owner] > self.now_s:
+            return False
+        self.turns += 1
+        is_on = owner.turn(message)
+        self.now_s += _TURN_S
+        if is_on:
+            self._owners[owner] = self._due_s(owner)
+        else:
+            del self._owners[owner]
+        return True
+
+    def _due_s(self, owner: Owner[Any]) -> float:
+        wait_s = owner.wait_s()
+        return math.inf if wait_s is None else self.now_s + wait_s
+
+    def _next_s(self) -> float:
+        timers = [due for owner in self._owners if (due := owner.mailbox.due_s()) is not None]
+        return min([*self._owners.values(), *timers, *(call[0] for call in self._calls[:1])])
+
+
+class VirtualCluster:
+    """Daemons and clients of one cluster. Every line that they log has the virtual second in `at_s`.
+
+    Args:
+        world: is installed. directory: of the Starters' files.
+    """
+
+    def __init__(self, world: VirtualMachine, directory: Path, *, settings: ClusterSettings | None = None) -> None:
+        self.world = world
+        self.directory = directory
+        self.tree = MemoryTree()
+        self.store = MemoryStore()
+        self.log: list[dict[str, Any]] = []
+        self._sessions: list[MemoryCoordinator] = []
+        self._heard_s: dict[MemoryCoordinator, float] = {}
+        self.admin = self.session()
+        self.meta = bootstrap(self.admin, settings=settings)
+        self.store.bind_cluster(self.meta.cluster_id)
+        world.every(SESSION_S / 6, self._keep_sessions)
+
+    # -- ZooKeeper
+
+    def session(self) -> MemoryCoordinator:
+        made = MemoryCoordinator(self.tree, session_timeout_s=SESSION_S, clock=machine.monotonic, guarded=False)
+        self._sessions.append(made)
+        self._heard_s[made] = self.world.now_s
+        return made
+
+    def cut(self, coordinator: MemoryCoordinator) -> None:
+        """The network between it and ZooKeeper is gone, until `mend`."""
+        coordinator.auto = False
+        coordinator.cut()
+
+    def mend(self, coordinator: MemoryCoordinator) -> None:
+        """The network is there again."""
+        coordinator.auto = True
+        coordinator.reconnect()
+
+    def _keep_sessions(self) -> None:
+        """Who is connected pings; a session of which nothing was heard for its timeout is ended; what is past its deadline ends."""
+        for coordinator in self._sessions:
+            if coordinator.ping():
+                self._heard_s[coordinator] = self.world.now_s
+            elif self.world.now_s - self._heard_s[coordinator] >= SESSION_S and self.tree.is_alive(coordinator.session_id):
+                coordinator.tell(self.tree.end_session(coordinator.session_id))
+            coordinator.guard()
+
+    # -- who is there
+
+    def watchdog(self, name: str) -> tuple[Watchdog, MemoryCoordinator]:
+        coordinator = self.session()
+        made = Watchdog(
+            coordinator, self.store, self.meta, endpoint=f"{name}:1", resync_s=20.0, log=self._logger(name), metrics=LeaderMetrics()
+        )
+        made.begin()
+        self.world.add(made)
+        return made, coordinator
+
+    def starter(self, node: str, *, task_s: float, slots: int = 1) -> tuple[Parts, MemoryCoordinator]:
+        """It stands for one node, on which each task takes `task_s`."""
+        coordinator = self.session()
+        own = StarterConfig(node=node, cores=slots, memory_bytes=1 << 34, stop_grace_s=1.0)
+        config = Config(cluster=ClusterConfig(zk="memory", store="memory", session_timeout_s=SESSION_S), starter=own)
+        directory = self.directory / node
+        directory.mkdir()
+        parts = build(
+            config, (node,), directory, coordinator, self.store, self.meta, self._logger(node), endpoint=f"{node}:1",
+            make_runner=lambda **words: VirtualRunner(self.world, task_s, **words),  # type: ignore[arg-type]
+        )  # fmt: skip
+        parts.starter.begin()
+        self.world.add(parts.starter, parts.io.step)
+        return parts, coordinator
+
+    def client(self) -> Connection:
+        coordinator = self.session()
+        engine = Engine(coordinator, self.store)
+        self.world.add(engine)
+        self.world.run_until(lambda: engine.session_state is SessionState.CONNECTED, "the client is connected")
+        return Connection(engine, Config(), coordinator)
+
+    # -- what was logged
+
+    def _logger(self, who: str) -> Any:
+        def keep(_logger: Any, level: str, event: dict[str, Any]) -> Any:
+            self.log.append({"who": who, "level": level, "at_s": self.world.now_s, **event})
+            raise structlog.DropEvent
+
+        return structlog.wrap_logger(None, processors=[keep])
+
+    def events(self, name: str, who: str = "") -> list[dict[str, Any]]:
+        return [line for line in self.log if line["event"] == name and who in ("", line["who"])]

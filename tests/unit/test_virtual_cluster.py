@@ -1,0 +1,128 @@
+"""Leader, Starters and client in one thread on a virtual clock: the loss of a lease, what is run again, and who comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord import paths
+from rmgr.coord.records import decode_record
+from rmgr.errors import DeadlineExceeded
+from rmgr.model.node import NodeRecord, NodeState
+from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
+
+#: What may pass on this machine while the cluster lives through minutes.
+MOST_REAL_S = 1.0
+
+
+@pytest.fixture
+def world() -> Iterator[VirtualMachine]:
+    made = VirtualMachine(seed=1)
+    with made.installed():
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise AssertionError(f"thread {self.name} was started")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def work(number: int) -> int:
+    raise NotImplementedError("a virtual worker calls nothing")
+
+
+def record_of(cluster: VirtualCluster, node: str) -> NodeRecord:
+    found = cluster.admin.get(paths.node(node)).result(0)
+    assert found is not None
+    return decode_record(found.data, NodeRecord)
+
+
+def lose_a_lease(world: VirtualMachine, directory: Path) -> tuple[VirtualCluster, Any]:
+    """n1 runs a task and loses ZooKeeper; n2 comes. Returns when the task is final."""
+    cluster = VirtualCluster(world, directory)
+    leader, _ = cluster.watchdog("w1")
+    first, link = cluster.starter("n1", task_s=60.0)
+    world.run_until(lambda: leader.leader is not None and cluster.events("acting", "n1"), "a leader leads, a Starter acts")
+    queue = TaskQueue(work, name="lost", connection=cluster.client())
+    future = queue.submit_call(7)
+    world.run_until(lambda: cluster.admin.children(paths.running_node("n1")).result(0), "n1 has claimed the task")
+    cluster.starter("n2", task_s=60.0)
+    world.run_until(lambda: cluster.events("acting", "n2"), "another Starter acts")
+    cluster.cut(link)
+    cut_s = world.now_s
+    world.run_until(future.done, "the task is final")
+    stopped, = [line["at_s"] for line in cluster.events("acting_stopped", "n1")]
+    assert cut_s + SESSION_S / 2 < stopped < cut_s + SESSION_S, "it stops acting by itself, before anybody may take what it has"
+    assert world.now_s > cut_s + SESSION_S + 60.0, "the other one ran all of it, after the first was fenced"
+    assert future.settled is not None
+    assert (future.settled.node, future.settled.attempt) == ("n2", 2)
+    assert first.starter.agents["n1"].blocks != {}, "who is cut off runs on what is not exclusive"
+    cluster.mend(link)
+    world.run_until(lambda: record_of(cluster, "n1").incarnation == 2, "it comes back as another incarnation")
+    world.run_until(lambda: not first.starter.agents["n1"].blocks, "what it has is not its own any more")
+    assert record_of(cluster, "n1").state is NodeState.UP
+    return cluster, future
+
+
+def test_a_lease_is_lost_and_the_work_runs_again(world: VirtualMachine, tmp_path: Path) -> None:
+    started_s = time.perf_counter()
+    cluster, _ = lose_a_lease(world, tmp_path)
+    took_s = time.perf_counter() - started_s
+    assert world.now_s > 1_060.0
+    assert took_s < MOST_REAL_S
+    assert cluster.events("set_aside") == []
+
+
+def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
+    logs = []
+    for name in ("a", "b"):
+        directory = tmp_path / name
+        directory.mkdir()
+        made = VirtualMachine(seed=7)
+        with made.installed():
+            cluster, _ = lose_a_lease(made, directory)
+        logs.append([[(key, repr(value)) for key, value in line.items()] for line in cluster.log])
+    assert logs[0] == logs[1] != []
+
+
+def test_a_leader_is_cut_off_and_another_one_requeues(world: VirtualMachine, tmp_path: Path) -> None:
+    started_s = time.perf_counter()
+    cluster = VirtualCluster(world, tmp_path)
+    old, old_link = cluster.watchdog("w1")
+    world.run_until(lambda: old.leader is not None, "the first one leads")
+    new, _ = cluster.watchdog("w2")
+    _, link = cluster.starter("n1", task_s=60.0)
+    queue = TaskQueue(work, name="orphan", connection=cluster.client())
+    future = queue.submit_call(7)
+    world.run_until(lambda: cluster.admin.children(paths.running_node("n1")).result(0), "n1 has claimed the task")
+    cluster.starter("n2", task_s=60.0)
+    cluster.cut(old_link)
+    cluster.cut(link)
+    world.run_until(lambda: new.leader is not None, "the other one leads")
+    future.wait(timeout=300.0)
+    assert future.settled is not None
+    assert (future.settled.node, future.settled.attempt) == ("n2", 2)
+    assert [line["who"] for line in cluster.events("node_fenced")] == ["w2"]
+    cluster.mend(old_link)
+    world.run_until(lambda: old.unable() == "", "who was cut off stands again")
+    assert old.leader is None
+    assert new.leader is not None
+    assert time.perf_counter() - started_s < MOST_REAL_S
+
+
+def test_who_waits_is_told_when_the_time_is_over(world: VirtualMachine, tmp_path: Path) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    future = TaskQueue(work, name="nobody", connection=cluster.client()).submit_call(7)
+    before_s = world.now_s
+    with pytest.raises(DeadlineExceeded, match="within 20 s"):
+        future.result(timeout=20.0)
+    assert world.now_s - before_s == pytest.approx(20.0, abs=0.01)
