@@ -10,9 +10,14 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
-from rmgr.coord import paths
+from rmgr.cli.bench import bench
+from rmgr.coord import keeping, multi, paths, rules
+from rmgr.daemons.starter_estimate import AHEAD_S
+from rmgr.model import block, outcome, states
+from rmgr.model.queue import ClusterSettings, QueueSpec
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"
@@ -28,6 +33,7 @@ _REFERENCE = re.compile(
 _RULE = re.compile(r"\b[Rr]ule (\d+)\b")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _MODULE = re.compile(r"(?<![\w./*<>-])((?:[\w*]+/)*[\w*]+\.py)(?:::(\w+))?(?![\w*])")
+_PATH = re.compile(r"`((?:deploy|proto|tests)/[\w./*-]*\w/?)(?=[`: ])")
 _MULTI = re.compile(r"[A-Z][A-Z_]+")
 #: Files that documents and docstrings name and that are a user's, or another project's.
 _ELSEWHERE = {"FILE.py", "lib/run.py", "mine.py", "program.py", "x.py"}
@@ -177,6 +183,17 @@ def test_files_and_tests_that_texts_name_are_there() -> None:
     assert wrong == []
 
 
+def test_paths_of_the_project_that_documents_name_are_there() -> None:
+    wrong = [
+        f"{shown(path, number)} {name}"
+        for path in documents()
+        for number, line in prose(path)
+        for name in _PATH.findall(line)
+        if not any(ROOT.glob(name.rstrip("/")))
+    ]
+    assert wrong == []
+
+
 # -- design.md ----------------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +272,52 @@ def test_the_protocol_lists_the_multis_of_the_code() -> None:
     listed = {name for row in rows for name in _MULTI.findall(row.split("|")[1])}
     assert listed - {"RESERVE"} == multis() - {"RESERVE"}
     assert "RESERVE" in listed
+
+
+def test_the_numbers_of_the_protocol_are_those_of_the_code() -> None:
+    queue, settings = QueueSpec(name="any"), ClusterSettings()
+    said = (
+        f"at most {block.MAX_TASKS} tasks",
+        f"inline up to {block.MAX_INLINE_BYTES // 1024} KiB",
+        f"a fragment up to {outcome.MAX_INLINE_BYTES // 1024} KiB, one value up to {outcome.MAX_INLINE_VALUE // 1024} KiB",
+        f"a znode {multi.MAX_ZNODE_BYTES // 1024} KiB (`/jobs/<partition>` {multi.MAX_PLACING_BYTES // 1024} KiB)",
+        f"a multi {multi.MAX_OPS} operations (the start of one job {multi.MAX_OPS_OF_ONE_JOB:,})",
+        f"{multi.MAX_MULTI_BYTES // 1024} KiB; a queue `max_pending_blocks` ({queue.max_pending_blocks:,})",
+        f"After a loss at most {rules.SINGLE_AFTER_LOSS} tasks",
+        f"that has not acted for {keeping.PATIENCE_S:g} s",
+        f"Beyond {settings.max_fragments:,} fragments",
+        f"not complete within {settings.barrier_us / 1e6:g} s",
+        f"as many tasks as last about {AHEAD_S:g} s",
+    )
+    text = " ".join((DOCS / "protocol.md").read_text(encoding="utf-8").split())
+    assert [sentence for sentence in said if sentence not in text] == []
+    assert settings.max_losses == 5  # "the fifth"
+
+
+def test_the_reasons_that_the_protocol_lists_are_those_of_the_code() -> None:
+    rows = [line for _, line in prose(DOCS / "protocol.md") if line.startswith(("| a loss:", "| its own failure:"))]
+    assert [set(_MULTI.findall(row.split("|")[1])) for row in rows] == [set(states.LOSSES), set(states.OWN_FAILURES)]
+
+
+# -- performance.md, decisions --------------------------------------------------------------------------------------------------
+
+
+def test_figures_name_benches_that_there_are() -> None:
+    figures = (DOCS / "performance.md", *(DOCS / "decisions").glob("*.md"))
+    named = {name for path in figures for name in re.findall(r"\bbench (\w+)[` ]", path.read_text(encoding="utf-8"))}
+    known = next(param.metavar for param in bench.params if isinstance(param, click.Argument))
+    assert known is not None
+    assert named - set(known.removesuffix("...").split("|")) == set()
+    assert len(named) > 10
+
+
+def test_each_decision_has_its_context_and_a_number_or_says_that_there_is_none() -> None:
+    for path in (DOCS / "decisions").glob("*.md"):
+        rows = [line for _, line in prose(path) if line.startswith("| ")][1:]
+        assert rows, path.name
+        cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+        assert [row for row in cells if len(row) != 3 or not all(row)] == [], path.name
+        assert [row for row in cells if not (row[2].startswith("-") or re.search(r"\d|tests/", row[2]))] == [], path.name
 
 
 # -- papers.md ------------------------------------------------------------------------------------------------------------------
