@@ -114,6 +114,11 @@ class Board:
         return self._watched and not self._stale and not self._reading
 
     @property
+    def is_bare(self) -> bool:
+        """Nothing waits there, as far as a watch can tell: there is neither a block to look at, nor a pause to come back from."""
+        return self.is_current and not self._names and not self._paused_s
+
+    @property
     def is_reading(self) -> bool:
         """The list is on its way."""
         return self._reading

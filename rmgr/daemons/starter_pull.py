@@ -180,6 +180,8 @@ class Puller:
         self._seen = None
         self._lacking.clear()
         self._without.clear()
+        if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
+            return  # full of placed jobs, say: there is nothing to weigh
         for board in boards:
             if board.spec.state == "stopped":
                 continue

@@ -313,3 +313,23 @@ def test_a_name_that_is_no_blocks_is_looked_at_once_while_it_stands_there(world:
     world.look()
     assert world.pick() == block(2)
     assert world.board._names == [paths.block_name(block(2))]
+
+
+def test_a_queue_is_bare_only_as_long_as_a_watch_says_that_nothing_waits_there(world: World) -> None:
+    assert not world.board.is_bare, "it was not read"
+    world.look()
+    assert not world.board.is_bare, "nobody would tell what comes"
+    world.now_s += 10.0
+    assert world.pick() is None
+    world.look(hungry=True)
+    assert world.board.is_bare
+    world.add(block(1))
+    world.deliver()
+    assert not world.board.is_bare
+    world.look(hungry=True)
+    assert not world.board.is_bare
+    card = world.board.pick(world.now_s)
+    assert card is not None
+    world.board.pause(card, world.now_s, 1.0)
+    world.board.reset()
+    assert not world.board.is_bare
