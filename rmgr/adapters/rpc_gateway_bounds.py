@@ -23,8 +23,9 @@ _SLOW_S, _MOST_SLOW = 1.0, 32
 ANSWER_BYTES = {"get": 4 * 1024, "children": 256 * 1024}
 #: How often a session that may hold no more looks whether its user's other ones have given room.
 ROOM_LOOK_S = 0.2
-#: What costs not as much as reading: a change is taken apart, built anew and voted on; a session that only lives is no flood.
-COSTS = {"commit": 3.0, "ping": 0.1}
+#: What requests cost, by kind or by the name of the change, and any other change: it is taken apart, built anew and voted on. A new
+#: submission is six znodes, and work for the leader; others who submit at that moment try again. A session that only lives is no flood.
+COSTS, CHANGE_COST = {"get": 1.0, "stat": 1.0, "children": 1.0, "sync": 1.0, "ping": 0.1, "SUBMIT": 8.0}, 3.0
 #: What a request beside its own cost is taken for that its client, unless it is hostile, never makes.
 _FORBIDDEN_COST = 5.0
 #: A list of so many names costs as much as a request.
@@ -160,7 +161,7 @@ class Booking:
         """Waits until the user may ask again, or `over`; why he may not, when that is too long. pause: told True before, False after."""
         late = None
         try:
-            wait_s = self._bounds.wait_s(self.user, size, cost=COSTS.get(kind, 1.0))
+            wait_s = self._bounds.wait_s(self.user, size, cost=COSTS.get(kind, CHANGE_COST))
         except Throttled as error:
             late, wait_s = error, min(_REFUSED_MOST_S, _REFUSED_S / self._bounds.ease)
         if wait_s > 0:

@@ -299,7 +299,7 @@ class _Call:
     def wrote(self, size: int) -> None:
         """So many bytes are about to be stored. Raises LimitReached."""
         self._bounds.write(self._caller.user, size)
-        self._bounds.charge_bytes(self._caller.user, size)
+        self._bounds.charge_stored(self._caller.user, size)
         self.count("stored_bytes", "put", size)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -306,7 +306,7 @@ class _Session:
             return
         kind = ask.WhichOneof("what") or ""
         size = ask.ByteSize()
-        late = self._holds.wait_turn(kind, size, self._over, self._pause)
+        late = self._holds.wait_turn(ask.commit.name or kind, size, self._over, self._pause)
         size += ANSWER_BYTES.get(kind, 0)
         with self._moved:
             if not self._has_room():

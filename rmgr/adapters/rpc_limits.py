@@ -45,6 +45,8 @@ _ACTIVE_S, _FORGET_S = 5.0, 60.0
 _COUNT_S = 0.25
 #: A request of so many bytes counts twice.
 _WEIGHT_BYTES = 32 * 1024
+#: What writing into the store costs beside the call: a sync of a disk, and one more for so many bytes.
+_STORED_COST, _STORED_BYTES = 4.0, 16 * 1024
 #: What opening a session costs: a session of ZooKeeper and four threads.
 SESSION_COST = 25.0
 #: What all users of one server may hold together; beyond it who holds less than his part of it is served.
@@ -123,7 +125,11 @@ class Bounds:
             self.ease = min(1.0, self.ease * _FASTER)
 
     def wait_s(self, user: str, size_bytes: int = 0, *, cost: float = 1.0) -> float:
-        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`."""
+        """How long a request of his waits for its turn. Raises Throttled when that were more than `PATIENCE_S`.
+
+        Args: cost: in reads; only in a crowd one counts for more than a read.
+        """
+        cost = cost if self.is_crowded else min(cost, 1.0)
         return self._spend(user, cost + size_bytes / _WEIGHT_BYTES, PATIENCE_S)
 
     def begin(self, user: str, count: int) -> None:
@@ -170,9 +176,10 @@ class Bounds:
             known.flooded_s = now_s
         raise _error("requests_per_s", user, limit, "" if self._active <= 1 else f"; {self._active} users share this server just now")
 
-    def charge_bytes(self, user: str, size: int) -> None:
-        """He has sent, or was sent, so many bytes beside his requests."""
-        self.charge(user, size / _WEIGHT_BYTES)
+    def charge_stored(self, user: str, size: int) -> None:
+        """He writes so many bytes into the store, for which others wait in a crowd."""
+        if self.is_crowded:
+            self.charge(user, _STORED_COST + size / _STORED_BYTES)
 
     def charge(self, user: str, cost: float) -> None:
         """What he has asked for was more than it seemed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmgr.adapters.rpc_gateway_bounds import COSTS, Booking
+from rmgr.adapters.rpc_gateway_bounds import CHANGE_COST, Booking
 from rmgr.adapters.rpc_limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds
 from rmgr.adapters.rpc_strain import StrainMeter
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
@@ -174,7 +174,7 @@ def test_what_is_forbidden_costs_whoever_asks_for_it_again_and_again() -> None:
             made.spend("m99")
         for user in served:
             with contextlib.suppress(Throttled):
-                served[user] += made.wait_s(user, cost=COSTS["commit"]) == 0.0
+                served[user] += made.wait_s(user, cost=CHANGE_COST) == 0.0
         his.failed(tick, PermissionDenied("no"))
     hers.failed(1, PermissionDenied("no"))
     assert made.wait_s("m1") == 0.0
@@ -220,6 +220,23 @@ def test_a_request_of_many_bytes_counts_for_more_and_is_never_impossible() -> No
         made.wait_s("ann", 4 << 20)
     clock.now_s += 60
     assert made.wait_s("ann", 4 << 20) > 0
+
+
+def test_changes_and_values_cost_more_than_reads_in_a_crowd_and_nowhere_else() -> None:
+    clock = Clock()
+    made = bounds(clock, requests_per_s=100)
+    for _ in range(int(100 * BURST_S)):
+        assert made.wait_s("m0", cost=CHANGE_COST) == 0.0
+        made.charge_stored("m0", 100_000)
+    assert made.wait_s("m0") > 0.0
+    made = bounds(clock, requests_per_s=5000)
+    _crowd(made, clock)
+    assert sum(made.wait_s("m1") for _ in range(30)) == 0.0
+    assert sum(made.wait_s("m2", cost=CHANGE_COST) for _ in range(30)) > 0.0
+    for _ in range(7):
+        assert made.wait_s("m3") == 0.0
+        made.charge_stored("m3", 100_000)
+    assert made.wait_s("m3") > 0.0
 
 
 def test_no_limit_is_no_limit() -> None:
