@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rmgr import errors
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.listening import check_place
+from rmgr.adapters.port_guard import PortGuard
 from rmgr.adapters.rpc_alive import OwnVoice
 from rmgr.adapters.rpc_auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
 from rmgr.adapters.rpc_convert import from_message, to_message
@@ -201,6 +202,7 @@ class RpcServer:
         except RuntimeError as error:
             raise errors.Unavailable(f"cannot listen on {listen}: {error}", hint="is the port taken? use port 0 for a free one") from error
         self.endpoint = f"{host}:{port}"
+        self._guard = PortGuard(port) if credentials is not None else None
         self._voice = OwnVoice(self.endpoint, credentials, OPTIONS)
 
     def add_leader(self, answers: LeaderAnswers) -> None:
@@ -218,6 +220,8 @@ class RpcServer:
     def start(self) -> None:
         """Begins to answer; health says SERVING."""
         self._server.start()
+        if self._guard is not None:
+            self._guard.start()
         self.set_healthy(True)
 
     def set_healthy(self, healthy: bool) -> None:
@@ -228,6 +232,11 @@ class RpcServer:
         """It has answered nothing for `timeout_s`, though it was asked. Blocks as long."""
         return self._voice.is_mute(timeout_s)
 
+    @property
+    def refused_connections(self) -> int:
+        """As `PortGuard.refused`."""
+        return self._guard.refused if self._guard is not None else 0
+
     def greet(self, timeout_s: float) -> None:
         """Makes a call to itself, as `OwnVoice.greet` says."""
         self._voice.greet(timeout_s)
@@ -235,6 +244,8 @@ class RpcServer:
     def stop(self, grace_s: float = 0.5) -> None:
         """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
         self._voice.close()
+        if self._guard is not None:
+            self._guard.stop()
         self._health.end()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)

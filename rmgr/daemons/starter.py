@@ -419,6 +419,7 @@ def _serve(
     agents.update(parts.starter.agents)
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
     parts.metrics.store_up.set_function(lambda: store.is_up)
+    parts.metrics.refused_connections.set_function(lambda: server.refused_connections)
     server.add_node(
         NodeAnswering(
             parts.starter,

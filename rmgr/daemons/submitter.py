@@ -341,6 +341,7 @@ def _serve(
     written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
     metrics.sessions.set_function(lambda: len(sessions))
     metrics.store_up.set_function(lambda: store.is_up)
+    metrics.refused_connections.set_function(lambda: server.refused_connections)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
     server.start()
     check_voice(server, credentials, log)

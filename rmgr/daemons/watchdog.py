@@ -373,6 +373,7 @@ def _serve(
     server.add_generic(rpc_use.handler_of(LeaderUse(lambda: watchdog.leader, watchdog.call, bounds, config.security.operators)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
+    metrics.refused_connections.set_function(lambda: server.refused_connections)
     check_key(trust, credentials, log)
     server.start()
     check_voice(server, credentials, log)
