@@ -14,7 +14,11 @@ import click
 import pytest
 
 from rmgr.cli.bench import bench
+from rmgr.config import MAX_NODES, WatchdogConfig
 from rmgr.coord import keeping, multi, paths, rules
+from rmgr.daemons import policy_process
+from rmgr.daemons import starter_strikes as strikes
+from rmgr.daemons.placing_faults import BENCH_S
 from rmgr.daemons.starter_estimate import AHEAD_S
 from rmgr.model import block, outcome, states
 from rmgr.model.queue import ClusterSettings, QueueSpec
@@ -224,6 +228,8 @@ def test_rules_and_rows_that_code_and_tests_name_are_there() -> None:
         if f"rule {rule}" not in known
     ]
     assert wrong == []
+    facts = (DOCS / "reliability.md").read_text(encoding="utf-8").partition("## 0. ")[2].partition("## 1. ")[0]
+    assert re.findall(r"^\| (\d+) ", facts, re.MULTILINE) == [str(number) for number in range(1, 11)]
     assert list(matrix()) == list(range(1, 41))
 
 
@@ -292,6 +298,27 @@ def test_the_numbers_of_the_protocol_are_those_of_the_code() -> None:
     text = " ".join((DOCS / "protocol.md").read_text(encoding="utf-8").split())
     assert [sentence for sentence in said if sentence not in text] == []
     assert settings.max_losses == 5  # "the fifth"
+
+
+def test_the_numbers_of_rules_are_those_of_the_code() -> None:
+    settings = ClusterSettings()
+    assert settings.mass_loss_share == 0.5  # "more than half"
+    said = {
+        "reliability.md": (
+            f"come back at {settings.mass_requeue_per_s:g} a second",
+            f"WatchDogs: every {WatchdogConfig().resync_s:g} s",
+            "L = 2/3 T",
+        ),
+        "design.md": (
+            f"({policy_process.LIMIT_S:g} s, {policy_process.MOST_BYTES >> 20} MiB a pass)",
+            f"up to {MAX_NODES} virtual",
+        ),
+    }
+    for name, sentences in said.items():
+        text = " ".join((DOCS / name).read_text(encoding="utf-8").split())
+        assert [sentence for sentence in sentences if sentence not in text] == [], name
+    assert BENCH_S == 5 * 60  # "for five minutes"
+    assert (strikes.OWN, strikes.WINDOW_S) == (5, 60)  # "five in 60 s"
 
 
 def test_the_reasons_that_the_protocol_lists_are_those_of_the_code() -> None:

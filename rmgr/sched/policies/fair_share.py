@@ -9,7 +9,7 @@ The order is made anew in each pass; what a pass starts counts from the next one
 state keeps none unless it is told the half-life) the running jobs alone decide.
 Parameters: half_life_us (us, default 7 days), shares (weights of `ACCOUNT` or `ACCOUNT/USER`, default 1 each).
 Cost: O(waiting + running + users) a pass; 10,000 waiting jobs of 40 users 2 ms.
-Source: Slurm's fair tree (design.md: "what the users of Slurm would expect"). Differs from it in: two levels (account, user) and no other
+Source: Slurm's fair tree. Differs from it in: two levels (account, user) and no other
 factors; size and age of a job do not count (`max_wait` does ageing).
 """
 

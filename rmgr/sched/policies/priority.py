@@ -1,7 +1,7 @@
 """Order: the job's own priority.
 
 Algorithm: 1. the larger priority first; 2. at equal priority the earlier submit time; 3. then the smaller job id.
-Parameters: none. Source: design.md 5, Slurm's habit. Differs from it in: a fixed number per job, no factors.
+Parameters: none. Source: Slurm's habit. Differs from it in: a fixed number per job, no factors.
 """
 
 from __future__ import annotations
