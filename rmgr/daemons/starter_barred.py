@@ -32,7 +32,7 @@ class Barred:
         if gate is not None and gate.generation != self._seen:
             self._look(gate, blocks)
         for block in blocks:
-            if is_draining or (block.is_barred and block.ready):
+            if is_draining or ((block.is_barred or block.turned_away) and block.ready):
                 self._node.return_unstarted(block)
 
     def _look(self, gate: Gate, blocks: list[ClaimedBlock]) -> None:

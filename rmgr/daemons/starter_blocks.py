@@ -36,6 +36,8 @@ INLINE_FRAGMENTS = 3
 GATHER_S = 0.03
 #: Outcomes of tasks shorter than `SHORT_S` wait this long for others of a block that goes on.
 FEW_S, SHORT_S = 0.05, 0.01
+#: After its way back was barred a block tries again so much later.
+_BARRED_S = 1.0
 #: What never changes while a block runs, whatever its znode says when it is read again.
 _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping", "story", "awaits")
 
@@ -103,6 +105,8 @@ class ClaimedBlock:
     refusal: str = ""  #: why nothing of it may run, whatever anybody signed
     is_verified: bool = False  #: it is what its user signed (secured clusters)
     is_barred: bool = False  #: the key that signed it was revoked: what of it has not begun goes back to its queue
+    turned_away: str = ""  #: why its queue or this node does not take it: it goes back, and if it cannot, it ends
+    return_after_s: float = -math.inf  #: not earlier (monotonic): its way back was barred a moment ago
     is_dropped: bool = False  #: over, or not the node's own any more; late ends of its tasks mean nothing
     cancel_all: str | None = None  #: the user's words: every task of it that has not ended is cancelled
     cancelled: dict[int, str] = field(default_factory=dict)  #: the same for single tasks
@@ -341,6 +345,16 @@ class ClaimedBlock:
             self.failed[:0] = sent.failed
         elif isinstance(sent, Return):
             self.ready = deque(sorted([*self.ready, *range(sent.first, sent.end)]))
+
+    def may_return(self, now_s: float) -> bool:
+        """Something of it waits, and could go back now."""
+        return bool(self.ready) and self.sending is None and now_s >= self.return_after_s
+
+    def way_back_barred(self, now_s: float) -> None:
+        """A multi met something that should not be there. What must not run here, and cannot go back either, ends."""
+        if isinstance(self.sending, Return):
+            self.return_after_s = now_s + _BARRED_S
+            self.refusal, self.turned_away = self.refusal or self.turned_away, ""
 
     def reread(self, data: BlockData, version: int, now_s: float) -> None:
         """What the running znode really holds, after a commit of unknown fate or a new registration.

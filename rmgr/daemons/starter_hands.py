@@ -265,6 +265,7 @@ class Hands:
             why = why or not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid)
         if why:
             self._log.warning("block_refused", node=node.name, block=paths.block_name(key), why=why)
+            block.turned_away = why
             node.give_back(block, block.tail(key.count), name="RETURN", held=False)
 
 

@@ -353,6 +353,7 @@ class NodeAgent:
             discard(self, self._shared, block, conflict)
         else:
             self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+            block.way_back_barred(now_s)
             self.reread(block)
 
     def reread(self, block: ClaimedBlock) -> None:
@@ -446,14 +447,14 @@ class NodeAgent:
 
     def return_unstarted(self, block: ClaimedBlock) -> None:
         """What of it has not started goes back to its queue."""
-        if block.ready and block.sending is None and block.key not in self._returning:
+        if block.may_return(machine.monotonic()) and block.key not in self._returning:
             self._returning.add(block.key)
             future = self._shared.coordinator.stat(paths.gate(block.key.submission))
             future.add_done_callback(lambda done: self._shared.post(partial(self._gate_known, block, done)))
 
     def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
         self._returning.discard(block.key)
-        goes_back = self.is_draining or block.is_revoked or block.is_barred
+        goes_back = self.is_draining or block.is_revoked or block.is_barred or block.turned_away
         if self.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
             return
         count = block.tail(256)

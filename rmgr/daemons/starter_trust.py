@@ -32,6 +32,8 @@ def refusal_of(block: ClaimedBlock, gate: Gate | None) -> Failure | Literal[Fals
     """As `Gate.refusal`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
     if why := block.refusal or block.info.refusal:
         return Failure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
+    if block.turned_away:
+        return None  # it is on its way back
     return gate.refusal(block) if gate is not None else False
 
 

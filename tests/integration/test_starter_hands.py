@@ -9,14 +9,15 @@ import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, Outcome
+from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
 from rmgr.coord.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, Order
-from rmgr.model.states import State
+from rmgr.model.queue import QueueSpec
+from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Tail
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig, queues, wait_for
 
 
 @pytest.fixture
@@ -70,6 +71,26 @@ def test_what_does_not_fit_is_given_back_to_the_queue(rig: Rig) -> None:
     wait_for(rig.pending, "it waits in the queue")
     assert [(key.first, key.cores, key.seq) for key in rig.pending()] == [(1, 16, ops.HANDED_SEQ)]
     wait_for(lambda: not rig.running(), "nothing left on the node")
+
+
+def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barred(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path
+) -> None:
+    """Who writes to ZooKeeper himself can put something into the queue under the very name under which a block goes back."""
+    mine = queues(QueueSpec(name="default"), QueueSpec(name="shut", users=("nobody",)))
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **mine) as rig:
+        rig.start()
+        number = rig.submit(Command(argv=("touch", str(tmp_path / "began"))), queue="shut")
+        wait_for(lambda: has_mark(rig), "the mark")
+        key = BlockKey(priority=0, seq=ops.HANDED_SEQ, submission=number, first=1, count=1, attempt=1, cores=1, memory_mib=0)
+        barrier = Multi(name="BAR", ops=(Create(paths.pending_block("shut", key), b""),), proof=Exists(paths.pending_block("shut", key)))
+        assert isinstance(rig.zk.commit(barrier).result(60), Committed)
+        assert isinstance(hand(rig, number), Committed)
+        outcome = rig.outcomes(number, 1)[1]
+        assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED)
+        assert "user tester may not use queue shut" in outcome.error
+        assert not (tmp_path / "began").exists()
+        wait_for(lambda: not rig.running(), "nothing left on the node")
 
 
 def test_a_cancel_right_behind_it_is_not_lost(rig: Rig) -> None:
