@@ -22,8 +22,11 @@ IN_CIRCLES = {"adapters": 4, "cli": 9, "client": 19, "daemons": 43, "sched": 14}
 #: In comments and code of the package, without the generated stubs. A little less is let pass: so not every change touches the number.
 MOST = {"type: ignore": 131, "noqa": 199, "Any": 1195}
 _SLACK = 25
-#: Public names of classes that two or more classes of the package have.
-SHARED_CLASS_NAMES = 113
+#: Public names that two classes have, and why they may: both are names that users write. Nobody adds to it.
+SHARED_CLASS_NAMES = {
+    "Infeasible": "rmgr.Infeasible is raised at users; rmgr.sched.plan.Infeasible is what a policy is told",
+    "Request": "rmgr.checkpoint.Request is what a program is asked; Submission.request is a field of records",
+}
 
 
 def module_of(path: Path) -> str:
@@ -140,13 +143,13 @@ def test_loose_types_and_silenced_checks_only_shrink(what: str) -> None:
     assert found >= most - _SLACK, f"only {found} times {what!r}: write down the smaller number"
 
 
-def test_public_names_that_stand_for_several_classes_only_shrink() -> None:
+def test_a_public_name_stands_for_one_class() -> None:
     where: dict[str, list[str]] = defaultdict(list)
     for path in sources():
-        for node in tree_of(path).body:
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].append(str(path.relative_to(PACKAGE)))
     shared = {name: files for name, files in sorted(where.items()) if len(files) > 1}
-    listed = "\n".join(f"{name}: {', '.join(files)}" for name, files in shared.items())
-    assert len(shared) <= SHARED_CLASS_NAMES, f"another public name stands for two classes:\n{listed}"
-    assert len(shared) >= SHARED_CLASS_NAMES - 5, f"fewer than before: write down {len(shared)}"
+    more = {name: files for name, files in shared.items() if name not in SHARED_CLASS_NAMES}
+    assert more == {}, "say in the name what each of them is"
+    assert SHARED_CLASS_NAMES.keys() <= shared.keys(), "take off the list what is unique by now"

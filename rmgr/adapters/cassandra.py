@@ -28,7 +28,7 @@ from typing import Any
 from rmgr.adapters.cassandra_awake import awake
 from rmgr.adapters.cassandra_link import Lost
 from rmgr.adapters.cassandra_schema import VERSION_NAME, no_datacenter, no_keyspace, version_problem
-from rmgr.adapters.cassandra_statements import STATEMENTS, Request, ask
+from rmgr.adapters.cassandra_statements import STATEMENTS, StatementRequest, ask
 from rmgr.adapters.cassandra_threads import use_daemons
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
@@ -131,7 +131,7 @@ class WaryPlan(TokenAwarePolicy):
 
 
 class DriverConnection:
-    """A `Connection` (cassandra_link.py): a driver's Cluster and Session. Made by `dial` for stores, by `enter` for the schema."""
+    """A `CassandraSession` (cassandra_link.py): a driver's Cluster and Session. Made by `dial` for stores, by `enter` for the schema."""
 
     def __init__(self, target: CassandraTarget, cluster: Cluster, session: Session, plan: WaryPlan) -> None:
         self._target = target
@@ -148,8 +148,8 @@ class DriverConnection:
             prepared.is_idempotent = True
             self._prepared[name] = prepared
 
-    def send(self, request: Request, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
-        """See `Connection.send`."""
+    def send(self, request: StatementRequest, timeout_s: float, *, host: Any = None) -> Future[list[Any]]:
+        """See `CassandraSession.send`."""
         future: Future[list[Any]] = Future()
         if len(request.rows) == 1 and request.beside is None:
             bound = self._prepared[request.name].bind(request.rows[0])
@@ -191,13 +191,13 @@ class DriverConnection:
             let_go()
         return future
 
-    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:
-        """See `Connection.send_to_others`: three nodes at most; where there is one, that one again."""
+    def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
+        """See `CassandraSession.send_to_others`: three nodes at most; where there is one, that one again."""
         hosts = self._local_hosts()
         return [self.send(request, timeout_s, host=host) for host in random.sample(hosts, min(3, len(hosts)))]
 
     def nodes_up(self) -> int:
-        """See `Connection.nodes_up`."""
+        """See `CassandraSession.nodes_up`."""
         return len(self._local_hosts())
 
     def datacenters(self) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ class DriverConnection:
         return tuple(sorted({host.datacenter for host in self._cluster.metadata.all_hosts() if host.datacenter}))
 
     def probe(self, timeout_s: float, *, write: bool) -> None:
-        """See `Connection.probe`."""
+        """See `CassandraSession.probe`."""
         if write:
             request = ask("set_info", self._probe_name, str(time.time_ns()), time.time_ns() // 1000, _PROBE_TTL_S)
         else:
@@ -263,7 +263,7 @@ class DriverConnection:
         return rows
 
     def close(self) -> None:
-        """See `Connection.close`."""
+        """See `CassandraSession.close`."""
         _let_go(self._cluster)
 
     def _local_hosts(self) -> list[Any]:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any
 
-from rmgr.adapters.cassandra_link import Connection, Link, Lost
-from rmgr.adapters.cassandra_statements import Request
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.cassandra_link import CassandraLink, CassandraSession, Lost
+from rmgr.adapters.cassandra_statements import StatementRequest
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import StoreUnavailable
 
 Rows = list[Any]
@@ -34,7 +34,7 @@ _LONGEST_PAUSE_S = 0.5
 _GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that does not
 
 
-class Window:
+class RequestWindow:
     """How many requests a call has in flight: what the cluster answers quickly. Threads share it; a lost step changes little."""
 
     def __init__(self) -> None:
@@ -64,26 +64,26 @@ class Window:
 class Calls:
     """Sends requests through whatever connection the link has."""
 
-    def __init__(self, link: Link, *, request_timeout_s: float) -> None:
-        self.window = Window()
+    def __init__(self, link: CassandraLink, *, request_timeout_s: float) -> None:
+        self.window = RequestWindow()
         self._link = link
         self._request_timeout_s = request_timeout_s
         self._forgotten: set[Future[Rows]] = set()
 
-    def one(self, request: Request, deadline: Deadline, doing: str) -> Rows:
+    def one(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> Rows:
         """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
         return next(self.each((request,), deadline, doing))
 
-    def all(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = 0) -> list[Rows]:
+    def all(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> list[Rows]:
         """The rows of every request, in their order."""
         return list(self.each(requests, deadline, doing, window=window))
 
-    def each(self, requests: Iterable[Request], deadline: Deadline, doing: str, *, window: int = 0) -> Iterator[Rows]:
+    def each(self, requests: Iterable[StatementRequest], deadline: CallDeadline, doing: str, *, window: int = 0) -> Iterator[Rows]:
         """As `all`, one after the other while later ones are in flight; takes no more than `window` ahead from `requests`.
 
         window: 0 = as many as the cluster takes; for large ones a number.
         """
-        flying: deque[tuple[Request, Future[Rows], float]] = deque()
+        flying: deque[tuple[StatementRequest, Future[Rows], float]] = deque()
         for request in requests:
             flying.append(self._send(request, deadline, doing))
             while len(flying) >= (window or self.window.size):
@@ -91,7 +91,7 @@ class Calls:
         while flying:
             yield self._settle(*flying.popleft(), deadline, doing)
 
-    def elsewhere(self, request: Request, deadline: Deadline, doing: str) -> list[Rows]:
+    def elsewhere(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> list[Rows]:
         """The rows of a read as other coordinators see them; those that do not answer are left out."""
         connection = self._connection(deadline, doing, is_write=False)
         answers = []
@@ -102,7 +102,7 @@ class Calls:
                 continue
         return answers
 
-    def forget(self, request: Request) -> None:
+    def forget(self, request: StatementRequest) -> None:
         """Sends a write whose outcome nobody needs to know: what it would have said also follows from time passing."""
         connection = self._link.serving
         if connection is not None:
@@ -114,18 +114,18 @@ class Calls:
         """Lets writes that nobody waits for go out before the connection is closed."""
         wait([*self._forgotten], timeout_s)
 
-    def _send(self, request: Request, deadline: Deadline, doing: str) -> tuple[Request, Future[Rows], float]:
+    def _send(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> tuple[StatementRequest, Future[Rows], float]:
         connection = self._connection(deadline, doing, is_write=request.is_write)
         return request, connection.send(request, self._timeout_s(deadline)), time.monotonic()
 
-    def _connection(self, deadline: Deadline, doing: str, *, is_write: bool) -> Connection:
+    def _connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
         deadline.check(doing)
         return self._link.connection(deadline, doing, is_write=is_write)
 
-    def _timeout_s(self, deadline: Deadline) -> float:
+    def _timeout_s(self, deadline: CallDeadline) -> float:
         return max(0.05, min(self._request_timeout_s, deadline.left_s()))
 
-    def _settle(self, request: Request, future: Future[Rows], sent_s: float, deadline: Deadline, doing: str) -> Rows:
+    def _settle(self, request: StatementRequest, future: Future[Rows], sent_s: float, deadline: CallDeadline, doing: str) -> Rows:
         """Waits for one request and sends it again, to another node, as long as that may help."""
         first_s, tries, pause_s = sent_s, 0, _FIRST_PAUSE_S
         while True:

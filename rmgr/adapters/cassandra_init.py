@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rmgr.adapters.cassandra import DriverConnection, enter
 from rmgr.adapters.cassandra_agreement import Ring
 from rmgr.adapters.cassandra_link import Lost
-from rmgr.adapters.cassandra_schema import FOUNDED_NAME, MIGRATIONS, VERSION_NAME, Found, Migration, Step, advice, plan
+from rmgr.adapters.cassandra_schema import FOUNDED_NAME, MIGRATIONS, VERSION_NAME, FoundSchema, MigrationStep, SchemaMigration, advice, plan
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.adapters.store_rules import now_ms
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable
@@ -40,7 +40,7 @@ def init_store(
     force: bool = False,
     timeout_s: float = 60.0,
     tell: Callable[[str], None] = lambda _: None,
-    migrations: tuple[Migration, ...] = MIGRATIONS,
+    migrations: tuple[SchemaMigration, ...] = MIGRATIONS,
 ) -> Prepared:
     """Brings the keyspace of `target` to the newest schema.
 
@@ -90,7 +90,7 @@ def init_store(
         connection.close()
 
 
-def look_around(connection: DriverConnection, target: CassandraTarget, ring: Ring) -> Found:
+def look_around(connection: DriverConnection, target: CassandraTarget, ring: Ring) -> FoundSchema:
     """What the cluster has of rmgr's schema."""
     replication = _replication(ring, target.keyspace)
     version = 0
@@ -106,7 +106,7 @@ def look_around(connection: DriverConnection, target: CassandraTarget, ring: Rin
                 hint="name another keyspace in the store's URL",
             )
     auth = _replication(ring, "system_auth") if target.user else None
-    return Found(
+    return FoundSchema(
         nodes_up=connection.nodes_up(),
         datacenters=connection.datacenters(),
         replication=replication,
@@ -141,14 +141,14 @@ def _durability(connection: DriverConnection) -> list[str]:
     return []
 
 
-def _missing(ring: Ring, keyspace: str, version: int) -> list[Step]:
+def _missing(ring: Ring, keyspace: str, version: int) -> list[MigrationStep]:
     """What makes tables again that a schema of this version has, and some node has not."""
     tables = _tables(keyspace, version)
     names = sorted({name for lacking in ring.lacking(keyspace, tables).values() for name in lacking}) if tables else []
-    return [Step(what=f"make table {name} where it is missing", cql=tables[name]) for name in names]
+    return [MigrationStep(what=f"make table {name} where it is missing", cql=tables[name]) for name in names]
 
 
-def _take(ring: Ring, target: CassandraTarget, step: Step) -> None:
+def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
     if step.cql:
         ring.change(step.cql)
         return

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from rmgr.adapters.cassandra_statements import Request
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.cassandra_statements import StatementRequest
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
 
 _LOG = logging.getLogger("rmgr.store")
@@ -40,13 +40,13 @@ class Lost(Exception):
         self.is_outage = is_outage
 
 
-class Connection(Protocol):
+class CassandraSession(Protocol):
     """What the driver's side offers. Futures fail with `Lost`, or with an `RmgrError` that time does not heal."""
 
-    def send(self, request: Request, timeout_s: float) -> Future[list[Any]]:
+    def send(self, request: StatementRequest, timeout_s: float) -> Future[list[Any]]:
         """Sends one request."""
 
-    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:
+    def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
         """Sends a read to some coordinators one by one, those last that the usual way prefers."""
 
     def nodes_up(self) -> int:
@@ -59,11 +59,11 @@ class Connection(Protocol):
         """Lets go."""
 
 
-class Link:
-    """Keeps one `Connection`. Thread-safe."""
+class CassandraLink:
+    """Keeps one `CassandraSession`. Thread-safe."""
 
     def __init__(
-        self, dial: Callable[[], Connection], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
+        self, dial: Callable[[], CassandraSession], *, where: str, interval_s: float = RECONNECT_S, verdict_s: float = VERDICT_S
     ) -> None:
         """Starts connecting.
 
@@ -74,9 +74,9 @@ class Link:
         self._dial = dial
         self._where = where
         self._interval_s = interval_s
-        self._first = Deadline(verdict_s)
+        self._first = CallDeadline(verdict_s)
         self._lock = threading.Condition()
-        self._connection: Connection | None = None
+        self._connection: CassandraSession | None = None
         self._verdict: Exception | None = None  # why there is no connection; None before the first attempt has ended
         self._trouble = {False: "", True: ""}  # why reads (writes) are refused for now
         self._closed = False
@@ -85,12 +85,12 @@ class Link:
         self._thread.start()
 
     @property
-    def serving(self) -> Connection | None:
+    def serving(self) -> CassandraSession | None:
         """The connection if there is one, whatever its state; for what may fail."""
         with self._lock:
             return None if self._closed else self._connection
 
-    def connection(self, deadline: Deadline, doing: str, *, is_write: bool) -> Connection:
+    def connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
         """The connection for one request. Waits only until the first attempt to connect has ended.
 
         Raises: `StoreUnavailable` at once while the cluster is away, closed, or in trouble; `ConfigError` and its like
@@ -194,7 +194,7 @@ class Link:
             self._verdict = verdict
             self._lock.notify_all()
 
-    def _look_again(self, connection: Connection) -> None:
+    def _look_again(self, connection: CassandraSession) -> None:
         """Probes what is in trouble, reads first: writes of a store that cannot be read are in trouble, too."""
         for is_write in (False, True):
             if not self._trouble[is_write] and is_write:
@@ -209,7 +209,7 @@ class Link:
             with self._lock:
                 self._trouble[is_write] = found
 
-    def _renew(self, connection: Connection) -> None:
+    def _renew(self, connection: CassandraSession) -> None:
         with self._lock:
             if self._connection is not connection:
                 return

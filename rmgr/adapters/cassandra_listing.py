@@ -14,7 +14,7 @@ from typing import Any
 from rmgr.adapters import cassandra_layout as layout
 from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_statements import ask
-from rmgr.adapters.store_rules import Deadline, now_ms
+from rmgr.adapters.store_rules import CallDeadline, now_ms
 
 #: (key, size in bytes)
 Entry = tuple[str, int]
@@ -29,7 +29,7 @@ class Listing:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def entries(self, prefix: str, after: str, limit: int, deadline: Deadline, doing: str) -> Iterator[Entry]:
+    def entries(self, prefix: str, after: str, limit: int, deadline: CallDeadline, doing: str) -> Iterator[Entry]:
         """Live entries with `prefix` behind `after`, sorted by key. `limit` is how many the caller wants, about."""
         page = min(_LARGEST_PAGE, max(_LEAST_PAGE, 2 * limit // layout.INDEX_BUCKETS))
         walk = _Walk(self._calls, *layout.span(prefix, after), page, deadline, doing)
@@ -37,7 +37,7 @@ class Listing:
         streams += [walk.family(self._divided(family, prefix, after, deadline, doing)) for family in _divided_families(prefix)]
         return heapq.merge(*streams)
 
-    def scopes(self, register: str, start: str, deadline: Deadline, doing: str) -> Iterator[tuple[str, int]]:
+    def scopes(self, register: str, start: str, deadline: CallDeadline, doing: str) -> Iterator[tuple[str, int]]:
         """(scope, since_ms) of one partition of the register from `start` on, in order."""
         while True:
             rows = self._calls.one(ask("scopes", register, start, _SCOPES_A_PAGE), deadline, doing)
@@ -46,7 +46,7 @@ class Listing:
                 return
             start = rows[-1][0] + "\x01"
 
-    def _undivided(self, prefix: str, deadline: Deadline, doing: str) -> list[str]:
+    def _undivided(self, prefix: str, deadline: CallDeadline, doing: str) -> list[str]:
         """Scopes that are a whole family, or the keys without one."""
         family, slash, rest = prefix.partition("/")
         if slash:
@@ -54,7 +54,7 @@ class Listing:
         known = [scope for scope, _ in self.scopes(layout.FAMILIES, prefix, deadline, doing) if layout.may_hold(scope, prefix)]
         return [layout.NO_FAMILY, *(scope for scope in known if scope != layout.NO_FAMILY)]
 
-    def _divided(self, family: str, prefix: str, after: str, deadline: Deadline, doing: str) -> Iterator[str]:
+    def _divided(self, family: str, prefix: str, after: str, deadline: CallDeadline, doing: str) -> Iterator[str]:
         """Scopes of a divided family in order, from the one that holds the first key."""
         if prefix.count("/") > 1:  # it names the scope
             yield layout.scope_of(prefix)
@@ -79,7 +79,7 @@ def _divided_families(prefix: str) -> list[str]:
 class _Walk:
     """One listing on its way."""
 
-    def __init__(self, calls: Calls, low: str, high: str, page: int, deadline: Deadline, doing: str) -> None:
+    def __init__(self, calls: Calls, low: str, high: str, page: int, deadline: CallDeadline, doing: str) -> None:
         self._calls = calls
         self._low, self._high, self._page = low, high, page
         self._deadline, self._doing = deadline, doing

@@ -27,9 +27,9 @@ from uuid import UUID, uuid4
 
 from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_layout import WriteClock
-from rmgr.adapters.cassandra_rows import Manifest, manifest_of, seen_us
-from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline, key_exists
+from rmgr.adapters.cassandra_rows import ValueManifest, manifest_of, seen_us
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
+from rmgr.adapters.store_rules import CallDeadline, key_exists
 from rmgr.coord.ports import NOTHING
 from rmgr.errors import StoreUnavailable
 
@@ -45,10 +45,10 @@ _FRESH_S = 1.0
 _LONGEST_PAUSE_S = 1.0
 
 #: key -> (manifest, timestamp) as they were read, None where nothing is.
-Seen = dict[str, tuple[Manifest | None, int | None]]
+Seen = dict[str, tuple[ValueManifest | None, int | None]]
 
 
-class Claims:
+class KeyClaims:
     """Claims of one process."""
 
     def __init__(self, calls: Calls, clock: WriteClock) -> None:
@@ -56,8 +56,8 @@ class Claims:
         self._clock = clock
 
     def raise_for(
-        self, keys: Sequence[str], deadline: Deadline, doing: str, replaces: Mapping[str, bytes] = NOTHING
-    ) -> tuple[Claim, Seen]:
+        self, keys: Sequence[str], deadline: CallDeadline, doing: str, replaces: Mapping[str, bytes] = NOTHING
+    ) -> tuple[KeyClaim, Seen]:
         """Claims all of `keys`, none of which has a live value then, other than the one with its hash in `replaces`.
 
         What was seen there tells the timestamp to go above.
@@ -66,7 +66,7 @@ class Claims:
         """
         pause_s = 0.005
         while True:
-            claim = Claim(self._calls, self._clock, tuple(keys))
+            claim = KeyClaim(self._calls, self._clock, tuple(keys))
             begun_s = time.monotonic()
             try:
                 contested, seen = claim.hold(deadline, doing)
@@ -87,7 +87,7 @@ class Claims:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-class Claim:
+class KeyClaim:
     """Flags raised for some keys."""
 
     def __init__(self, calls: Calls, clock: WriteClock, keys: tuple[str, ...]) -> None:
@@ -95,9 +95,9 @@ class Claim:
         self._clock = clock
         self._keys = keys
         self._claimant: UUID = uuid4()
-        self._until = Deadline(HOLD_S)
+        self._until = CallDeadline(HOLD_S)
 
-    def hold(self, deadline: Deadline, doing: str) -> tuple[list[str], Seen]:
+    def hold(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
         """Raises the flags. Returns the keys for which others have raised theirs, and what lies under all of them.
 
         Cost: three requests a key; two round trips for up to 32 keys that nobody else wants, else three.
@@ -117,7 +117,7 @@ class Claim:
         seen |= look(self._calls, [key for key in self._keys if others[key] or key not in seen], deadline, doing)
         return [key for key, held in others.items() if any(held)], seen
 
-    def deadline(self, deadline: Deadline) -> Deadline:
+    def deadline(self, deadline: CallDeadline) -> CallDeadline:
         """The earlier of `deadline` and the moment until which the claim protects a write."""
         return deadline if deadline.at <= self._until.at else self._until
 
@@ -126,16 +126,16 @@ class Claim:
         for request in self._requests(held=False, ttl_s=_WITHDRAWN_TTL_S):
             self._calls.forget(request)
 
-    def _requests(self, *, held: bool, ttl_s: int) -> list[Request]:
+    def _requests(self, *, held: bool, ttl_s: int) -> list[StatementRequest]:
         return [ask("set_claim", key, self._claimant, held, self._clock.next_us(), ttl_s) for key in self._keys]
 
 
-def look(calls: Calls, keys: Sequence[str], deadline: Deadline, doing: str) -> Seen:
+def look(calls: Calls, keys: Sequence[str], deadline: CallDeadline, doing: str) -> Seen:
     """What lies under `keys` now, with timestamps."""
     return _seen(keys, calls.all(_asked(keys), deadline, doing))
 
 
-def _asked(keys: Sequence[str]) -> list[Request]:
+def _asked(keys: Sequence[str]) -> list[StatementRequest]:
     return [ask("value_seen", key) for key in keys]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_layout import chunk_place
-from rmgr.adapters.cassandra_rows import Manifest, manifest_of
-from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline, about_of, data_lost, verify
+from rmgr.adapters.cassandra_rows import ValueManifest, manifest_of
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
+from rmgr.adapters.store_rules import CallDeadline, about_of, data_lost, verify
 from rmgr.coord.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
 from rmgr.model.units import counted
@@ -34,18 +34,18 @@ class Reader:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def manifest(self, key: str, deadline: Deadline, doing: str) -> Manifest | None:
+    def manifest(self, key: str, deadline: CallDeadline, doing: str) -> ValueManifest | None:
         """The live manifest of `key`."""
         found = manifest_of(self._calls.one(ask("value", key), deadline, doing))
         return found if found is not None and found.is_live else None
 
-    def existing(self, keys: list[str], deadline: Deadline, doing: str) -> list[str]:
+    def existing(self, keys: list[str], deadline: CallDeadline, doing: str) -> list[str]:
         """Those of `keys` that have a live value."""
         answers = self._calls.all([ask("value", key) for key in keys], deadline, doing)
         found = zip(keys, map(manifest_of, answers), strict=True)
         return [key for key, manifest in found if manifest is not None and manifest.is_live]
 
-    def get(self, key: str, deadline: Deadline) -> tuple[bytes, About] | None:
+    def get(self, key: str, deadline: CallDeadline) -> tuple[bytes, About] | None:
         """The value whole, and what is known of it; read again from the start when it is replaced meanwhile."""
         doing = f"read {key!r}"
         while True:
@@ -60,7 +60,7 @@ class Reader:
             except Replaced:
                 deadline.check(doing)
 
-    def fetch(self, key: str, path: str, deadline: Deadline) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, deadline: CallDeadline) -> tuple[bytes | None, bytes] | None:
         """The value and its SHA-256; a chunked one is written to the new file `path`, and None. Raises: also OSError, without a file."""
         doing = f"read {key!r}"
         while True:
@@ -81,7 +81,7 @@ class Reader:
             else:
                 return None, manifest.digest
 
-    def _to_file(self, key: str, manifest: Manifest, path: str, deadline: Deadline, doing: str) -> None:
+    def _to_file(self, key: str, manifest: ValueManifest, path: str, deadline: CallDeadline, doing: str) -> None:
         size, digest = 0, sha256()
         deadline.allow(manifest.size)
         requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
@@ -96,11 +96,11 @@ class Reader:
         if size != manifest.size or digest.digest() != manifest.digest:
             raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
 
-    def get_noted_many(self, keys: list[str], deadline: Deadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: list[str], deadline: CallDeadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
         """Values of those `keys` that have one; of those above `largest` bytes only what is known of them."""
         doing = f"read {counted(len(keys), 'value')}"
         found: dict[str, tuple[bytes | None, About]] = {}
-        chunked: dict[str, Manifest] = {}
+        chunked: dict[str, ValueManifest] = {}
         for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
             manifest = manifest_of(rows)
             if manifest is None or not manifest.is_live:
@@ -119,7 +119,7 @@ class Reader:
                 found[key] = again if len(again[0]) <= largest else (None, again[1])
         return found
 
-    def about_many(self, keys: list[str], deadline: Deadline) -> dict[str, About]:
+    def about_many(self, keys: list[str], deadline: CallDeadline) -> dict[str, About]:
         """What is known of those `keys` that have a value."""
         doing = f"look at {counted(len(keys), 'value')}"
         answers = map(manifest_of, self._calls.each([ask("value", key) for key in keys], deadline, doing))
@@ -128,7 +128,7 @@ class Reader:
 
     def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
         """Chunks of the value, four read at a time."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         doing = f"read {key!r}"
         manifest = self.manifest(key, deadline, doing)
         if manifest is None:
@@ -138,13 +138,13 @@ class Reader:
         value = self._inline(key, manifest, deadline, doing)
         return iter((value,) if value else ())
 
-    def _whole(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> bytes:
+    def _whole(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> bytes:
         value = next(self._chunked({key: manifest}, deadline, doing))[1]
         if value is None:
             raise Replaced
         return value
 
-    def _chunked(self, manifests: Mapping[str, Manifest], deadline: Deadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
+    def _chunked(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
         """Values in chunks, one after the other while chunks of the next ones are on their way; None: it was replaced meanwhile."""
         asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
         answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
@@ -158,18 +158,18 @@ class Reader:
                     is_replaced = True
             yield key, None if is_replaced else verify(key, whole.getvalue(), manifest.size, manifest.digest)
 
-    def _noted(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> tuple[bytes, About]:
+    def _noted(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> tuple[bytes, About]:
         value = self._inline(key, manifest, deadline, doing)
         # It may have come from another node's row, with a hash of its own.
         digest = manifest.digest if value is manifest.inline else sha256(value).digest()
         return value, about_of(len(value), manifest.encoding, digest)
 
-    def _stream(self, key: str, manifest: Manifest, timeout_s: float) -> Iterator[bytes]:
+    def _stream(self, key: str, manifest: ValueManifest, timeout_s: float) -> Iterator[bytes]:
         doing = f"read {key!r}"
         seen_bytes = 0
         digest = sha256()
         for start in range(0, manifest.chunks, _STREAM_CHUNKS):
-            deadline = Deadline(timeout_s)
+            deadline = CallDeadline(timeout_s)
             requests = [_chunk_request(manifest, number) for number in range(start, min(start + _STREAM_CHUNKS, manifest.chunks))]
             for request, rows in zip(requests, self._calls.all(requests, deadline, doing), strict=True):
                 try:
@@ -184,7 +184,7 @@ class Reader:
                     raise data_lost(key, f"{seen_bytes:,} of {manifest.size:,} bytes read, the hash differs")
                 yield data
 
-    def _inline(self, key: str, manifest: Manifest, deadline: Deadline, doing: str) -> bytes:
+    def _inline(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> bytes:
         try:
             return verify(key, manifest.inline, manifest.size, manifest.digest)
         except DataLost:
@@ -194,7 +194,9 @@ class Reader:
                     return other.inline
             raise
 
-    def _checked(self, key: str, manifest: Manifest, request: Request, rows: list[Any], deadline: Deadline, doing: str) -> bytes:
+    def _checked(
+        self, key: str, manifest: ValueManifest, request: StatementRequest, rows: list[Any], deadline: CallDeadline, doing: str
+    ) -> bytes:
         """The bytes of one chunk, from another node if these are bad."""
         data = _good(rows)
         if data is not None:
@@ -210,7 +212,7 @@ class Reader:
         raise data_lost(key, f"chunk {number} of {manifest.chunks} is {'damaged' if rows else 'missing'} on every node that was asked")
 
 
-def _chunk_request(manifest: Manifest, number: int) -> Request:
+def _chunk_request(manifest: ValueManifest, number: int) -> StatementRequest:
     return ask("chunk", *chunk_place(manifest.generation, number))
 
 

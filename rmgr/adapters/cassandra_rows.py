@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from rmgr.adapters.cassandra_layout import bucket_of, scope_of
-from rmgr.adapters.cassandra_statements import Request, ask
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
 from rmgr.adapters.store_rules import expiry_ms, marked, now_ms
 from rmgr.coord.ports import Encoding, Note
 from rmgr.errors import UsageError
@@ -27,7 +27,7 @@ _BATCH_BYTES = 4000  # a node warns at 5 KiB
 _DELETED = -1
 
 
-class Manifest(NamedTuple):
+class ValueManifest(NamedTuple):
     """The tuple in the table `value`, field by field."""
 
     size: int
@@ -44,7 +44,7 @@ class Manifest(NamedTuple):
         return self.size >= 0 and (self.expires_ms is None or self.expires_ms > now_ms())
 
 
-DELETED = Manifest(_DELETED, b"", "", None, None, 0, b"")
+DELETED = ValueManifest(_DELETED, b"", "", None, None, 0, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +65,15 @@ def lifetime(ttl_s: float | None) -> Lifetime:
     return Lifetime(expires_ms=expires, ttl_s=math.ceil(ttl_s) + 1)
 
 
-def small(value: bytes, encoding: Encoding, life: Lifetime, note: Note = b"") -> Manifest:
+def small(value: bytes, encoding: Encoding, life: Lifetime, note: Note = b"") -> ValueManifest:
     """The manifest that holds `value` itself."""
     digest = sha256(value).digest()
-    return Manifest(len(value), digest, marked(encoding, note, digest), life.expires_ms, None, 0, value)
+    return ValueManifest(len(value), digest, marked(encoding, note, digest), life.expires_ms, None, 0, value)
 
 
-def manifest_of(rows: list[Any]) -> Manifest | None:
+def manifest_of(rows: list[Any]) -> ValueManifest | None:
     """What "value" or "value_seen" answered."""
-    return Manifest(*rows[0][0]) if rows and rows[0][0] is not None else None
+    return ValueManifest(*rows[0][0]) if rows and rows[0][0] is not None else None
 
 
 def seen_us(rows: list[Any]) -> int | None:
@@ -81,13 +81,13 @@ def seen_us(rows: list[Any]) -> int | None:
     return rows[0][1] if rows else None
 
 
-def value_requests(manifests: Mapping[str, Manifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[Request]:
+def value_requests(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
     """Writes of manifests, in the order of the keys; a deleted one stays for a day."""
     for key, manifest in manifests.items():
         yield ask("set_value", key, tuple(manifest), stamps[key], MARKER_TTL_S if manifest.size < 0 else ttl_s)
 
 
-def requests_at_once(manifests: Mapping[str, Manifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[Request]:
+def requests_at_once(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
     """Writes of manifests and of their index entries, for one round trip."""
     index, values = index_requests(manifests, stamps, ttl_s), value_requests(manifests, stamps, ttl_s)
     if len(manifests) == 1 and all(len(manifest.inline) < _BATCH_BYTES for manifest in manifests.values()):
@@ -97,16 +97,16 @@ def requests_at_once(manifests: Mapping[str, Manifest], stamps: Mapping[str, int
         yield from values
 
 
-def index_requests(manifests: Mapping[str, Manifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[Request]:
+def index_requests(manifests: Mapping[str, ValueManifest], stamps: Mapping[str, int], ttl_s: int) -> Iterator[StatementRequest]:
     """Writes of index entries, those of one partition together."""
     placed = sorted((scope_of(key), bucket_of(key), key) for key in manifests)
     for (scope, bucket), group in groupby(placed, key=lambda place: place[:2]):
         rows = (_index_row(scope, bucket, key, manifests[key], stamps[key], ttl_s) for _, _, key in group)
         for batch in _batches(rows):
-            yield Request("set_index", batch)
+            yield StatementRequest("set_index", batch)
 
 
-def _index_row(scope: str, bucket: int, key: str, manifest: Manifest, stamp: int, ttl_s: int) -> tuple[Any, ...]:
+def _index_row(scope: str, bucket: int, key: str, manifest: ValueManifest, stamp: int, ttl_s: int) -> tuple[Any, ...]:
     return scope, bucket, key, (manifest.size, manifest.expires_ms), stamp, _INDEX_MARKER_TTL_S if manifest.size < 0 else ttl_s
 
 

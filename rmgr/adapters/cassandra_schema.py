@@ -4,7 +4,7 @@ Only that command changes the schema: CREATE TABLE from two nodes at once corrup
 it holds a lock, and the id of every table follows from its name, so that even two would make the same table. A daemon
 reads the version (`version_problem`) and refuses to work with another one.
 
-To change the schema, append a `Migration`. Never edit one that was released; its statements may run twice.
+To change the schema, append a `SchemaMigration`. Never edit one that was released; its statements may run twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
+class SchemaMigration:
     """What leads from the version before to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
 
     version: int
@@ -58,8 +58,8 @@ class Migration:
         return [table.cql(keyspace) for table in self.tables] + [text.format(ks=keyspace) for text in self.statements]
 
 
-MIGRATIONS: tuple[Migration, ...] = (
-    Migration(
+MIGRATIONS: tuple[SchemaMigration, ...] = (
+    SchemaMigration(
         version=1,
         what="values, their chunks and the index of their keys",
         tables=(
@@ -88,7 +88,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             ),
         ),
     ),
-    Migration(
+    SchemaMigration(
         version=2,
         what="create-once without a compare-and-set; collection of chunks that no value refers to",
         tables=(
@@ -111,7 +111,7 @@ NEWEST = MIGRATIONS[-1].version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundSchema:
     """What a cluster has: replication is None without the keyspace, version 0 without a schema."""
 
     nodes_up: int
@@ -122,7 +122,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MigrationStep:
     """One thing to do: `cql` to run, or (empty) the version to write down."""
 
     what: str
@@ -131,15 +131,15 @@ class Step:
 
 
 def plan(
-    found: Found,
+    found: FoundSchema,
     *,
     keyspace: str,
     local_dc: str,
     replication_factor: int,
     change_replication: bool,
     force: bool,
-    migrations: Sequence[Migration] = MIGRATIONS,
-) -> list[Step]:
+    migrations: Sequence[SchemaMigration] = MIGRATIONS,
+) -> list[MigrationStep]:
     """What leads from `found` to the newest schema, nothing when it is there.
 
     Args:
@@ -160,26 +160,26 @@ def plan(
     return [*_keyspace(found, keyspace, local_dc, replication_factor, changes), *_migrate(found.version, keyspace, migrations)]
 
 
-def _keyspace(found: Found, keyspace: str, local_dc: str, factor: int, changes: bool) -> Iterator[Step]:
+def _keyspace(found: FoundSchema, keyspace: str, local_dc: str, factor: int, changes: bool) -> Iterator[MigrationStep]:
     if not changes:
         return
     replication = {**(found.replication or {}), local_dc: factor}
     options = ", ".join(f"'{name}': {count}" for name, count in sorted(replication.items()))
     verb, how = ("CREATE", " IF NOT EXISTS") if found.replication is None else ("ALTER", "")
     cql = f"{verb} KEYSPACE{how} {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', {options}}} AND durable_writes = true"
-    yield Step(what=f"{verb.lower()} keyspace {keyspace}, replication factor {factor} in {local_dc}", cql=cql)
+    yield MigrationStep(what=f"{verb.lower()} keyspace {keyspace}, replication factor {factor} in {local_dc}", cql=cql)
 
 
-def _migrate(version: int, keyspace: str, migrations: Sequence[Migration]) -> Iterator[Step]:
+def _migrate(version: int, keyspace: str, migrations: Sequence[SchemaMigration]) -> Iterator[MigrationStep]:
     for migration in migrations:
         if migration.version <= version:
             continue
         what = f"version {migration.version}: {migration.what}"
-        yield from (Step(what=what, cql=cql) for cql in migration.cql(keyspace))
-        yield Step(what=f"schema version {migration.version}", version=migration.version)
+        yield from (MigrationStep(what=what, cql=cql) for cql in migration.cql(keyspace))
+        yield MigrationStep(what=f"schema version {migration.version}", version=migration.version)
 
 
-def advice(found: Found, *, keyspace: str, local_dc: str, wanted: int, effective: int) -> list[str]:
+def advice(found: FoundSchema, *, keyspace: str, local_dc: str, wanted: int, effective: int) -> list[str]:
     """What an operator should know or type after `plan` was carried out; `effective` is the keyspace's replication factor now."""
     lines = []
     before = effective if found.replication is None else found.replication.get(local_dc, 0)

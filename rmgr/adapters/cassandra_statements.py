@@ -19,7 +19,7 @@ class Statement:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StatementRequest:
     """A statement by name with the values of its markers; several `rows` are one batch within one partition.
 
     beside: another write that goes with it in one batch, to a partition of its own: one round trip and one sync of a commit log for
@@ -28,7 +28,7 @@ class Request:
 
     name: str
     rows: tuple[tuple[Any, ...], ...]
-    beside: Request | None = None
+    beside: StatementRequest | None = None
 
     @property
     def is_write(self) -> bool:
@@ -36,9 +36,9 @@ class Request:
         return STATEMENTS[self.name].is_write
 
 
-def ask(name: str, *values: Any) -> Request:
+def ask(name: str, *values: Any) -> StatementRequest:
     """The request for one row."""
-    return Request(name, (values,))
+    return StatementRequest(name, (values,))
 
 
 def _read(cql: str) -> Statement:

@@ -24,27 +24,27 @@ from uuid import uuid4
 
 from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_layout import WriteClock, bucket_of, chunk_place, is_found_unlisted, is_immutable, scope_of
-from rmgr.adapters.cassandra_link import Connection, Link
+from rmgr.adapters.cassandra_link import CassandraLink, CassandraSession
 from rmgr.adapters.cassandra_listing import Listing
-from rmgr.adapters.cassandra_once import Claims, Seen, look
+from rmgr.adapters.cassandra_once import KeyClaims, Seen, look
 from rmgr.adapters.cassandra_reading import Reader
 from rmgr.adapters.cassandra_rows import (
     DELETED,
     INLINE_BYTES,
     Lifetime,
-    Manifest,
+    ValueManifest,
     index_requests,
     lifetime,
     requests_at_once,
     small,
     value_requests,
 )
-from rmgr.adapters.cassandra_statements import Request, ask
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
 from rmgr.adapters.cassandra_sweep import HOUR_S, Journal, Register
 from rmgr.adapters.cassandra_url import CassandraTarget
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
-    Deadline,
+    CallDeadline,
     bind,
     check_key,
     check_limit,
@@ -70,13 +70,13 @@ _GROUP_BYTES = 4 * 2**20
 
 
 class CassandraStore:
-    """A `Store`. Opening it never waits and never fails because the cluster is away: see `Link`."""
+    """A `Store`. Opening it never waits and never fails because the cluster is away: see `CassandraLink`."""
 
     def __init__(
         self,
         target: CassandraTarget,
         *,
-        dial: Callable[[CassandraTarget], Connection] | None = None,
+        dial: Callable[[CassandraTarget], CassandraSession] | None = None,
         grace_s: float = GRACE_S,
         hour_s: float = HOUR_S,
     ) -> None:
@@ -92,11 +92,11 @@ class CassandraStore:
         self._target = target
         self._clock = WriteClock()
         # Nodes that say nothing are known before the driver is asked; what it takes then is the machine's slowness, and a hanging peer.
-        self._link = Link(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
+        self._link = CassandraLink(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
         self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
         self._reader = Reader(self._calls)
         self._listing = Listing(self._calls)
-        self._claims = Claims(self._calls, self._clock)
+        self._claims = KeyClaims(self._calls, self._clock)
         self._journal = Journal(self._calls, self._listing, self._clock, grace_s=grace_s, hour_s=hour_s)
         self._register = Register(self._calls, self._clock)
 
@@ -114,7 +114,7 @@ class CassandraStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         check_key(key)
         life = lifetime(ttl_s)
         chunks = cut(key, value, CHUNK_BYTES)
@@ -141,7 +141,7 @@ class CassandraStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         life = lifetime(ttl_s)
         for key, value in rows:
             check_key(key)
@@ -165,7 +165,7 @@ class CassandraStore:
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {counted(len(wanted), 'value')}"
         seen = look(self._calls, wanted, deadline, doing)
@@ -178,7 +178,7 @@ class CassandraStore:
         self._calls.all(index_requests(dict.fromkeys([*live, *listed], DELETED), stamps, 0), deadline, doing)
         return [key for key in wanted if key in live]
 
-    def _listed_only(self, keys: Sequence[str], deadline: Deadline, doing: str) -> list[str]:
+    def _listed_only(self, keys: Sequence[str], deadline: CallDeadline, doing: str) -> list[str]:
         """Those that the index has although there is no value: perhaps a writer died between the two."""
         entries = [ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1) for key in keys]
         answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
@@ -193,7 +193,7 @@ class CassandraStore:
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
         check_key(key)
-        found = self._reader.get(key, Deadline(timeout_s))
+        found = self._reader.get(key, CallDeadline(timeout_s))
         return None if found is None else (found[0], found[1].encoding)
 
     def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
@@ -204,7 +204,7 @@ class CassandraStore:
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
         check_key(key)
-        return self._reader.get(key, Deadline(timeout_s))
+        return self._reader.get(key, CallDeadline(timeout_s))
 
     def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
         """See `Store.about`."""
@@ -212,12 +212,12 @@ class CassandraStore:
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
-        return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s))
+        return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s))
 
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `store_rules.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
         check_key(key)
-        return self._reader.fetch(key, path, Deadline(timeout_s))
+        return self._reader.fetch(key, path, CallDeadline(timeout_s))
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """See `Store.get_many`. One request a key, many at a time."""
@@ -228,7 +228,7 @@ class CassandraStore:
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
-        return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), Deadline(timeout_s), largest=largest)
+        return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s), largest=largest)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` holds for every four chunks; the last one is handed out only after the hash agreed.
@@ -241,7 +241,7 @@ class CassandraStore:
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """See `Store.head`."""
         check_key(key)
-        manifest = self._reader.manifest(key, Deadline(timeout_s), f"read {key!r}")
+        manifest = self._reader.manifest(key, CallDeadline(timeout_s), f"read {key!r}")
         return None if manifest is None else (manifest.size, encoding_of(manifest.encoding))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
@@ -250,7 +250,7 @@ class CassandraStore:
         check_prefix(after)
         check_limit(limit)
         found: list[str] = []
-        for key, _ in self._listing.entries(prefix, after, limit, Deadline(timeout_s), f"list {prefix!r}"):
+        for key, _ in self._listing.entries(prefix, after, limit, CallDeadline(timeout_s), f"list {prefix!r}"):
             found.append(key)
             if len(found) == limit:
                 break
@@ -259,18 +259,18 @@ class CassandraStore:
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """See `Store.usage`. Reads every entry of the index below `prefix`, no value."""
         check_prefix(prefix)
-        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, Deadline(timeout_s), f"measure {prefix!r}")]
+        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, CallDeadline(timeout_s), f"measure {prefix!r}")]
         return len(sizes), sum(sizes)
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. Frees chunks without a value; expired rows Cassandra drops by itself, they are not counted."""
-        return self._journal.sweep(Deadline(timeout_s))
+        return self._journal.sweep(CallDeadline(timeout_s))
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Reads a row and writes one, each at the configured consistency; says which of the two fails."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         mark = str(time.time_ns())
         name = f"health/{id(self) % 1024}"
         for doing, request in (
@@ -298,8 +298,8 @@ class CassandraStore:
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _upload(
-        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: Deadline, note: Note, *, most: int
-    ) -> Manifest:
+        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: CallDeadline, note: Note, *, most: int
+    ) -> ValueManifest:
         """Writes the chunks of a new generation, of at most so many bytes; returns the manifest that is to refer to them."""
         return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}", most=most)[key]
 
@@ -308,11 +308,11 @@ class CassandraStore:
         values: Mapping[str, tuple[Iterable[bytes], Note]],
         encoding: Encoding,
         life: Lifetime,
-        deadline: Deadline,
+        deadline: CallDeadline,
         doing: str,
         *,
         most: int,
-    ) -> dict[str, Manifest]:
+    ) -> dict[str, ValueManifest]:
         """The same for several, in chunks and with what is noted beside each: chunks of one are on their way with those of the next."""
         generations = {key: uuid4() for key in values}
         # They count as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
@@ -320,9 +320,9 @@ class CassandraStore:
             self._journal.note(generation, key, later_s=deadline.timeout_s + patience_s(most)) for key, generation in generations.items()
         ]
         self._calls.all(notes, deadline, doing)
-        manifests: dict[str, Manifest] = {}
+        manifests: dict[str, ValueManifest] = {}
 
-        def requests() -> Iterator[Request]:
+        def requests() -> Iterator[StatementRequest]:
             for key, (chunks, note) in values.items():
                 generation, digest = generations[key], sha256()
                 size = count = 0
@@ -333,7 +333,7 @@ class CassandraStore:
                     size += len(data)
                     count += 1
                 whole = digest.digest()
-                manifests[key] = Manifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
+                manifests[key] = ValueManifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
 
         try:
             for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
@@ -347,11 +347,11 @@ class CassandraStore:
 
     def _write(
         self,
-        manifests: Mapping[str, Manifest],
+        manifests: Mapping[str, ValueManifest],
         life: Lifetime,
         *,
         overwrite: bool,
-        deadline: Deadline,
+        deadline: CallDeadline,
         doing: str,
         replaces: Mapping[str, bytes] = NOTHING,
         encoding: Encoding = Encoding.RAW,
@@ -373,7 +373,7 @@ class CassandraStore:
             claim.withdraw()
 
     def _publish(
-        self, manifests: Mapping[str, Manifest], seen: Seen, life: Lifetime, deadline: Deadline, doing: str, *, is_at_once: bool
+        self, manifests: Mapping[str, ValueManifest], seen: Seen, life: Lifetime, deadline: CallDeadline, doing: str, *, is_at_once: bool
     ) -> None:
         replaced = [(key, old.generation) for key, (old, _) in seen.items() if old is not None and old.generation is not None]
         self._calls.all([self._journal.note(generation, key) for key, generation in replaced], deadline, doing)
@@ -387,12 +387,12 @@ class CassandraStore:
         self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
         self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
 
-    def _seen(self, manifests: Mapping[str, Manifest], deadline: Deadline, doing: str) -> Seen:
+    def _seen(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Seen:
         """What the writes are to go above: of keys whose value may change, and of large values, whose chunks are to be freed."""
         mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not is_immutable(key)]
         return look(self._calls, mutable, deadline, doing)
 
-    def _refuse_existing(self, group: Mapping[str, bytes], deadline: Deadline, doing: str) -> None:
+    def _refuse_existing(self, group: Mapping[str, bytes], deadline: CallDeadline, doing: str) -> None:
         """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave it to their claim."""
         if any(len(value) > INLINE_BYTES for value in group.values()):
             taken = self._reader.existing(list(group), deadline, doing)
@@ -400,7 +400,7 @@ class CassandraStore:
                 raise key_exists(sorted(taken))
 
 
-def _driver() -> Callable[[CassandraTarget], Connection]:
+def _driver() -> Callable[[CassandraTarget], CassandraSession]:
     from rmgr.adapters.cassandra import dial
 
     return dial

@@ -20,8 +20,8 @@ from rmgr.adapters.cassandra_calls import Calls
 from rmgr.adapters.cassandra_listing import Listing
 from rmgr.adapters.cassandra_rows import manifest_of
 from rmgr.adapters.cassandra_schema import FOUNDED_NAME
-from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline, now_ms
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
+from rmgr.adapters.store_rules import CallDeadline, now_ms
 
 JOURNAL_TTL_S = 7 * 86_400
 HOUR_S = 3600.0
@@ -46,12 +46,12 @@ class Journal:
         self._hour_ms = int(hour_s * 1000)
         self._walked = ""  # the last scope that was looked at
 
-    def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> Request:
+    def note(self, generation: UUID, key: str, *, later_s: float = 0.0) -> StatementRequest:
         """Notes that `generation` of `key` may be unreferenced from `later_s` seconds on."""
         hour = (now_ms() + int(later_s * 1000)) // self._hour_ms
         return ask("set_journal", hour, layout.journal_part(generation), generation, key, self._clock.next_us(), JOURNAL_TTL_S)
 
-    def sweep(self, deadline: Deadline) -> int:
+    def sweep(self, deadline: CallDeadline) -> int:
         """Works off the hours that are over; returns how many generations were freed and scopes forgotten. Ends early at the deadline."""
         over = (now_ms() - self._grace_ms) // self._hour_ms
         hour = self._first_hour(over, deadline)
@@ -63,14 +63,14 @@ class Journal:
             self._calls.one(ask("set_info", SWEPT, str(hour), self._clock.next_us(), 0), deadline, "sweep")
         return freed + self._forget_scopes(deadline)
 
-    def _first_hour(self, over: int, deadline: Deadline) -> int:
+    def _first_hour(self, over: int, deadline: CallDeadline) -> int:
         oldest = over - int(JOURNAL_TTL_S * 1000) // self._hour_ms
         if rows := self._calls.one(ask("info", SWEPT), deadline, "sweep"):
             return max(oldest, int(rows[0][0]))
         rows = self._calls.one(ask("info", FOUNDED_NAME), deadline, "sweep")
         return max(oldest, int(rows[0][0]) // self._hour_ms) if rows else oldest
 
-    def _noted(self, hour: int, deadline: Deadline) -> Iterator[tuple[UUID, str]]:
+    def _noted(self, hour: int, deadline: CallDeadline) -> Iterator[tuple[UUID, str]]:
         for part in range(layout.JOURNAL_PARTS):
             behind = _NO_UUID
             while True:
@@ -80,7 +80,7 @@ class Journal:
                     break
                 behind = rows[-1][0]
 
-    def _settle(self, generation: UUID, key: str, deadline: Deadline) -> bool:
+    def _settle(self, generation: UUID, key: str, deadline: CallDeadline) -> bool:
         manifest = manifest_of(self._calls.one(ask("value", key), deadline, "sweep"))
         if manifest is not None and manifest.generation == generation:
             return False
@@ -96,7 +96,7 @@ class Journal:
 
     # -- the register of scopes ----------------------------------------------------------------------------------------
 
-    def _forget_scopes(self, deadline: Deadline) -> int:
+    def _forget_scopes(self, deadline: CallDeadline) -> int:
         """Goes on through the register of divided families where the last sweep ended."""
         forgotten = looked = 0
         before_ms = now_ms() - _SCOPE_REST_MS
@@ -126,7 +126,7 @@ class Register:
         self._clock = clock
         self._known: dict[str, float] = {}  # scope -> monotonic time until which it need not be written again
 
-    def requests(self, scopes: Iterable[str], now_s: float) -> list[Request]:
+    def requests(self, scopes: Iterable[str], now_s: float) -> list[StatementRequest]:
         """Writes of those scopes that are due."""
         due = [scope for scope in sorted(scopes) if self._known.get(scope, -math.inf) <= now_s]
         return [ask("set_scope", layout.register_of(scope), scope, now_ms(), self._clock.next_us(), 0) for scope in due]

@@ -48,7 +48,7 @@ _AT_ONCE = 64
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 4
 
 
-class Line:
+class DirectLine:
     """One end. Made with a connected socket (after its handshake); thread-safe.
 
     Args:
@@ -62,8 +62,8 @@ class Line:
         sock: socket.socket,
         *,
         peer: Identity | None,
-        on_message: Callable[[Line, Message], None],
-        on_end: Callable[[Line], None],
+        on_message: Callable[[DirectLine, Message], None],
+        on_end: Callable[[DirectLine], None],
     ) -> None:
         sock.setblocking(False)
         self.peer = peer
@@ -154,10 +154,10 @@ class Line:
 
 def dial(
     address: str, *, credentials: Credentials | None, key_id: str, loop: Loop, timeout_s: float = 2.0, **callbacks: Callable[..., None]
-) -> Line:
+) -> DirectLine:
     """A line to the Starter that listens at `address`. Waits up to `timeout_s` a step.
 
-    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as `Line`.
+    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as `DirectLine`.
     Raises: OSError (ssl.SSLError, TimeoutError), PermissionDenied: somebody else answers there; ConfigError.
     """
     host, _, port = address.rpartition(":")
@@ -171,7 +171,7 @@ def dial(
             peer = peer_of(made)
             if peer.cluster != credentials.identity.cluster or peer.key_id != key_id:
                 raise PermissionDenied(f"{address} is answered by {peer.role} {peer.name}, not by the Starter that registered it")
-        return Line(loop, made, peer=peer, **callbacks)
+        return DirectLine(loop, made, peer=peer, **callbacks)
     except BaseException:
         made.close()
         raise
@@ -183,7 +183,7 @@ class LineServer:
     Args:
         address: host and port to listen on; port 0: any free one.
         credentials: None in an open cluster: whoever reaches the port may have a line.
-        is_revoked: told a key id. on_message: as `Line`. of_one: lines that one user may have, 0 = three quarters of all.
+        is_revoked: told a key id. on_message: as `DirectLine`. of_one: lines that one user may have, 0 = three quarters of all.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class LineServer:
         loop: Loop,
         credentials: Credentials | None,
         is_revoked: Callable[[str], bool],
-        on_message: Callable[[Line, Message], None],
+        on_message: Callable[[DirectLine, Message], None],
         of_one: Callable[[], int] = lambda: 0,
     ) -> None:
         self._loop = loop
@@ -201,7 +201,7 @@ class LineServer:
         self._of_one = of_one
         self._is_revoked = is_revoked
         self._on_message = on_message
-        self._lines: set[Line] = set()
+        self._lines: set[DirectLine] = set()
         self._looks = False
         self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
@@ -309,7 +309,7 @@ class LineServer:
             sock.close()
 
     def _welcome(self, sock: socket.socket, peer: Identity | None) -> None:
-        self._lines.add(Line(self._loop, sock, peer=peer, on_message=self._heard, on_end=self._lines.discard))
+        self._lines.add(DirectLine(self._loop, sock, peer=peer, on_message=self._heard, on_end=self._lines.discard))
         if peer is not None and not self._looks:
             self._looks = True
             self._loop.later(_LOOK_S, self._look)
@@ -323,7 +323,7 @@ class LineServer:
         if self._looks:
             self._loop.later(_LOOK_S, self._look)
 
-    def _heard(self, line: Line, message: Message) -> None:
+    def _heard(self, line: DirectLine, message: Message) -> None:
         if line.peer is not None and self._is_revoked(line.peer.key_id):
             self._lines.discard(line)
             line.close()

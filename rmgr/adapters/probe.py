@@ -11,7 +11,7 @@ import psutil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Hardware:
     """What does not change while a Starter lives. cores: usable by this process. memory_bytes: physical, or its cgroup's limit."""
 
     cores: int
@@ -21,9 +21,9 @@ class Machine:
     python: str
 
 
-def machine() -> Machine:
+def machine() -> Hardware:
     """Describes this machine. Cost: a few ms."""
-    return Machine(
+    return Hardware(
         cores=usable_cores(),
         memory_bytes=min(filter(None, (psutil.virtual_memory().total, _cgroup_memory()))),
         host=platform.node(),

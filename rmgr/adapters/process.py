@@ -119,7 +119,7 @@ class NodeRunner:
         """Exclusive work may run until `end_ns` (CLOCK_BOOTTIME); 0: kill it now."""
         self.lease_end_ns = end_ns
         for slot in list(self.slots.values()):
-            slot.order(frames.Lease(end_ns=end_ns))
+            slot.order(frames.LeaseEnd(end_ns=end_ns))
 
     def close(self, *, timeout_s: float = 5.0, grace_us: int = 0) -> None:
         """Ends all work (SIGTERM, `grace_us`, SIGKILL), all spawners, the thread; removes directories and cgroups.

@@ -33,7 +33,7 @@ def refused(kind: str) -> Future[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class RequestedCommit:
     """A change that a client may make. then: called when it has been made, before he is told; must not block."""
 
     multi: Multi
@@ -41,7 +41,12 @@ class Commit:
 
 
 def committed(
-    permitted: Commit | Conflict, coordinator: SessionCoordinator, timeout_s: float, *, name: str, count: Callable[[str, str], None]
+    permitted: RequestedCommit | Conflict,
+    coordinator: SessionCoordinator,
+    timeout_s: float,
+    *,
+    name: str,
+    count: Callable[[str, str], None],
 ) -> Future[Any]:
     """What a client asks for, as the gateway has built it, or the conflict that it would meet. name: of the operation, for the count."""
     if isinstance(permitted, Conflict):

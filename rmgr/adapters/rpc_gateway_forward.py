@@ -49,7 +49,7 @@ class Routes(Protocol):
         """`endpoint` did not answer: look again whether it is still the one."""
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """As `Gate.count`."""
+        """As `GatewayPort.count`."""
 
 
 class Forwarder:

@@ -24,7 +24,7 @@ import grpc
 from rmgr.adapters.rpc import rebuild
 from rmgr.adapters.rpc_gateway_convert import error_from, multi_to, outcome_from
 from rmgr.adapters.rpc_gateway_dial import VERSION, Gateways, user_metadata, user_name
-from rmgr.adapters.zk_link import Link, LinkState, Trouble
+from rmgr.adapters.zk_link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zk_wire import Acl
 from rmgr.coord.ports import SessionState
 from rmgr.coord.readback import Pending
@@ -47,11 +47,11 @@ _SLOWEST_S = 1.0  # between two tries
 _END = None
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """The session that the link reports to."""
 
-    def link_changing(self, link: Link, state: LinkState) -> None: ...
-    def link_changed(self, link: Link, state: LinkState) -> None: ...
+    def link_changing(self, link: ZookeeperLink, state: LinkState) -> None: ...
+    def link_changed(self, link: ZookeeperLink, state: LinkState) -> None: ...
     def on_answer(self, op: Any, value: object) -> None: ...
 
 
@@ -101,7 +101,9 @@ class GatewayLink:
     Runs from `start` to `end`, trying again for ever.
     """
 
-    def __init__(self, owner: Owner, gateways: Gateways, *, session_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, owner: LinkOwner, gateways: Gateways, *, session_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.session_timeout_s = session_timeout_s
         self.last_answer_s = -math.inf
         self.last_error = ""
@@ -176,8 +178,8 @@ class GatewayLink:
         del acl  # the gateway's
         return _Request("create", path)
 
-    def trouble(self, error: Exception) -> Trouble:
-        return Trouble.ABSENT if isinstance(error, _Absent) else Trouble.OTHER
+    def trouble(self, error: Exception) -> LinkTrouble:
+        return LinkTrouble.ABSENT if isinstance(error, _Absent) else LinkTrouble.OTHER
 
     def check(self) -> None:
         """Leaves a gateway that has said nothing for too long. Called every 0.1 s."""

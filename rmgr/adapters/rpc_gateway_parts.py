@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from rmgr.adapters.rpc import ERROR_KEY
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.ports import About, Encoding, Note
 from rmgr.errors import DataLost
 from rmgr.v1 import gateway_pb2 as pb
@@ -35,7 +35,7 @@ def hash_of(parts: Iterable[bytes | memoryview]) -> bytes:
     return digest.digest()
 
 
-def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: Deadline) -> bool:
+def offer(ahead: queue.Queue[bytes | None], part: bytes | None, call: Any, deadline: CallDeadline) -> bool:
     """Waits for room; False when the call is over, or it does not get on, and nobody takes it any more."""
     while not call.done() and not deadline.passed():
         with suppress(queue.Full):

@@ -10,7 +10,7 @@ import grpc
 
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import caller_of
-from rmgr.adapters.rpc_gateway_server import Gate
+from rmgr.adapters.rpc_gateway_server import GatewayPort
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_gateway_store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.adapters.rpc_limits import Bounds
@@ -38,7 +38,7 @@ _LONGEST_S = 3600.0
 class Rows:
     """The servicer of `rmgr.v1.Store`. bounds: what each user may have of this gateway."""
 
-    def __init__(self, gate: Gate, *, bounds: Bounds | None = None) -> None:
+    def __init__(self, gate: GatewayPort, *, bounds: Bounds | None = None) -> None:
         self._gate = gate
         self._bounds = bounds or Bounds()
         self._room = self._bounds.places("calls", MAX_CALLS)
@@ -255,7 +255,7 @@ class Rows:
 class _Call:
     """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
 
-    def __init__(self, gate: Gate, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
+    def __init__(self, gate: GatewayPort, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
         self._gate = gate
         self._room = room
         self._bounds = bounds

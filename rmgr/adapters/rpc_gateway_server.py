@@ -20,7 +20,7 @@ import grpc
 from rmgr.adapters.rpc import fail
 from rmgr.adapters.rpc_auth import Caller, caller_of
 from rmgr.adapters.rpc_expel import expel
-from rmgr.adapters.rpc_gateway_answers import Commit, check_path, committed, made, name_pieces, refused
+from rmgr.adapters.rpc_gateway_answers import RequestedCommit, check_path, committed, made, name_pieces, refused
 from rmgr.adapters.rpc_gateway_bounds import ANSWER_BYTES, ROOM_LOOK_S, SMALL_BYTES, Booking, Tarpit, take_place
 from rmgr.adapters.rpc_gateway_convert import error_to, multi_from, outcome_to, stat_to, znode_to
 from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
@@ -49,7 +49,7 @@ _LONGEST_S, _TIMEOUTS_S = 3600.0, (0.5, 60.0)
 _LOOK_S = 0.5
 
 
-class Gate(Protocol):
+class GatewayPort(Protocol):
     """What the daemon decides and counts. Called on threads of the server. caller: who the client is, as his certificate says."""
 
     endpoint: str
@@ -58,7 +58,7 @@ class Gate(Protocol):
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """A session of its own, that connects in the background."""
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> Commit | Conflict:
+    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
         """What is committed for him, built by the gateway itself; or the conflict that `multi` would surely meet.
 
         May read itself, and so block. Raises PermissionDenied, what else may not be, CoordinationUnavailable.
@@ -98,7 +98,7 @@ class Sessions:
     """
 
     def __init__(
-        self, gate: Gate, *, most: int = 200, is_revoked: Callable[[str], bool] = lambda _: False, bounds: Bounds | None = None
+        self, gate: GatewayPort, *, most: int = 200, is_revoked: Callable[[str], bool] = lambda _: False, bounds: Bounds | None = None
     ) -> None:
         self._gate = gate
         self._is_revoked = is_revoked
@@ -178,7 +178,7 @@ class Sessions:
 
 
 class _Session:
-    def __init__(self, gate: Gate, context: grpc.ServicerContext, bounds: Bounds, user: str) -> None:
+    def __init__(self, gate: GatewayPort, context: grpc.ServicerContext, bounds: Bounds, user: str) -> None:
         self.user = user
         self._gate = gate
         self._context = context

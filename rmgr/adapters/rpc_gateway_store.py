@@ -36,7 +36,7 @@ from rmgr.adapters.rpc_gateway_parts import (
 )
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
-    Deadline,
+    CallDeadline,
     check_key,
     check_limit,
     check_prefix,
@@ -55,8 +55,7 @@ from rmgr.v1 import gateway_pb2_grpc
 
 T = TypeVar("T")
 
-#: Keys of one page of a listing.
-PAGE_KEYS = 1000
+PAGE_KEYS = 1000  #: of one page of a listing
 _AHEAD = 4  # parts of a large value that wait to be sent
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 
@@ -93,7 +92,7 @@ class GatewayStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         check_key(key)
         expiry_ms(ttl_s)
         if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
@@ -126,7 +125,7 @@ class GatewayStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         expiry_ms(ttl_s)
         small: list[tuple[str, bytes]] = []
         large: list[tuple[str, bytes, bytes]] = []
@@ -149,14 +148,14 @@ class GatewayStore:
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
         request = pb.KeyRequest(key=check_key(key))
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         doubt: list[bool] = []
         reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
         return bool(reply.deleted or doubt)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. After a lost answer all are said to have been there; from an older gateway they are asked one by one."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         gone: set[str] = set()
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
@@ -191,7 +190,7 @@ class GatewayStore:
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         check_key(key)
         found = self._get(key, deadline)
         if found is None or not found.large:
@@ -217,7 +216,7 @@ class GatewayStore:
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         found: dict[str, About] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
@@ -239,7 +238,7 @@ class GatewayStore:
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. Values above 2 MiB one by one after the others, and from an older gateway all."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         found: dict[str, tuple[bytes | None, About]] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some], largest=largest)
@@ -260,7 +259,7 @@ class GatewayStore:
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. What was read is not read again: a gateway that dies under it ends it with StoreUnavailable."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         size = self.head(key, timeout_s=timeout_s)
         if size is None:
             return None
@@ -280,7 +279,7 @@ class GatewayStore:
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Asks for a page of 1,000 at a time."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         check_limit(limit)
         request = pb.ListRequest(prefix=check_prefix(prefix), after=check_prefix(after))
         found: list[str] = []
@@ -319,7 +318,7 @@ class GatewayStore:
         ttl_s: float | None,
         *,
         overwrite: bool,
-        deadline: Deadline,
+        deadline: CallDeadline,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
     ) -> None:
@@ -347,13 +346,13 @@ class GatewayStore:
 
         self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if overwrite else all_mine)
 
-    def _get(self, key: str, deadline: Deadline) -> Any:
+    def _get(self, key: str, deadline: CallDeadline) -> Any:
         found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
         return found if found.found else None
 
     # -- large values
 
-    def _holds(self, key: str, whole: memoryview, encoding: Encoding, deadline: Deadline) -> bool:
+    def _holds(self, key: str, whole: memoryview, encoding: Encoding, deadline: CallDeadline) -> bool:
         """That value stands there: after a lost answer it is ours. It is read in parts."""
         is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
         return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
@@ -366,15 +365,16 @@ class GatewayStore:
         encoding: Encoding,
         ttl_s: float | None,
         overwrite: bool,
-        deadline: Deadline,
+        deadline: CallDeadline,
         note: Note,
     ) -> None:
         first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
         self._call(stub.Write, with_last(first, parts, note), deadline)
 
     def _put_stream(
-        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None, *, overwrite: bool, deadline: Deadline, note: Note
-    ) -> None:
+        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None,
+        *, overwrite: bool, deadline: CallDeadline, note: Note,
+    ) -> None:  # fmt: skip
         """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
         if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
             raise key_exists([key])
@@ -410,7 +410,7 @@ class GatewayStore:
                     ahead.get_nowait()
             ahead.put(None)
 
-    def _read(self, stub: Any, key: str, deadline: Deadline) -> Generator[Any, None, None]:
+    def _read(self, stub: Any, key: str, deadline: CallDeadline) -> Generator[Any, None, None]:
         call = stub.Read(pb.KeyRequest(key=key), timeout=self._left(deadline), metadata=self._metadata)
         try:
             yield from call
@@ -439,20 +439,20 @@ class GatewayStore:
         if self._closed:
             raise StoreUnavailable("the store was closed")
 
-    def _left(self, deadline: Deadline) -> float:
+    def _left(self, deadline: CallDeadline) -> float:
         return max(0.001, deadline.left_s())
 
-    def _call(self, method: Callable[..., Any], request: Any, deadline: Deadline) -> Any:
+    def _call(self, method: Callable[..., Any], request: Any, deadline: CallDeadline) -> Any:
         return method(request, timeout=self._left(deadline), metadata=self._metadata)
 
     def _ask(self, method: str, request: Any, timeout_s: float, what: str) -> Any:
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         return self._repeat(lambda stub: self._call(getattr(stub, method), request, deadline), deadline, what)
 
     def _repeat(
         self,
         what: Callable[[Any], T],
-        deadline: Deadline,
+        deadline: CallDeadline,
         doing: str,
         *,
         mine: Callable[[], bool] | None = None,

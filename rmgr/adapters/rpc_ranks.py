@@ -38,7 +38,7 @@ class Step:
     row: str = ""
 
 
-class Link(Protocol):
+class RanksLink(Protocol):
     """Both directions of one launch, on the node that runs it."""
 
     def send(self, data: bytes) -> bool:
@@ -66,7 +66,7 @@ class RanksAnswers(Protocol):
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
         """(bytes, key of a row): what the step gives. Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
 
-    def launch(self, node: str, hold: str) -> Link:
+    def launch(self, node: str, hold: str) -> RanksLink:
         """Raises: NotFound where no such hold has its cores; Unavailable."""
 
 
@@ -156,7 +156,7 @@ class _Servicer:
             link.close()
 
 
-def feed(requests: Iterator[Any], link: Link, first: bytes) -> None:
+def feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
     """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
     with suppress(grpc.RpcError):
         if first and not link.send(first):

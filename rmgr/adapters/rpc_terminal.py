@@ -13,7 +13,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc import OPTIONS
 from rmgr.adapters.rpc_auth import Caller, caller_of, open_channel
 from rmgr.adapters.rpc_errors import fail, rebuild
-from rmgr.adapters.rpc_ranks import Link, feed
+from rmgr.adapters.rpc_ranks import RanksLink, feed
 from rmgr.model.identity import Role
 from rmgr.v1 import terminal_pb2, terminal_pb2_grpc
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class TerminalAnswers(Protocol):
     """Implemented by the Starter; called on threads of the server."""
 
-    def attach(self, submission: int, index: int, *, caller: Caller) -> Link:
+    def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
         """The terminal of a command that runs here. Raises: NotFound, PermissionDenied, Unavailable while it is not there yet."""
 
 

@@ -28,7 +28,7 @@ class UserUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class UseAnswer:
     """An answer. age_s: of its oldest number. problem: why numbers of the cluster are missing, "" when they are there."""
 
     users: Mapping[str, UserUse]
@@ -40,7 +40,7 @@ class Told:
 class UseAnswers(Protocol):
     """Implemented by leader and gateway; called on threads of the server."""
 
-    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         """Of `users`, none = of the caller, and of everybody if he is a gateway. Raises PermissionDenied, Unavailable."""
 
 
@@ -71,7 +71,7 @@ class UseClient:
         self._channel = open_channel(endpoint, credentials, role, OPTIONS)
         self._metadata = ((USER_KEY, user),) if user else ()
 
-    def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> Told:
+    def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> UseAnswer:
         """Raises PermissionDenied, Unavailable."""
         request = limits_pb2.UseRequest(users=users, fresh=fresh)
         ask: Callable[..., Any] = limits_pb2_grpc.LimitsStub(self._channel).Use
@@ -81,7 +81,7 @@ class UseClient:
             raise rebuild(error, self.endpoint) from None
         found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
         limits = msgspec.json.decode(reply.settings, type=UserLimits) if reply.settings else UserLimits()
-        return Told(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
+        return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
 
     def close(self) -> None:
         """Ends the channel. Idempotent."""

@@ -207,11 +207,11 @@ class Slot:
 
     def suspend(self, seq: int) -> None:
         """Stops all processes of the running command in place."""
-        self.order(frames.Suspend(seq=seq))
+        self.order(frames.SuspendWork(seq=seq))
 
     def resume(self, seq: int) -> None:
         """Continues after `suspend`."""
-        self.order(frames.Suspend(seq=seq, resume=True))
+        self.order(frames.SuspendWork(seq=seq, resume=True))
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
         """(what the running command `seq` has written to "stdout" or "stderr" from `offset`, the next offset).

@@ -19,12 +19,12 @@ from typing import Self, TypeVar
 from rmgr.adapters import sqlite_rows as table
 from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
-from rmgr.adapters.sqlite_rows import Row
+from rmgr.adapters.sqlite_rows import ManifestRow
 from rmgr.adapters.sqlite_values import ValueFiles
 from rmgr.adapters.sqlite_writer import Writer
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
-    Deadline,
+    CallDeadline,
     about_of,
     bind,
     check_key,
@@ -91,7 +91,7 @@ class SqliteStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         check_key(key)
         expires_ms = expiry_ms(ttl_s)
         stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
@@ -99,7 +99,7 @@ class SqliteStore:
             raise key_exists([key])  # early; what decides is the check in the last commit
         first = next(stages, b"")
         second = next(stages, None)
-        row = Row(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
+        row = ManifestRow(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
         if second is None and len(first) <= CHUNK_BYTES:
             digest = sha256(first).digest()
             row = row._replace(size=len(first), sha256=digest, encoding=marked(encoding, note, digest), inline=first)
@@ -113,8 +113,8 @@ class SqliteStore:
         check_key(key)
         size = sum(map(len, parts))
         check_size(key, size)
-        deadline = Deadline(timeout_s)
-        row = Row(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
+        deadline = CallDeadline(timeout_s)
+        row = ManifestRow(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
         if size > CHUNK_BYTES:
             self._large.put(row, parts, overwrite=True, deadline=deadline)
         else:
@@ -132,9 +132,9 @@ class SqliteStore:
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         expires_ms = expiry_ms(ttl_s)
-        small: list[Row] = []
+        small: list[ManifestRow] = []
         large: list[tuple[str, bytes, bytes]] = []
         weight = 0
         for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
@@ -145,7 +145,7 @@ class SqliteStore:
                 check_size(key, len(value))
                 large.append((key, value, note))
                 continue
-            small.append(Row(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
+            small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
                 self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
@@ -158,11 +158,11 @@ class SqliteStore:
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """See `Store.delete`. The file of a large value goes with a `sweep`."""
         check_key(key)
-        return self._write(lambda connection: table.delete(connection, key), Deadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
+        return self._write(lambda connection: table.delete(connection, key), CallDeadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A commit for every 2,000 keys."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         gone: set[str] = set()
         for start in range(0, len(wanted), _DELETED_ROWS):
@@ -190,7 +190,7 @@ class SqliteStore:
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
         check_key(key)
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         row = self._select(key, deadline)
         if row is None:
             return None
@@ -206,7 +206,7 @@ class SqliteStore:
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`. One statement for every 256 keys."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         found: dict[str, About] = {}
         for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
@@ -219,7 +219,7 @@ class SqliteStore:
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `store_rules.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         row = self._select(key, deadline)
         if row is not None and row.chunks and self._large.fetch(row, path, deadline):
             return None, row.sha256
@@ -237,7 +237,7 @@ class SqliteStore:
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))
         found: dict[str, tuple[bytes | None, About]] = {}
         chunked: list[str] = []
@@ -261,7 +261,7 @@ class SqliteStore:
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed."""
         check_key(key)
-        row = self._select(key, Deadline(timeout_s))
+        row = self._select(key, CallDeadline(timeout_s))
         if row is None:
             return None
         if row.chunks:
@@ -272,7 +272,7 @@ class SqliteStore:
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """See `Store.head`."""
         check_key(key)
-        with self._reading(Deadline(timeout_s), f"read {key!r} from", key) as connection:
+        with self._reading(CallDeadline(timeout_s), f"read {key!r} from", key) as connection:
             row = table.select_head(connection, key)
         return None if row is None else (row[0], encoding_of(row[1]))
 
@@ -281,20 +281,20 @@ class SqliteStore:
         check_prefix(prefix)
         check_prefix(after)
         check_limit(limit)
-        with self._reading(Deadline(timeout_s), f"list {prefix!r} in") as connection:
+        with self._reading(CallDeadline(timeout_s), f"list {prefix!r} in") as connection:
             return table.select_keys(connection, prefix, after, limit)
 
     def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
         """See `Store.usage`. Reads every manifest below `prefix`, no value."""
         check_prefix(prefix)
-        with self._reading(Deadline(timeout_s), f"measure {prefix!r} in") as connection:
+        with self._reading(CallDeadline(timeout_s), f"measure {prefix!r} in") as connection:
             return table.select_usage(connection, prefix)
 
     # -- looking after it ---------------------------------------------------------------------------------------------
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
         """See `Store.sweep`. In small commits, so that others write in between; ends early at the deadline, without error."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         before_ms = now_ms() - self._grace_ms
         removed = 0
         more = True
@@ -306,7 +306,7 @@ class SqliteStore:
 
     def health(self, *, timeout_s: float = 5.0) -> str | None:
         """See `Store.health`. Writes one row (one commit) and reads it back."""
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         name = f"health/{os.getpid() % 64}"
         mark = f"{os.getpid()} {now_ms()} {id(deadline)}"
 
@@ -335,19 +335,19 @@ class SqliteStore:
 
     # -- private ------------------------------------------------------------------------------------------------------
 
-    def _select(self, key: str, deadline: Deadline) -> Row | None:
+    def _select(self, key: str, deadline: CallDeadline) -> ManifestRow | None:
         with self._reading(deadline, f"read {key!r} from", key) as connection:
             return table.select(connection, key)
 
-    def _write(self, run: Callable[[sqlite3.Connection], T], deadline: Deadline, weight_bytes: int, doing: str) -> T:
+    def _write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, weight_bytes: int, doing: str) -> T:
         return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing)
 
-    def _reading(self, deadline: Deadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
+    def _reading(self, deadline: CallDeadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
     def _put_rows(
-        self, batch: list[Row], weight: int, *, overwrite: bool, deadline: Deadline, replaces: Mapping[str, bytes] = NOTHING
+        self, batch: list[ManifestRow], weight: int, *, overwrite: bool, deadline: CallDeadline, replaces: Mapping[str, bytes] = NOTHING
     ) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
         if overwrite:
@@ -361,5 +361,5 @@ class SqliteStore:
         self._write(run, deadline, weight, doing)
 
 
-def _whole(row: Row) -> tuple[bytes, Encoding]:
+def _whole(row: ManifestRow) -> tuple[bytes, Encoding]:
     return verify(row.key, row.inline or b"", row.size, row.sha256), encoding_of(row.encoding)

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable
 
 #: Version of the tables (`PRAGMA user_version`); others are refused.
@@ -64,7 +64,7 @@ class StoreFile:
         self.path = Path(path).expanduser().resolve()  # one side file, whatever links lead here
         self.lock_path = self.path.with_name(self.path.name + ".lock")
         self.values_path = self.path.with_name(self.path.name + ".values")  #: directory of large values, made with the first
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         self._check_place(create=create)
         if create:
             self._create_file()
@@ -193,7 +193,7 @@ class StoreFile:
             f"cannot {doing} the store {self.path}: {error.strerror}", hint="check the owner and mode of the file and of its directory"
         )
 
-    def _ensure_schema(self, deadline: Deadline) -> None:
+    def _ensure_schema(self, deadline: CallDeadline) -> None:
         connection = self.connect(writes=True)
         try:
             if self._verify(connection):
@@ -235,7 +235,7 @@ class StoreFile:
             )
         return False
 
-    def _lock(self, deadline: Deadline) -> None:
+    def _lock(self, deadline: CallDeadline) -> None:
         while True:
             try:
                 fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from rmgr.adapters.sqlite_file import StoreFile, is_corrupt
-from rmgr.adapters.store_rules import Deadline, data_lost
+from rmgr.adapters.store_rules import CallDeadline, data_lost
 from rmgr.errors import RmgrError, StoreUnavailable
 
 _BUSY_MS = 5000
@@ -25,7 +25,7 @@ class Readers:
         self._closed = False
 
     @contextmanager
-    def reading(self, deadline: Deadline, doing: str, key: str = "") -> Iterator[sqlite3.Connection]:
+    def reading(self, deadline: CallDeadline, doing: str, key: str = "") -> Iterator[sqlite3.Connection]:
         """A connection for the length of the block; its statements are cut off at the deadline.
 
         Args:
@@ -79,10 +79,10 @@ class _Reader:
     def __init__(self, file: StoreFile) -> None:
         self.connection = file.connect()
         self._busy_ms = -1
-        self._deadline = Deadline(0)
+        self._deadline = CallDeadline(0)
         self.connection.set_progress_handler(self._too_late, _STEPS_BETWEEN_CHECKS)
 
-    def until(self, deadline: Deadline) -> None:
+    def until(self, deadline: CallDeadline) -> None:
         self._deadline = deadline
         busy_ms = min(int(deadline.left_s() * 1000), _BUSY_MS)
         if busy_ms != self._busy_ms:

@@ -34,7 +34,7 @@ _REPLACE = (
 _INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?,?,?,?)'] * n)} {_REPLACE}" for n in _ROWS_PER_STATEMENT}
 
 
-class Row(NamedTuple):
+class ManifestRow(NamedTuple):
     """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it.
 
     chunks: how many pieces of `CHUNK_BYTES` the value's file has.
@@ -50,16 +50,16 @@ class Row(NamedTuple):
     inline: bytes | None
 
 
-def select(connection: sqlite3.Connection, key: str) -> Row | None:
+def select(connection: sqlite3.Connection, key: str) -> ManifestRow | None:
     """The row of `key`, None if there is none or it has expired."""
     row = connection.execute(f"SELECT {_COLUMNS} FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
-    return None if row is None else Row(*row)
+    return None if row is None else ManifestRow(*row)
 
 
-def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[Row]:
+def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[ManifestRow]:
     """The rows of up to `KEYS_PER_STATEMENT` keys; what is larger than `largest` bytes comes without its value."""
     sql = f"SELECT {_COLUMNS_UP_TO} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
-    return [Row(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
+    return [ManifestRow(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
 
 
 def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | None:
@@ -91,7 +91,7 @@ def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]
     return count, size
 
 
-def insert(connection: sqlite3.Connection, rows: list[Row]) -> None:
+def insert(connection: sqlite3.Connection, rows: list[ManifestRow]) -> None:
     """Writes rows in the order given; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
 
     Each statement gives up the interpreter's lock and has to win it back, which costs 5 ms a time beside a thread that
@@ -150,7 +150,7 @@ class Swept(StoreUnavailable):
     """A sweep may have taken what was being written: it is not committed."""
 
 
-def end_upload(connection: sqlite3.Connection, manifest: Row, *, overwrite: bool) -> None:
+def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwrite: bool) -> None:
     """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
 
     Raises: KeyExists; Swept.

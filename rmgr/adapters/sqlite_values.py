@@ -21,9 +21,9 @@ from pathlib import Path
 from rmgr.adapters import sqlite_rows as table
 from rmgr.adapters.sqlite_file import StoreFile
 from rmgr.adapters.sqlite_readers import Readers
-from rmgr.adapters.sqlite_rows import Row
+from rmgr.adapters.sqlite_rows import ManifestRow
 from rmgr.adapters.sqlite_writer import Writer
-from rmgr.adapters.store_rules import CHUNK_BYTES, Deadline, data_lost, now_ms, patience_s
+from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
 from rmgr.coord.ports import MAX_VALUE_BYTES
 from rmgr.errors import KeyExists, StoreUnavailable
 
@@ -55,7 +55,13 @@ class ValueFiles:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def put(
-        self, row: Row, parts: Iterable[bytes], *, overwrite: bool, deadline: Deadline, mark: Callable[[bytes], str] | None = None
+        self,
+        row: ManifestRow,
+        parts: Iterable[bytes],
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        mark: Callable[[bytes], str] | None = None,
     ) -> None:
         """Makes a file of `parts` durable, then commits the manifest `row`; `row.sha256`: if it is known; mark: its encoding.
 
@@ -82,7 +88,7 @@ class ValueFiles:
             _remove(path)
             raise  # of other errors it may not be known whether it is committed: then a sweep finds out
 
-    def _reserve(self, deadline: Deadline, doing: str) -> int:
+    def _reserve(self, deadline: CallDeadline, doing: str) -> int:
         """A generation whose file a sweep leaves alone for as long as this call may last."""
         with self._lock:
             now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
@@ -94,7 +100,7 @@ class ValueFiles:
                 self._free_until_ms = until_ms - _RESERVED_MS // 4
             return self._free.pop()
 
-    def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: Deadline, doing: str) -> tuple[int, bytes]:
+    def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
         """The file, durable, and its name too; (size, SHA-256, `known` where that is not empty)."""
         digest = sha256()
         size = 0
@@ -152,7 +158,7 @@ class ValueFiles:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, row: Row, deadline: Deadline) -> tuple[Row, bytes] | None:
+    def get(self, row: ManifestRow, deadline: CallDeadline) -> tuple[ManifestRow, bytes] | None:
         """The value of the key of `row`, not yet compared, with its present row. Raises: DataLost, StoreUnavailable."""
         while True:
             try:
@@ -166,18 +172,18 @@ class ValueFiles:
                 return None if now is None else (now, now.inline or b"")
             row = now
 
-    def stream(self, row: Row, timeout_s: float) -> Iterator[bytes]:
+    def stream(self, row: ManifestRow, timeout_s: float) -> Iterator[bytes]:
         """The value of `row` in pieces, the last one only when the hash agreed. It may be replaced and swept meanwhile."""
         try:
             file = self._open(row)
         except FileNotFoundError:
-            self._again(row, Deadline(timeout_s))
+            self._again(row, CallDeadline(timeout_s))
             raise StoreUnavailable(f"the value of {row.key!r} was replaced or deleted while it was read", hint="read it again") from None
         except OSError as error:
             raise self._file.os_error(error, f"read {row.key!r} from") from error
         return self._pieces(row, file)
 
-    def _pieces(self, row: Row, file: io.FileIO) -> Iterator[bytes]:
+    def _pieces(self, row: ManifestRow, file: io.FileIO) -> Iterator[bytes]:
         digest, left = sha256(), row.size
         with file:
             while left:
@@ -193,7 +199,7 @@ class ValueFiles:
                     raise data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
                 yield piece
 
-    def fetch(self, row: Row, path: str, deadline: Deadline) -> bool:
+    def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline) -> bool:
         """Makes `path` a second name of the file of `row`, or a copy, which is read through and compared. False: it was just replaced.
 
         Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
@@ -215,7 +221,7 @@ class ValueFiles:
             _remove(Path(path))
             raise
 
-    def _compare(self, row: Row, path: str | Path, copy: io.FileIO | None, deadline: Deadline) -> bool:
+    def _compare(self, row: ManifestRow, path: str | Path, copy: io.FileIO | None, deadline: CallDeadline) -> bool:
         digest, size = sha256(), 0
         room = memoryview(bytearray(_HASH_BYTES))
         with open(os.open(path, _OLD), "rb", buffering=0) as file:
@@ -230,10 +236,10 @@ class ValueFiles:
             raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
         return True
 
-    def _open(self, row: Row) -> io.FileIO:
+    def _open(self, row: ManifestRow) -> io.FileIO:
         return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
 
-    def _again(self, row: Row, deadline: Deadline) -> Row | None:
+    def _again(self, row: ManifestRow, deadline: CallDeadline) -> ManifestRow | None:
         """Its file is gone: the row as it is now. Raises: DataLost if it is the same."""
         with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
             now = table.select(connection, row.key)
@@ -243,7 +249,7 @@ class ValueFiles:
 
     # -- what is not needed any more --------------------------------------------------------------------------------------
 
-    def free(self, before_ms: int, deadline: Deadline) -> int:
+    def free(self, before_ms: int, deadline: CallDeadline) -> int:
         """Removes files that nobody has referred to since `before_ms`; returns how many generations that were."""
         freed = 0
         while not deadline.passed():
@@ -261,7 +267,7 @@ class ValueFiles:
                 break
         return freed
 
-    def _write(self, run: Callable[[sqlite3.Connection], None], deadline: Deadline) -> None:
+    def _write(self, run: Callable[[sqlite3.Connection], None], deadline: CallDeadline) -> None:
         self._writer.write(run, deadline, weight_bytes=_ROW_BYTES, doing="sweep")
 
     def _path(self, generation: int) -> Path:

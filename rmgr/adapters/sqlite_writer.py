@@ -20,8 +20,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from rmgr.adapters.sqlite_file import PAGE_BYTES, StoreFile, is_busy
-from rmgr.adapters.sqlite_rows import MAX_ROWS, Row, insert
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.sqlite_rows import MAX_ROWS, ManifestRow, insert
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Write:
 
     __slots__ = ("doing", "ended", "error", "given_up", "rows", "run", "taken", "value", "weight_bytes")
 
-    def __init__(self, run: Callable[[sqlite3.Connection], Any] | None, rows: list[Row], weight_bytes: int, doing: str) -> None:
+    def __init__(self, run: Callable[[sqlite3.Connection], Any] | None, rows: list[ManifestRow], weight_bytes: int, doing: str) -> None:
         # `run` does its statements in the open transaction. It may run twice (a group that failed is retried one by one)
         # and must have changed nothing when it raises an error of the house. Without it, `rows` are inserted.
         self.run = run
@@ -88,11 +88,11 @@ class Writer:
         self._thread.start()
         _WRITERS.add(self)
 
-    def insert(self, rows: list[Row], deadline: Deadline, *, weight_bytes: int, doing: str) -> None:
+    def insert(self, rows: list[ManifestRow], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> None:
         """Inserts rows, replacing existing ones, and returns when they are durable. The fast way: see `_commit_rows`."""
         self.wait(self._enqueue(Write(None, rows, weight_bytes, doing), deadline), deadline)
 
-    def write(self, run: Callable[[sqlite3.Connection], T], deadline: Deadline, *, weight_bytes: int, doing: str) -> T:
+    def write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> T:
         """Runs `run` inside a transaction and returns its value once that is durable.
 
         Args:
@@ -105,11 +105,11 @@ class Writer:
         value: T = self.wait(self.begin(run, deadline, weight_bytes=weight_bytes, doing=doing), deadline)
         return value
 
-    def begin(self, run: Callable[[sqlite3.Connection], Any], deadline: Deadline, *, weight_bytes: int, doing: str) -> Write:
+    def begin(self, run: Callable[[sqlite3.Connection], Any], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> Write:
         """Queues a write for `wait`; itself waits only for room in the queue. For writes in several steps."""
         return self._enqueue(Write(run, [], weight_bytes, doing), deadline)
 
-    def wait(self, write: Write, deadline: Deadline) -> Any:
+    def wait(self, write: Write, deadline: CallDeadline) -> Any:
         """The value of a write; raises its error, or `StoreUnavailable` at the deadline."""
         if not write.ended.acquire(timeout=deadline.left_s()):
             with self._lock:
@@ -143,7 +143,7 @@ class Writer:
         if self._pid == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
-    def _enqueue(self, write: Write, deadline: Deadline) -> Write:
+    def _enqueue(self, write: Write, deadline: CallDeadline) -> Write:
         self.check_not_forked()
         with self._lock:
             while not self._closed and self._queued_bytes and self._queued_bytes + write.weight_bytes > MAX_QUEUED_BYTES:

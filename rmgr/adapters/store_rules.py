@@ -31,7 +31,7 @@ def patience_s(size: int) -> float:
     return size / SLOWEST_BYTES_S
 
 
-class Deadline:
+class CallDeadline:
     """A point in monotonic time until which a call may last."""
 
     __slots__ = ("at", "timeout_s")

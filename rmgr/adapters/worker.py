@@ -163,11 +163,11 @@ class Worker:
 
     def suspend(self) -> None:
         """Stops the worker and what it started in place."""
-        self.slot.order(frames.Suspend(worker=self.number))
+        self.slot.order(frames.SuspendWork(worker=self.number))
 
     def resume(self) -> None:
         """Continues after `suspend`."""
-        self.slot.order(frames.Suspend(worker=self.number, resume=True))
+        self.slot.order(frames.SuspendWork(worker=self.number, resume=True))
 
     def grant(self, seq: int) -> None:
         """Answers `WorkerUnblocking`: the task has its cores back."""

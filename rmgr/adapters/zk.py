@@ -46,8 +46,8 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from rmgr.adapters.zk_acl import AccessLists, RoleLists
-from rmgr.adapters.zk_history import History
-from rmgr.adapters.zk_link import LinkState, Trouble, ZkSecurity, open_socket
+from rmgr.adapters.zk_history import SeenHistory
+from rmgr.adapters.zk_link import LinkState, LinkTrouble, ZkSecurity, open_socket
 from rmgr.adapters.zk_outbox import Outbox
 from rmgr.adapters.zk_pings import Pings
 from rmgr.adapters.zk_probe import explain, look_at_all, tls_sentence
@@ -70,10 +70,10 @@ _TLS_RECORDS = 64
 #: QUOTAEXCEEDED of KeeperException.java. kazoo does not know the code, and would end the connection over it.
 _QuotaExceeded = EXCEPTIONS[-125] = type("QuotaExceededError", (ZookeeperError,), {"code": -125})
 _TROUBLES = {
-    NoNodeError: Trouble.ABSENT,
-    NodeExistsError: Trouble.EXISTS,
-    NoAuthError: Trouble.DENIED,
-    _QuotaExceeded: Trouble.FULL,
+    NoNodeError: LinkTrouble.ABSENT,
+    NodeExistsError: LinkTrouble.EXISTS,
+    NoAuthError: LinkTrouble.DENIED,
+    _QuotaExceeded: LinkTrouble.FULL,
 }
 _LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
 _STATES = {
@@ -144,7 +144,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self._last_read_s = -math.inf
         self._woken = False
         self._outbox = Outbox()
-        self._history = History(client)
+        self._history = SeenHistory(client)
         self._is_tls = client.security.tls
 
     def start(self) -> None:
@@ -386,8 +386,8 @@ class _Client(KazooClient):  # type: ignore[misc]
     def create_request(self, path: str, acl: tuple[Acl, ...]) -> Create:
         return Create(path, b"", _to_kazoo(acl), 0)
 
-    def trouble(self, error: Exception) -> Trouble:
-        return Trouble.LOST if isinstance(error, _LOSSES) else _TROUBLES.get(type(error), Trouble.OTHER)
+    def trouble(self, error: Exception) -> LinkTrouble:
+        return LinkTrouble.LOST if isinstance(error, _LOSSES) else _TROUBLES.get(type(error), LinkTrouble.OTHER)
 
 
 class _Access(GetACL):  # type: ignore[misc]

@@ -26,7 +26,7 @@ class Seer(Protocol):
     security: ZkSecurity
 
 
-class History:
+class SeenHistory:
     """Of one client. When two looks at a leading server agree, what the client has seen is forgotten: then it connects, its
     session turns out to be gone, and its daemon finds another cluster, or none, in the tree.
     """

@@ -68,7 +68,7 @@ def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, secur
         raise
 
 
-class Trouble(Enum):
+class LinkTrouble(Enum):
     """What an error of the server means for the operation."""
 
     LOST = "lost"
@@ -88,7 +88,7 @@ class LinkState(Enum):
     DEAD = "dead"
 
 
-class Link(Protocol):
+class ZookeeperLink(Protocol):
     """What `adapters/zk.py` supplies. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
 
     session_timeout_s: float
@@ -107,4 +107,4 @@ class Link(Protocol):
     def children_request(self, path: str, watch: Callable[[object], None] | None) -> Any: ...
     def sync_request(self, path: str) -> Any: ...
     def create_request(self, path: str, acl: tuple[Acl, ...]) -> Any: ...
-    def trouble(self, error: Exception) -> Trouble: ...
+    def trouble(self, error: Exception) -> LinkTrouble: ...

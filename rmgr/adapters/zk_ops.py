@@ -8,7 +8,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 from rmgr.adapters.zk_bulk import Refused
-from rmgr.adapters.zk_link import Trouble
+from rmgr.adapters.zk_link import LinkTrouble
 from rmgr.adapters.zk_wire import OP_MULTI, Failure, decode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat, Unknown
 from rmgr.coord.readback import Pending, Prove
@@ -23,12 +23,12 @@ _FULL = (
 _NO_RIGHT = "what each role may do is in SECURITY.md; are the credentials in [security] dir (RMGR_SECURITY_DIR) the right ones?"
 
 
-class Owner(Protocol):
+class OperationOwner(Protocol):
     """The session that the operations report to."""
 
     root: str
 
-    def trouble(self, error: Exception) -> Trouble: ...
+    def trouble(self, error: Exception) -> LinkTrouble: ...
     def on_answer(self, op: Commit | Read, value: object) -> None: ...
     def on_next_step(self, op: Read, request: Any) -> None: ...
     def on_error(self, op: Commit | Read, error: Exception) -> None: ...
@@ -55,7 +55,7 @@ class Commit(Pending):
     __slots__ = ("body", "deadline_s", "future", "owner")
     type = OP_MULTI
 
-    def __init__(self, owner: Owner, multi: Multi, body: bytes, deadline_s: float) -> None:
+    def __init__(self, owner: OperationOwner, multi: Multi, body: bytes, deadline_s: float) -> None:
         super().__init__(multi)
         self.owner = owner
         self.body = body
@@ -79,10 +79,10 @@ class Commit(Pending):
     def set_exception(self, error: Exception) -> None:
         self.owner.on_error(self, error)
 
-    def on_trouble(self, trouble: Trouble, error: Exception) -> object:
+    def on_trouble(self, trouble: LinkTrouble, error: Exception) -> object:
         """The outcome for an error that concerns the request as a whole."""
         assert self.multi is not None
-        if trouble is Trouble.DENIED:
+        if trouble is LinkTrouble.DENIED:
             return PermissionDenied(f"{self.multi.name}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
         return RmgrError(f"{self.multi.name}: ZooKeeper answered {error!r}")
 
@@ -116,7 +116,7 @@ class Read(Pending):
     __slots__ = ("deadline_s", "finish", "first", "future", "owner", "path", "request", "watch")
 
     def __init__(
-        self, owner: Owner, request: Any, finish: Callable[[Any], object], deadline_s: float, path: str, watch: Watch | None = None
+        self, owner: OperationOwner, request: Any, finish: Callable[[Any], object], deadline_s: float, path: str, watch: Watch | None = None
     ) -> None:
         super().__init__(None)
         self.owner = owner
@@ -139,12 +139,12 @@ class Read(Pending):
     def set_exception(self, error: Exception) -> None:
         self.owner.on_error(self, error)
 
-    def on_trouble(self, trouble: Trouble, error: Exception) -> object:
-        if trouble in {Trouble.ABSENT, Trouble.EXISTS}:
+    def on_trouble(self, trouble: LinkTrouble, error: Exception) -> object:
+        if trouble in {LinkTrouble.ABSENT, LinkTrouble.EXISTS}:
             return None
-        if trouble is Trouble.DENIED:
+        if trouble is LinkTrouble.DENIED:
             return PermissionDenied(f"{self.path}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
-        if trouble is Trouble.FULL:
+        if trouble is LinkTrouble.FULL:
             return over_quota("ENSURE", self.path.removeprefix(self.owner.root))
         return RmgrError(f"{self.path}: ZooKeeper answered {error!r}")
 
@@ -178,7 +178,7 @@ def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list
 class Proof:
     """Gathers the reads of one `Prove` order."""
 
-    def __init__(self, owner: Owner, order: Prove) -> None:
+    def __init__(self, owner: OperationOwner, order: Prove) -> None:
         self.owner = owner
         self.op = order.op
         self.seen: list[Stamped | None] = [None] * len(order.paths)
@@ -202,9 +202,9 @@ class ProofPart:
 
     def set_exception(self, error: Exception) -> None:
         trouble = self.proof.owner.trouble(error)
-        if trouble is Trouble.LOST:
+        if trouble is LinkTrouble.LOST:
             return  # the link fell: the proof is ordered again
-        if trouble is not Trouble.ABSENT:
+        if trouble is not LinkTrouble.ABSENT:
             self.proof.cause = f"the proof cannot be read: {error!r}"
         self.proof.put(self.index, None)
 

@@ -20,7 +20,7 @@ from rmgr.errors import CoordinationUnavailable, NotConnected, RmgrError, Unavai
 _STANDARD_PORT = 2181
 
 
-class Finding(StrEnum):
+class ServerFinding(StrEnum):
     """What one server does."""
 
     SERVES = "serves"
@@ -35,11 +35,11 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ProbedServer:
     """What was seen of one server. report: the answer to `srvr`."""
 
     server: str
-    finding: Finding
+    finding: ServerFinding
     detail: str = ""
     report: str = ""
 
@@ -76,7 +76,7 @@ def split_hosts(hosts: str) -> list[str]:
     return [server if server.rpartition(":")[2].isdigit() and ":" in server else f"{server}:{_STANDARD_PORT}" for server in servers]
 
 
-def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> Look:
+def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> ProbedServer:
     """Looks at one server. Never raises for what the server does. Cost: up to `timeout_s`, a name's resolution comes on top."""
     host, _, port = server.rpartition(":")
     security = security or ZkSecurity()
@@ -85,18 +85,20 @@ def look(server: str, security: ZkSecurity | None = None, *, timeout_s: float = 
     except Unavailable as error:
         return _why(server, error.__cause__, timeout_s)
     if "Mode:" in text:
-        return Look(server=server, finding=Finding.SERVES, report=text)
+        return ProbedServer(server=server, finding=ServerFinding.SERVES, report=text)
     if "not in the whitelist" in text:
-        return Look(server=server, finding=Finding.ANSWERS)
+        return ProbedServer(server=server, finding=ServerFinding.ANSWERS)
     if "not currently serving" in text:
-        return Look(server=server, finding=Finding.NO_QUORUM)
-    return Look(server=server, finding=Finding.CLOSES, detail="" if security.tls else "is it a port for TLS? [security] zookeeper_tls")
+        return ProbedServer(server=server, finding=ServerFinding.NO_QUORUM)
+    return ProbedServer(
+        server=server, finding=ServerFinding.CLOSES, detail="" if security.tls else "is it a port for TLS? [security] zookeeper_tls"
+    )
 
 
-def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> list[Look]:
+def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: float = 1.0) -> list[ProbedServer]:
     """Looks at every server at the same time; one whose name takes longer to resolve is SILENT."""
     servers = split_hosts(hosts)
-    seen: list[Look] = [Look(server=server, finding=Finding.SILENT, detail=f"{timeout_s:g} s") for server in servers]
+    seen: list[ProbedServer] = [ProbedServer(server=server, finding=ServerFinding.SILENT, detail=f"{timeout_s:g} s") for server in servers]
 
     def put(index: int) -> None:
         seen[index] = look(servers[index], security, timeout_s=timeout_s)
@@ -109,45 +111,45 @@ def look_at_all(hosts: str, security: ZkSecurity | None = None, *, timeout_s: fl
     return list(seen)
 
 
-def explain(hosts: str, looks: Sequence[Look], waited_s: float) -> RmgrError:
+def explain(hosts: str, looks: Sequence[ProbedServer], waited_s: float) -> RmgrError:
     """The error for "no session within `waited_s`": names every server, what it does, and what to do about it."""
     found = {look.finding for look in looks}
     sentences = "; ".join(look.sentence for look in looks) if len(looks) > 1 else "".join(f"it {look.what}" for look in looks)
-    if Finding.SERVES in found:
+    if ServerFinding.SERVES in found:
         return CoordinationUnavailable(
             f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}",
             hint="it is overloaded, or the way there loses data: try again with a longer --timeout; its log tells more",
         )
-    if Finding.TLS in found:
+    if ServerFinding.TLS in found:
         return NotConnected(
             f"no ZooKeeper at {hosts}: {sentences}",
             hint="is it a port for TLS (secureClientPort), as zookeeper_tls = true says? a server's certificate and ca.crt of the bundle "
             "must belong together, be in date and name the host: rmgr doctor",
         )
-    if found & {Finding.ANSWERS, Finding.NO_QUORUM}:
+    if found & {ServerFinding.ANSWERS, ServerFinding.NO_QUORUM}:
         hint = f"more than half of the servers ({len(looks)}) must run: start the others"
         return CoordinationUnavailable(f"ZooKeeper at {hosts} has no quorum: {sentences}", hint=hint)
-    if found & {Finding.SILENT, Finding.CLOSES}:
+    if found & {ServerFinding.SILENT, ServerFinding.CLOSES}:
         hint = "does it hang, is a firewall in between, is TLS on at both ends? rmgr doctor looks closer"
         return CoordinationUnavailable(f"ZooKeeper at {hosts} gave no session within {round(waited_s, 1):g} s: {sentences}", hint=hint)
     return NotConnected(f"no ZooKeeper at {hosts}: {sentences}", hint="start a cluster with `rmgr dev`, or name one with --zk or RMGR_ZK")
 
 
-def _why(server: str, cause: BaseException | None, timeout_s: float) -> Look:
+def _why(server: str, cause: BaseException | None, timeout_s: float) -> ProbedServer:
     match cause:
         case ssl.SSLError():
-            return Look(server=server, finding=Finding.TLS, detail=tls_sentence(cause))
+            return ProbedServer(server=server, finding=ServerFinding.TLS, detail=tls_sentence(cause))
         case TimeoutError():
-            return Look(server=server, finding=Finding.SILENT, detail=f"{timeout_s:g} s")
+            return ProbedServer(server=server, finding=ServerFinding.SILENT, detail=f"{timeout_s:g} s")
         case ConnectionRefusedError():
-            return Look(server=server, finding=Finding.REFUSES)
+            return ProbedServer(server=server, finding=ServerFinding.REFUSES)
         case socket.gaierror():
-            return Look(server=server, finding=Finding.UNKNOWN)
+            return ProbedServer(server=server, finding=ServerFinding.UNKNOWN)
         case ConnectionError():
-            return Look(server=server, finding=Finding.CLOSES)
+            return ProbedServer(server=server, finding=ServerFinding.CLOSES)
         case OSError():
-            return Look(server=server, finding=Finding.UNREACHABLE, detail=cause.strerror or str(cause))
-    return Look(server=server, finding=Finding.UNREACHABLE, detail=str(cause))
+            return ProbedServer(server=server, finding=ServerFinding.UNREACHABLE, detail=cause.strerror or str(cause))
+    return ProbedServer(server=server, finding=ServerFinding.UNREACHABLE, detail=str(cause))
 
 
 def tls_sentence(error: ssl.SSLError) -> str:

@@ -20,19 +20,19 @@ from typing import Any, Self
 from rmgr.adapters.zk_acl import AccessLists, lists_of
 from rmgr.adapters.zk_bulk import MOST, BulkRead, MomentRead, flatten, gather
 from rmgr.adapters.zk_guard import Guard
-from rmgr.adapters.zk_link import Link, LinkState, Trouble
+from rmgr.adapters.zk_link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zk_ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl, encode_multi
 from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
 from rmgr.coord.ports import SessionState
-from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, Send, Sync
+from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, SendOperation, Sync
 from rmgr.errors import PermissionDenied
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 
 
 class SessionCoordinator(abc.ABC):
-    """`coord.ports.Coordinator` on a `Link`.
+    """`coord.ports.Coordinator` on a `ZookeeperLink`.
 
     Args:
         chroot: absolute path of the cluster in the ensemble, "" or "/a/b".
@@ -72,7 +72,7 @@ class SessionCoordinator(abc.ABC):
             self._guard.start()
 
     @abc.abstractmethod
-    def _open(self, session: tuple[int, bytes] | None) -> Link:
+    def _open(self, session: tuple[int, bytes] | None) -> ZookeeperLink:
         """A new link that connects in the background, continuing `session` if given."""
 
     # -- the port
@@ -219,7 +219,7 @@ class SessionCoordinator(abc.ABC):
             match order:
                 case Answer() | Refuse():
                     told.append(order)
-                case Send(op):
+                case SendOperation(op):
                     self._link.push(op.request, op)  # type: ignore[attr-defined]
                 case Sync():
                     self._link.push(self._link.sync_request(self.root or "/"), Nobody())
@@ -231,7 +231,7 @@ class SessionCoordinator(abc.ABC):
 
     # -- the link's thread
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LinkTrouble:
         """What an error of the link means."""
         return self._link.trouble(error)
 
@@ -251,11 +251,11 @@ class SessionCoordinator(abc.ABC):
     def on_error(self, op: Commit | Read, error: Exception) -> None:
         """The server refused `op`, or the link fell under it."""
         trouble = self._link.trouble(error)
-        if trouble is Trouble.LOST:
+        if trouble is LinkTrouble.LOST:
             # With the link down this is no news. With the link up (SessionMoved) only a new connection helps.
             if self._usable.is_set():
                 self._link.drop_link()
-        elif trouble is Trouble.ABSENT and isinstance(op, Read) and op.watch is not None:
+        elif trouble is LinkTrouble.ABSENT and isinstance(op, Read) and op.watch is not None:
             self.on_next_step(op, self._link.stat_request(op.path, op.watch))
         else:
             self.on_answer(op, op.on_trouble(trouble, error))
@@ -267,14 +267,14 @@ class SessionCoordinator(abc.ABC):
             told = self._carry_out(orders)
         _tell(told)
 
-    def link_changing(self, link: Link, state: LinkState) -> None:
+    def link_changing(self, link: ZookeeperLink, state: LinkState) -> None:
         """The link is about to change to `state`; nothing is sent from here on until CONNECTED."""
         if state is not LinkState.CONNECTED and link is self._current():
             with self._lock:
                 self._usable.clear()
                 self._pipe.down()
 
-    def link_changed(self, link: Link, state: LinkState) -> None:
+    def link_changed(self, link: ZookeeperLink, state: LinkState) -> None:
         """The link has changed to `state`."""
         if link is not self._current():
             return
@@ -292,10 +292,10 @@ class SessionCoordinator(abc.ABC):
                 if not self._closing.is_set():
                     self._announce(SessionState.SUSPENDED)
 
-    def _current(self) -> Link | None:
+    def _current(self) -> ZookeeperLink | None:
         return getattr(self, "_link", None)
 
-    def _connected(self, link: Link) -> None:
+    def _connected(self, link: ZookeeperLink) -> None:
         if self._session[0] and self._session[0] != link.session[0]:
             self._lose_session()
         with self._lock:

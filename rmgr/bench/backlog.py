@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from rmgr.bench.jvm_heap import live_heap_bytes
-from rmgr.bench.measuring import SETUP, Bench, Plan, Row, row, two_slots
+from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.process_cost import children_of, cpu_s, pss_bytes
 from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
@@ -46,7 +46,7 @@ class _Figure:
     detail: dict[str, float] = field(default_factory=dict)
 
 
-def backlog(plan: Plan) -> list[Row]:
+def backlog(plan: MeasuringPlan) -> list[Row]:
     """1,000,000 no-op tasks queued while the node is drained, then run; 100,000 in 2,000 submissions; and an empty queue beside them.
 
     The processor's time a task stands beside each rate: it tells more on a busy machine. Each repetition has a cluster of its own:
@@ -68,7 +68,7 @@ def _row(figures: list[_Figure]) -> Row:
     return row("rmgr", SETUP, one.what, one.unit, [figure.value for figure in figures], ratio=ratio, **detail)
 
 
-def _figures(plan: Plan, bench: Bench, *, is_first: bool) -> list[_Figure]:
+def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figure]:
     """Of one repetition. is_first: of this process."""
     _run(_fill(bench, 1, 2_000))
     # First: memory that earlier tasks have left behind would hide what these take.
@@ -85,7 +85,7 @@ def _figures(plan: Plan, bench: Bench, *, is_first: bool) -> list[_Figure]:
 
 
 def _queued(
-    plan: Plan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
+    plan: MeasuringPlan, bench: Bench, submissions: int, total: int, *, weighs: bool = False, weighs_client: bool = False
 ) -> tuple[list[_Figure], _Figure]:
     """Fills the queue of a drained node, and runs it: (what it took to fill it, how it ran). weighs: the memory, too."""
     what = f"{total} tasks in {submissions} submissions"

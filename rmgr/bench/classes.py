@@ -14,12 +14,12 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from rmgr.bench.live_workload import Stage, pipeline_with
-from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.live_workload import WorkloadStage, pipeline_with
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.reality import Compared, compare, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.sim.models.hpc2500 import hpc2500
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 NODES, CORES, JOBS, SEED = 8, 8, 200, 2
 SETUP = f"1 ZooKeeper (fsync), SQLite, {NODES} Starters of {CORES} cores"
@@ -73,7 +73,7 @@ def workload(system: str, *, jobs: int = JOBS, seed: int = SEED, pace: float = 1
     return Workload(name=f"hpc2500/{_SCALE}", jobs=placed, processors=NODES * CORES)
 
 
-def _small(job: Job, pace: float) -> Job:
+def _small(job: WorkloadJob, pace: float) -> WorkloadJob:
     cpus = max(1, job.processors // _SCALE)
     threads = cpus if job.processes == 1 else 2 if job.threads > _SCALE and cpus % 2 == 0 else 1
     run_us = _run_us(job.run_us / SECOND, pace)
@@ -86,7 +86,7 @@ def _run_us(seconds: float, pace: float) -> int:
     return round(_SHORTEST_US * pace * longer) // 1000 * 1000
 
 
-def classes(plan: Plan) -> list[Row]:
+def classes(plan: MeasuringPlan) -> list[Row]:
     """All three on one cluster, one after the other."""
     count = plan.count(JOBS)
     rows: list[Row] = []
@@ -95,7 +95,7 @@ def classes(plan: Plan) -> list[Row]:
         DevCluster(Path(where) / "cluster", nodes=NODES, cores=CORES) as cluster,
         connected(cluster) as connection,
     ):
-        stage = Stage(connection)
+        stage = WorkloadStage(connection)
         for system in SYSTEMS:
             jobs = workload(system, jobs=count)
             tables = document(system)

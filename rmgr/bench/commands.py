@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from rmgr.adapters.zk_wire import four_letter
-from rmgr.bench.measuring import SETUP, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.bench.measuring import SETUP, Bench, MeasuringPlan, Row, percentile, row, two_slots
 from rmgr.bench.tasks import no_op
 from rmgr.client.taskqueue import TaskQueue
 
@@ -41,7 +41,7 @@ class _Run:
     transactions: int
 
 
-def commands(plan: Plan) -> list[Row]:
+def commands(plan: MeasuringPlan) -> list[Row]:
     """`--help`, `status`, `jobs` and `submit` with 100,000 queued tasks in 100 submissions; each after a `python -c pass`."""
     tasks, submissions = plan.count(_TASKS), plan.count(_SUBMISSIONS)
     times = min(_TIMES, plan.count(_TIMES))

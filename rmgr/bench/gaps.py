@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmgr.bench.live_workload import Stage, pipeline_with, send
-from rmgr.bench.measuring import Plan, Row, percentile, row
+from rmgr.bench.live_workload import WorkloadStage, pipeline_with, send
+from rmgr.bench.measuring import MeasuringPlan, Row, percentile, row
 from rmgr.coord import paths
 from rmgr.errors import Unavailable
 from rmgr.model.placing import Rigid
@@ -42,7 +42,7 @@ class Gaps:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: MeasuringPlan,
         connection: Any,
         directory: Path,
         *,
@@ -53,7 +53,7 @@ class Gaps:
         setup: str,
     ) -> None:
         self._plan, self._engine, self._directory = plan, connection.submitter, directory
-        self._stage = Stage(connection)
+        self._stage = WorkloadStage(connection)
         self._draft, self._begin = draft, begin
         self._nodes, self._cores, self._setup = nodes, cores * len(nodes), setup
 

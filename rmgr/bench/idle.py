@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
@@ -39,14 +39,14 @@ with ProcessPoolExecutor(int(sys.argv[1])) as pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessGroup:
     """Processes that are counted together."""
 
     name: str
     pids: tuple[int, ...]
 
 
-def idle(plan: Plan) -> list[Row]:
+def idle(plan: MeasuringPlan) -> list[Row]:
     """A fresh cluster whose workers have run something, and a `ProcessPoolExecutor` of as many workers, left alone side by side."""
     window_s = max(0.5, _WINDOW_S * min(1.0, plan.scale))
     with (
@@ -58,7 +58,7 @@ def idle(plan: Plan) -> list[Row]:
         _warm(cluster)
         cluster.look_away()  # an idle cluster has no client
         time.sleep(min(_REST_S, window_s))
-        theirs, ours = [Part("ProcessPoolExecutor(6)", (pool, *children_of(pool)))], parts_of(cluster)
+        theirs, ours = [ProcessGroup("ProcessPoolExecutor(6)", (pool, *children_of(pool)))], parts_of(cluster)
         samples: list[dict[str, Cost]] = []
         memory: list[dict[str, float]] = []
         for number in range(1, plan.repetitions + 1):
@@ -73,13 +73,13 @@ def idle(plan: Plan) -> list[Row]:
     return [*_rows(theirs, ours, samples), *_memory_rows(theirs, ours, memory)]
 
 
-def parts_of(cluster: DevCluster) -> list[Part]:
+def parts_of(cluster: DevCluster) -> list[ProcessGroup]:
     """ZooKeeper, each daemon, and apart from it the spawners and workers of each Starter."""
     parts = []
     for process in cluster.state.processes:
-        parts.append(Part(f"{process.role} {process.id}", (process.pid,)))
+        parts.append(ProcessGroup(f"{process.role} {process.id}", (process.pid,)))
         if process.role == "starter":
-            parts.append(Part(f"spawners and workers of {process.id}", tuple(children_of(process.pid))))
+            parts.append(ProcessGroup(f"spawners and workers of {process.id}", tuple(children_of(process.pid))))
     return parts
 
 
@@ -96,7 +96,7 @@ def _warm(cluster: DevCluster) -> None:
     raise Unavailable("not every slot has a warm worker", hint="the machine is too busy for this measurement")
 
 
-def _cost(part: Part) -> Cost:
+def _cost(part: ProcessGroup) -> Cost:
     total = Cost(0.0, 0)
     for pid in part.pids:
         with contextlib.suppress(ProcessLookupError):
@@ -108,8 +108,8 @@ def _by(cost: Cost, seconds: float) -> Cost:
     return Cost(cost.cpu_s / seconds, round(cost.wakeups / seconds))
 
 
-def _rows(theirs: Sequence[Part], ours: Sequence[Part], samples: Sequence[dict[str, Cost]]) -> list[Row]:
-    def one(system: str, setup: str, what: str, parts: Sequence[Part], ratio: float | None = None) -> Row:
+def _rows(theirs: Sequence[ProcessGroup], ours: Sequence[ProcessGroup], samples: Sequence[dict[str, Cost]]) -> list[Row]:
+    def one(system: str, setup: str, what: str, parts: Sequence[ProcessGroup], ratio: float | None = None) -> Row:
         cpu = [100 * sum(sample[part.name].cpu_s for part in parts) for sample in samples]
         wakeups = sorted(sum(sample[part.name].wakeups for part in parts) for sample in samples)[len(samples) // 2]
         return row(system, setup, f"idle, {what}", "% of a core", cpu, ratio=ratio, wakeups_per_s=wakeups)
@@ -119,8 +119,8 @@ def _rows(theirs: Sequence[Part], ours: Sequence[Part], samples: Sequence[dict[s
     return rows + [one("rmgr", SETUP, part.name, [part]) for part in ours]
 
 
-def _memory_rows(theirs: Sequence[Part], ours: Sequence[Part], memory: Sequence[dict[str, float]]) -> list[Row]:
-    def one(system: str, setup: str, what: str, parts: Sequence[Part], ratio: float | None = None) -> Row:
+def _memory_rows(theirs: Sequence[ProcessGroup], ours: Sequence[ProcessGroup], memory: Sequence[dict[str, float]]) -> list[Row]:
+    def one(system: str, setup: str, what: str, parts: Sequence[ProcessGroup], ratio: float | None = None) -> Row:
         values = [sum(sample[part.name] for part in parts) for sample in memory]
         return row(system, setup, f"memory, {what}", "MiB PSS", values, ratio=ratio, processes=sum(len(part.pids) for part in parts))
 

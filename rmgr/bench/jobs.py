@@ -28,13 +28,13 @@ import psutil
 
 from rmgr.bench.gaps import Gaps
 from rmgr.bench.live_workload import send
-from rmgr.bench.measuring import Plan, Row, connected, percentile, row, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
 from rmgr.bench.process_cost import children_of, cpu_s
 from rmgr.bench.tasks import no_op
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
-from rmgr.client.ports import First, LanePort, TaskSpec
+from rmgr.client.ports import FirstTasks, LanePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
@@ -58,7 +58,7 @@ exec rmgr run sh -c 'date +%s%N > "$0.$RMGR_RANK"' "$1"
 _RANKS = 4
 
 
-def jobs(plan: Plan) -> list[Row]:
+def jobs(plan: MeasuringPlan) -> list[Row]:
     """A cluster for each size of nodes."""
     rows = []
     for cores in _CORES:
@@ -98,7 +98,7 @@ class _Used:
 
 
 class _Bench:
-    def __init__(self, plan: Plan, cluster: DevCluster, connection: Connection, directory: Path, cores: int) -> None:
+    def __init__(self, plan: MeasuringPlan, cluster: DevCluster, connection: Connection, directory: Path, cores: int) -> None:
         assert isinstance(connection.submitter, Engine)
         self._plan, self._cluster, self._connection, self._directory = plan, cluster, connection, directory
         self._engine = connection.submitter
@@ -145,7 +145,7 @@ class _Bench:
         """See `bench_gaps`. The policy of the cluster is another afterwards."""
 
         def begin(draft: Submission, count: int) -> None:
-            _add(self._engine.open(draft, Ends(count), timeout_s=30.0), count)
+            _add(self._engine.open(draft, AwaitedEnds(count), timeout_s=30.0), count)
 
         nodes = tuple(sorted(process.id for process in self._cluster.state.processes if process.role == "starter"))
         setup = self._setup.replace("easy", "connection_reservation")
@@ -165,7 +165,7 @@ class _Bench:
         return admit(draft, self._engine.settings(), self._engine.nodes())
 
     def _array(self, count: int) -> None:
-        ends = Ends(count)
+        ends = AwaitedEnds(count)
         lane = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
         _add(lane, count)
         ends.wait()
@@ -176,10 +176,10 @@ class _Bench:
                 raise RmgrError("wrong results")
 
     def _many(self, count: int) -> None:
-        ends = Ends(count)
+        ends = AwaitedEnds(count)
         draft = self._draft(Command(argv=("/bin/true",)))
         for _ in range(count):
-            self._engine.open(draft, ends, timeout_s=30.0, first=First(spec=TaskSpec(), payloads=[b""], complete=True))
+            self._engine.open(draft, ends, timeout_s=30.0, first=FirstTasks(spec=TaskSpec(), payloads=[b""], complete=True))
         ends.wait()
 
     # -- ranks
@@ -208,7 +208,7 @@ class _Bench:
         base = self._directory / f"job-{name}"
         rigid = Rigid(processes=_RANKS, nodes=2)
         draft = self._draft(Command(argv=("/bin/sh", "-c", _SCRIPT, "sh", str(base))), rigid=rigid)
-        ends = Ends(1)
+        ends = AwaitedEnds(1)
         began_ns = time.time_ns()
         number = send(self._engine, draft)
         self._engine.attach(number, ends, own=False, timeout_s=30.0)
@@ -219,7 +219,7 @@ class _Bench:
         return (said[0] - began_ns) / 1e6, (max(said[1:]) - began_ns) / 1e6
 
 
-class Ends:
+class AwaitedEnds:
     """Waits for so many tasks; each must be COMPLETED."""
 
     def __init__(self, count: int) -> None:

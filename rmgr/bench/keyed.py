@@ -17,7 +17,7 @@ from itertools import count as counter
 
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, percentile, row, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percentile, row, two_slots
 from rmgr.bench.process_cost import MIB, cpu_s
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
@@ -40,7 +40,7 @@ _BARE, _POOL, _OURS = "a bare program, n requests at once", f"ProcessPoolExecuto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class KeyedShape:
     """What a task reads and writes."""
 
     name: str
@@ -49,14 +49,14 @@ class Shape:
 
 
 _SHAPES = (
-    Shape(name="in and out", reads=True, writes=True),
-    Shape(name="in", reads=True, writes=False),
-    Shape(name="out", reads=False, writes=True),
-    Shape(name="neither", reads=False, writes=False),
+    KeyedShape(name="in and out", reads=True, writes=True),
+    KeyedShape(name="in", reads=True, writes=False),
+    KeyedShape(name="out", reads=False, writes=True),
+    KeyedShape(name="neither", reads=False, writes=False),
 )
 
 
-def keyed(plan: Plan) -> list[Row]:
+def keyed(plan: MeasuringPlan) -> list[Row]:
     """Tasks by keys on SQLite, and on three ZooKeepers and one Cassandra where `plan.cassandra`: rates, one alone, cost, memory."""
     rows: list[Row] = []
     for setup, store, zookeepers, most in [(SETUP, "", 1, _TASKS), (_CASSANDRA_SETUP, OWN_CASSANDRA, 3, _TASKS_ON_CASSANDRA)]:
@@ -77,7 +77,7 @@ def keyed(plan: Plan) -> list[Row]:
 class _Field:
     """One cluster, its store opened a second time for the bare program, and the pool."""
 
-    def __init__(self, plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str, most: int) -> None:
+    def __init__(self, plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup: str, most: int) -> None:
         self._plan = plan
         self._bench = bench
         self._pool = pool
@@ -87,7 +87,7 @@ class _Field:
         self._fresh = counter()
         list(pool.map(_produce, [1] * 100))
         with _put(bench, [f"keyed/warm/{n}" for n in range(50)], 100) as names:
-            self._ours(Shape(name="", reads=True, writes=True), names, 100)
+            self._ours(KeyedShape(name="", reads=True, writes=True), names, 100)
 
     def close(self) -> None:
         """Lets go of the store."""
@@ -129,7 +129,7 @@ class _Field:
                 ]
         return rows
 
-    def _best_at_once(self, shape: Shape, names: Sequence[str], size: int) -> int:
+    def _best_at_once(self, shape: KeyedShape, names: Sequence[str], size: int) -> int:
         """How many requests at once bring the bare program furthest."""
         if not (shape.reads or shape.writes):
             return 0
@@ -137,7 +137,7 @@ class _Field:
         rates = {at_once: _rate(len(some), partial(self._bare_program, shape, some, size, at_once)) for at_once in _REQUESTS}
         return max(rates, key=lambda at_once: rates[at_once])
 
-    def _bare_program(self, shape: Shape, names: Sequence[str], size: int, at_once: int) -> None:
+    def _bare_program(self, shape: KeyedShape, names: Sequence[str], size: int, at_once: int) -> None:
         run, value = next(self._fresh), os.urandom(size)
 
         def one(item: tuple[int, str]) -> None:
@@ -151,7 +151,7 @@ class _Field:
             for _ in threads.map(one, enumerate(names)):
                 pass
 
-    def _bare_batches(self, shape: Shape, names: Sequence[str], size: int) -> None:
+    def _bare_batches(self, shape: KeyedShape, names: Sequence[str], size: int) -> None:
         """The same reads and writes together: what a program can do that needs no value before many others."""
         run, value = next(self._fresh), os.urandom(size)
         for at in range(0, len(names), _BATCH):
@@ -161,14 +161,14 @@ class _Field:
             if shape.writes:
                 self._bare.put_many([(f"name/bare/{run}/{at + number}", value) for number in range(len(some))])
 
-    def _by_pool(self, shape: Shape, count: int, size: int) -> None:
+    def _by_pool(self, shape: KeyedShape, count: int, size: int) -> None:
         value = os.urandom(size) if shape.reads else b""
         work: Callable[..., object] = _pass_on if shape.reads and shape.writes else _take if shape.reads else _produce
         given = (value if shape.reads else size if shape.writes else 0 for _ in range(count))
         for _ in self._pool.map(work, given):
             pass
 
-    def _ours(self, shape: Shape, names: Sequence[str], size: int) -> float:
+    def _ours(self, shape: KeyedShape, names: Sequence[str], size: int) -> float:
         """From the first submit until all have ended; returns what the loop of submits took (s)."""
         run = next(self._fresh)
         work = _function(shape, size)
@@ -198,7 +198,7 @@ class _Field:
         ours: list[float] = []
         value = os.urandom(_SINGLE_BYTES)
         with _put(self._bench, [f"keyed/alone/{n}" for n in range(count)], _SINGLE_BYTES) as names:
-            queue = TaskQueue(_function(Shape(name="", reads=True, writes=True), _SINGLE_BYTES), connection=self._bench.connection)
+            queue = TaskQueue(_function(KeyedShape(name="", reads=True, writes=True), _SINGLE_BYTES), connection=self._bench.connection)
             plain = TaskQueue(_produce, connection=self._bench.connection)
             with queue, plain:
                 for number in range(1, self._plan.repetitions + 1):
@@ -236,7 +236,7 @@ class _Field:
         what = f"{count} inputs of 100 kB pass, most memory of the Starter and its workers"
         samples: list[float] = []
         with _put(self._bench, [f"keyed/pass/{n}" for n in range(min(count, _PASSING_KEYS))], _PASSING_BYTES) as names:
-            shape = Shape(name="", reads=True, writes=False)
+            shape = KeyedShape(name="", reads=True, writes=False)
             for tasks in (count // 10, count):
                 self._plan.progress(f"{tasks} inputs of 100 kB pass")
                 with memory_of_starter(self._bench) as samples:
@@ -260,7 +260,7 @@ def _produce(size: int) -> bytes:
     return os.urandom(size)
 
 
-def _function(shape: Shape, size: int) -> Callable[..., object]:
+def _function(shape: KeyedShape, size: int) -> Callable[..., object]:
     if shape.reads:
         return _pass_on if shape.writes else _take
     return partial(_produce, size) if shape.writes else partial(_take, b"")

@@ -29,7 +29,7 @@ from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.model.resources import Request
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Submission, Work
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 PARTITION = "default"
 _QUEUE = "batch"
@@ -65,7 +65,7 @@ class Played:
     nodes: tuple[str, ...] = ()
 
 
-class Stage:
+class WorkloadStage:
     """A cluster on which workloads are played, one after the other. Nothing else may be submitted there.
 
     queue: of jobs that name none; workloads of several partitions may be played at once, each in queues of its own.
@@ -106,7 +106,7 @@ class Stage:
                 raise Unavailable(f"job {end.number} (submission {end.submission}) has not ended after {patience_s:g} s")
         return [end.played(began_ns // 1000) for end in ends]
 
-    def _submit(self, job: Job, *, checkpoints: bool) -> int:
+    def _submit(self, job: WorkloadJob, *, checkpoints: bool) -> int:
         """One job in one commit, as `rmgr submit` does; its number."""
         seconds = job.run_us / 1e6
         command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000))) if checkpoints else ("/bin/sleep", f"{seconds:.3f}")

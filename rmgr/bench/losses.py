@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from rmgr.bench.children import Child
-from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.process_cost import cpu_s
-from rmgr.bench.silent_starters import Spec
+from rmgr.bench.silent_starters import SilentStartersSpec
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
@@ -30,7 +30,7 @@ _QUIET = 300
 SETUP = f"1 ZooKeeper (fsync), SQLite, sessions of {SESSION_S:.0f} s on bare sockets, a leader, one Starter that works"
 
 
-def losses(plan: Plan) -> list[Row]:
+def losses(plan: MeasuringPlan) -> list[Row]:
     """The rows. Raises: RmgrError when a session of the rest ended, or a loss was not noticed at all."""
     sessions = max(40, round(_SESSIONS * min(1.0, plan.scale)))
     killed = sessions * _KILLED // _SESSIONS
@@ -123,5 +123,7 @@ def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cor
     """So many Starters that do nothing but live; it says `ready`."""
     server, _, root = cluster.state.zookeeper.partition("/")
     host, _, port = server.partition(":")
-    spec = Spec(host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores)
+    spec = SilentStartersSpec(
+        host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores
+    )
     return Child("rmgr.bench.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")

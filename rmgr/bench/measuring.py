@@ -38,7 +38,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeasuringPlan:
     """How much is measured."""
 
     repetitions: int = 3
@@ -67,7 +67,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def two_slots(plan: Plan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
+def two_slots(plan: MeasuringPlan, *, directory: Path | None = None, store: str = "", zookeepers: int = 1) -> Iterator[Bench]:
     """One Starter with two cores, two WatchDogs, ZooKeeper, SQLite (or `store`), in a directory that goes afterwards."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", dir=directory, ignore_cleanup_errors=True) as where:
         cluster = DevCluster(Path(where) / "cluster", nodes=1, cores=SLOTS, store=store, zookeepers=zookeepers)
@@ -99,7 +99,7 @@ Measured = tuple[str, str, Callable[[], float]]
 
 
 def paired(
-    plan: Plan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: Measured, also: Measured | None = None
+    plan: MeasuringPlan, *, what: str, unit: str, baseline: tuple[str, Callable[[], float]], ours: Measured, also: Measured | None = None
 ) -> list[Row]:
     """Measures baseline and rmgr in turn and makes their rows.
 

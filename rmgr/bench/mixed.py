@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, row, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.timed_sleep import timed_sleep
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths
@@ -25,7 +25,7 @@ _TEACHING, _HOARD, _HOARD_S = 40, 60, 1.0  # more than is looked at: what is lef
 _WAITING, _WAITING_S = 600, 0.1
 
 
-def mixed(plan: Plan) -> list[Row]:
+def mixed(plan: MeasuringPlan) -> list[Row]:
     """Long and short tasks of one function in one queue, in two orders, beside a pool at the same time; then late Starters."""
     rows: list[Row] = []
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
@@ -58,7 +58,7 @@ class Ran:
         return self.lasted_s / shortest_s(self.durations, SLOTS)
 
 
-def _durations(plan: Plan) -> list[float]:
+def _durations(plan: MeasuringPlan) -> list[float]:
     rng = random.Random(1)
     return [rng.uniform(*_LONG_S) for _ in range(plan.count(_LONG))] + [_SHORT_S] * plan.count(_SHORT)
 
@@ -67,7 +67,9 @@ def _shuffled(durations: list[float]) -> list[float]:
     return random.Random(2).sample(durations, len(durations))
 
 
-def _uneven(plan: Plan, bench: Bench, pool: ProcessPoolExecutor, name: str, order: Callable[[list[float]], list[float]]) -> list[Row]:
+def _uneven(
+    plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, name: str, order: Callable[[list[float]], list[float]]
+) -> list[Row]:
     """Both sleep, so neither takes anything from the other; each is held against the ideal of its own tasks as they were."""
     durations = order(_durations(plan))
     long = sum(1 for one in durations if one > _SHORT_S)
@@ -106,7 +108,7 @@ def _run_ours(bench: Bench, durations: Sequence[float]) -> Ran:
 # -- a Starter that joins late -----------------------------------------------------------------------------------------------------
 
 
-def _late(plan: Plan, bench: Bench) -> list[Row]:
+def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
     """From its entry in ZooKeeper (the server's clock, the same machine's) to the start of its first task."""
     scenes = {
         "tasks of 0.1 s wait": ([_WAITING_S] * _WAITING, 0),

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmgr.bench.jobs import Ends
+from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.losses import silent
-from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.process_cost import cpu_s
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.engine import Engine
@@ -42,7 +42,7 @@ _HOUR_S = 3600
 _POLL_S = 0.02
 
 
-def published(plan: Plan) -> list[Row]:
+def published(plan: MeasuringPlan) -> list[Row]:
     """For each policy the pass after an event, the longest turn of the loop meanwhile, and the leader's processor time an event."""
     nodes, pending = plan.count(_NODES), plan.count(_PENDING)
     setup = f"1 ZooKeeper, a leader, {nodes:,} nodes of {_CORES} cores published, full; {pending:,} jobs wait"
@@ -95,7 +95,7 @@ class _Live:
         draft = draft_of(
             Options(queue=_QUEUE, name="bench", time=hours * _HOUR_S), work=Work.COMMAND, command=Command(argv=("/bin/true",)), rigid=rigid
         )
-        lane = self._engine.open(draft, Ends(count), timeout_s=_READ_S)
+        lane = self._engine.open(draft, AwaitedEnds(count), timeout_s=_READ_S)
         lane.add(TaskSpec(), [b""] * count)
         lane.complete()
         lane.flush(_PATIENCE_S)

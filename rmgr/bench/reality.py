@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmgr.bench.live_workload import Played, Stage, pipeline_with
-from rmgr.bench.measuring import Plan, Row, connected, row
+from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sim.driver import simulate
 from rmgr.sim.setting import Setting
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 NODES, JOBS, SEED = 8, 60, 7
 SETUP = f"1 ZooKeeper (fsync), SQLite, {NODES} Starters of 1 core"
@@ -49,7 +49,7 @@ def workload(jobs: int = JOBS, seed: int = SEED) -> Workload:
         processes = rng.choices((1, 2, 3, 4, 6, 8), weights=(30, 25, 12, 18, 8, 7))[0]
         run_us = rng.randrange(500_000, 4_000_001, 1000)
         made.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=at_us,
                 run_us=run_us,
@@ -102,7 +102,7 @@ def compare(live: Sequence[Played], virtual: Sequence[Played]) -> Compared:
     )
 
 
-def reality(plan: Plan) -> list[Row]:
+def reality(plan: MeasuringPlan) -> list[Row]:
     """All policies on one cluster, one after the other."""
     jobs = workload(plan.count(JOBS))
     rows: list[Row] = []
@@ -111,7 +111,7 @@ def reality(plan: Plan) -> list[Row]:
         DevCluster(Path(where) / "cluster", nodes=NODES, cores=1) as cluster,
         connected(cluster) as connection,
     ):
-        stage = Stage(connection)
+        stage = WorkloadStage(connection)
         for name, document in POLICIES.items():
             virtual = simulated(jobs, document)
             stage.use(pipeline_with(name, document))

@@ -14,10 +14,10 @@ import msgspec
 
 from rmgr.bench.children import Child
 from rmgr.bench.losses import losses
-from rmgr.bench.measuring import Plan, Row, connected, row, zookeeper_counts
+from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, zookeeper_counts
 from rmgr.bench.process_cost import cpu_s
 from rmgr.bench.tasks import no_op
-from rmgr.bench.virtual_starters import Spec
+from rmgr.bench.virtual_starters import VirtualStartersSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
@@ -84,7 +84,7 @@ class _Used:
         }
 
 
-def scale(plan: Plan) -> list[Row]:
+def scale(plan: MeasuringPlan) -> list[Row]:
     """The cost of a task with one Starter and with 200, its growth as the ratio; every task is run and ends exactly once."""
     many = max(2, round(_STARTERS * min(1.0, plan.scale)))
     runs = {1: _measured(plan, 1, plan.count(_TASKS // _ALONE)), many: _measured(plan, many, plan.count(_TASKS))}
@@ -102,7 +102,7 @@ def scale(plan: Plan) -> list[Row]:
     return rows + losses(plan)
 
 
-def _measured(plan: Plan, starters: int, tasks: int) -> list[_Used]:
+def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[_Used]:
     """One cluster with so many Starters; the same tasks again and again. Raises: RmgrError when a task did not run exactly once."""
     with tempfile.TemporaryDirectory(prefix="rmgr-bench-", ignore_cleanup_errors=True) as where:
         directory = Path(where)
@@ -179,7 +179,7 @@ def virtual_starters(cluster: DevCluster, directory: Path, count: int) -> Iterat
 
 def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> Child:
     state = cluster.state
-    spec = Spec(
+    spec = VirtualStartersSpec(
         zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s, directory=str(directory / "virtual"),
         first=first, count=count, slots=_SLOTS, task_s=_TASK_S,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from fractions import Fraction
 from multiprocessing import get_context
 from typing import TypeVar
 
-from rmgr.bench.measuring import Plan, Row, paired, row
+from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.resources import MIB
 from rmgr.sched.catalogue import POLICIES
@@ -64,7 +64,7 @@ _STEP_CAUSES = frozenset({Cause.JOB_ENDED, Cause.JOB_SUBMITTED})
 # -- whole simulations ---------------------------------------------------------------------------------------------------------
 
 
-def sim(plan: Plan) -> list[Row]:
+def sim(plan: MeasuringPlan) -> list[Row]:
     """Jobs/s of whole simulations of a trace, or of jobs like KTH-SP2's, each beside a bare loop in the same repetition.
 
     The bare loop knows processors, but no nodes, reasons or reservations; it has no conservative backfilling.
@@ -92,7 +92,7 @@ def sim(plan: Plan) -> list[Row]:
     return rows
 
 
-def workload_of(plan: Plan) -> Workload:
+def workload_of(plan: MeasuringPlan) -> Workload:
     """The plan's trace, as much of it as its scale says, or as many jobs of lublin99 with the load of KTH-SP2. Raises: UsageError."""
     if plan.trace:
         found = read_trace(plan.trace)
@@ -107,7 +107,7 @@ def simulated(workload: Workload, policy: str) -> None:
         raise RmgrError(f"policy {policy} failed {times} times, so its rate says nothing: {fault}")
 
 
-def _large(plan: Plan) -> list[Row]:
+def _large(plan: MeasuringPlan) -> list[Row]:
     rows = []
     jobs, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
     for policy in _LARGE_POLICIES:
@@ -141,7 +141,7 @@ def _rate(workload: Workload, run: Callable[[], object]) -> float:
     return len(workload.jobs) / (time.process_time() - began)
 
 
-def _repetitions(plan: Plan, what: str) -> range:
+def _repetitions(plan: MeasuringPlan, what: str) -> range:
     plan.progress(what)
     return range(plan.repetitions)
 
@@ -150,7 +150,7 @@ def _repetitions(plan: Plan, what: str) -> range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class PassScene:
     """What the cluster is like when the passes begin.
 
     busy: share of its cores. running_s, pending_s: limits of jobs (s), shortest and longest. wide: share of jobs that ask for an
@@ -164,10 +164,10 @@ class Scene:
     wide: float = 0.01
 
 
-BUSY = Scene(name="97 % busy", busy=0.97)
+BUSY = PassScene(name="97 % busy", busy=0.97)
 #: Beside it, at one size: as many starts as there can be in one pass; and jobs that fit, each to be refused for the head's sake.
-EMPTY = Scene(name="empty", busy=0.0)
-BLOCKED = Scene(
+EMPTY = PassScene(name="empty", busy=0.0)
+BLOCKED = PassScene(
     name="97 % busy, few may pass the head", busy=0.97, running_s=(2 * _MINUTE_S, _HOUR_S), pending_s=(12 * _HOUR_S, _DAY_S), wide=0.0
 )
 
@@ -180,7 +180,7 @@ class Timed:
     steps: list[float]
 
 
-def passes(plan: Plan) -> list[Row]:
+def passes(plan: MeasuringPlan) -> list[Row]:
     """Milliseconds of one pass, at 10,000 pending jobs and 1,000 nodes and along two curves through that size.
 
     `rate`: a pass after the end of one job and the arrival of another, median of five; `first ms`: the first pass on a state, as
@@ -204,7 +204,7 @@ def passes(plan: Plan) -> list[Row]:
 
 
 def _curve(
-    plan: Plan, policy: str, cores: int, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]
+    plan: MeasuringPlan, policy: str, cores: int, along: str, curve: tuple[tuple[int, int], ...], known: dict[tuple[int, int], Timed]
 ) -> list[Row]:
     rows: list[Row] = []
     first, before = 0.0, (1, 1)
@@ -228,7 +228,7 @@ def _curve(
     return rows
 
 
-def _large_passes(plan: Plan) -> list[Row]:
+def _large_passes(plan: MeasuringPlan) -> list[Row]:
     rows = []
     pending, nodes = plan.count(_LARGE[0]), plan.count(_LARGE[1])
     for policy in _LARGE_POLICIES:
@@ -243,11 +243,11 @@ def _timed_once(policy: str, pending: int, nodes: int) -> Timed:
     return timed(policy, pending, nodes, cores=_CORES, repetitions=1)
 
 
-def _setup(cores: int, scene: Scene) -> str:
+def _setup(cores: int, scene: PassScene) -> str:
     return f"no cluster, cores of a node: {cores}, {scene.name}"
 
 
-def timed(policy: str, pending: int, nodes: int, *, cores: int = _CORES, repetitions: int, scene: Scene = BUSY) -> Timed:
+def timed(policy: str, pending: int, nodes: int, *, cores: int = _CORES, repetitions: int, scene: PassScene = BUSY) -> Timed:
     """Passes of a policy. Cost: the state is made anew for each repetition."""
     first, steps = [], []
     for seed in range(repetitions):
@@ -264,7 +264,7 @@ class Passing:
     Jobs: 1 to 128 processes, a few of them (and the first that waits) an eighth of the machine; sizes and limits evenly by their logarithm.
     """
 
-    def __init__(self, policy: str, pending: int, nodes: int, *, cores: int = _CORES, seed: int, scene: Scene) -> None:
+    def __init__(self, policy: str, pending: int, nodes: int, *, cores: int = _CORES, seed: int, scene: PassScene) -> None:
         self._random = random.Random(seed)
         self._machine, self._wide = nodes * cores, scene.wide
         found = configured(policy)

@@ -39,7 +39,7 @@ _LENGTH, _REPLY = struct.Struct("!i"), struct.Struct("!iqi")
 _PING = struct.pack("!iii", 8, -2, 11)
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class SilentStartersSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes `<prefix><first>` .. of so many cores in the tree `root` of the server at host and port."""
 
     host: str
@@ -55,7 +55,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 class Silent:
     """One Starter: connects, registers, pings."""
 
-    def __init__(self, spec: Spec, number: int) -> None:
+    def __init__(self, spec: SilentStartersSpec, number: int) -> None:
         self.spec = spec
         self.multi = _register(f"{spec.prefix}{number}", f"{os.getpid():08x}{number:08x}", spec.cores)
         self.link = socket.socket()
@@ -116,7 +116,7 @@ def _register(node: str, guid: str, cores: int) -> Multi:
 class Crowd:
     """All of them, in the thread that calls `run`."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: SilentStartersSpec) -> None:
         self.spec = spec
         self.questions: deque[str] = deque()
         self.is_over = False
@@ -186,7 +186,7 @@ def _say(what: dict[str, int]) -> None:
 
 def main() -> None:
     """See the file's first lines."""
-    crowd = Crowd(msgspec.json.decode(sys.argv[1], type=Spec))
+    crowd = Crowd(msgspec.json.decode(sys.argv[1], type=SilentStartersSpec))
 
     def listen() -> None:
         for line in sys.stdin:

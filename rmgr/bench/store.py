@@ -16,7 +16,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, paired, row, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, two_slots
 from rmgr.bench.process_cost import MIB, children_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA
@@ -31,7 +31,7 @@ _PATIENCE_S = 900.0
 _CASSANDRA_SETUP = "1 ZooKeeper (fsync), 1 Cassandra, 2 slots"
 
 
-def store(plan: Plan) -> list[Row]:
+def store(plan: MeasuringPlan) -> list[Row]:
     """Inputs through SQLite, and through one Cassandra where `plan.cassandra`; then small results read back, ten times as many too."""
     with two_slots(plan) as bench, ProcessPoolExecutor(SLOTS) as pool:
         _by_keys(bench, plan.count(20), "warm")
@@ -48,7 +48,7 @@ def store(plan: Plan) -> list[Row]:
 # -- inputs --------------------------------------------------------------------------------------------------------------------
 
 
-def _inputs(plan: Plan, bench: Bench, pool: ProcessPoolExecutor, setup: str) -> list[Row]:
+def _inputs(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor, setup: str) -> list[Row]:
     count = plan.count(_INPUTS)
     kind = "Cassandra" if setup == _CASSANDRA_SETUP else "SQLite"
     what = f"{count} inputs of 1 MiB, {kind}"
@@ -214,7 +214,7 @@ def memory_of_starter(bench: Bench) -> Iterator[list[float]]:
 # -- results -------------------------------------------------------------------------------------------------------------------
 
 
-def _results(plan: Plan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
+def _results(plan: MeasuringPlan, bench: Bench, pool: ProcessPoolExecutor) -> list[Row]:
     """Everything from the first submit to the last result; `growth` is the cost of a result against a tenth of their number."""
     many, few = plan.count(_RESULTS), plan.count(_RESULTS // 10)
     theirs: dict[int, list[float]] = {few: [], many: []}

@@ -19,10 +19,10 @@ from rmgr.bench import (
     store,
     tasks,
 )
-from rmgr.bench.measuring import Plan, Row
+from rmgr.bench.measuring import MeasuringPlan, Row
 from rmgr.errors import UsageError
 
-MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
+MEASUREMENTS: dict[str, Callable[[MeasuringPlan], list[Row]]] = {
     "tasks": tasks.tasks,
     "latency": tasks.latency,
     "shell": tasks.shell,
@@ -42,7 +42,7 @@ MEASUREMENTS: dict[str, Callable[[Plan], list[Row]]] = {
 }
 
 
-def run(name: str, plan: Plan) -> list[Row]:
+def run(name: str, plan: MeasuringPlan) -> list[Row]:
     """Measures `name`. Raises UsageError when there is no such measurement."""
     found = MEASUREMENTS.get(name)
     if found is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, Plan, Row, paired, percentile, row, two_slots, zookeeper_counts
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, percentile, row, two_slots, zookeeper_counts
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
@@ -28,7 +28,7 @@ _COMMANDS = (5_000, 1_000)
 no_op = operator.index
 
 
-def tasks(plan: Plan) -> list[Row]:
+def tasks(plan: MeasuringPlan) -> list[Row]:
     """No-op Python tasks, results read back: `map` and one future a call, durable, against `ProcessPoolExecutor(2)`.
 
     With `plan.cassandra` on three ZooKeepers and one Cassandra of this machine as well.
@@ -41,7 +41,7 @@ def tasks(plan: Plan) -> list[Row]:
     return rows
 
 
-def _tasks(plan: Plan, bench: Bench, setup: str) -> list[Row]:
+def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
     count = plan.count(_TASKS)
     connection = bench.connection
     transactions: list[float] = []
@@ -111,7 +111,7 @@ def _by_submit(connection: Connection, count: int) -> None:
         raise AssertionError("wrong results")
 
 
-def latency(plan: Plan) -> list[Row]:
+def latency(plan: MeasuringPlan) -> list[Row]:
     """One task at a time, from submit to result: the next one begins when the last one's result is there."""
     count = plan.count(_SINGLES)
     rows = []
@@ -137,7 +137,7 @@ def _timed(work: object) -> float:
     return time.perf_counter() - started
 
 
-def shell(plan: Plan) -> list[Row]:
+def shell(plan: MeasuringPlan) -> list[Row]:
     """Shell commands with captured output, whole `rmgr submit --array --wait`, against `xargs -P2` beside it."""
     rows: list[Row] = []
     with two_slots(plan) as bench:

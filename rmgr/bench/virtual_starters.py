@@ -46,7 +46,7 @@ _MEMORY_BYTES = 1 << 34
 _SWITCH_S = 0.02
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True):
+class VirtualStartersSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one process is: nodes v<first> .. v<first+count-1> of `slots` slots, tasks of `task_s` seconds."""
 
     zk: str
@@ -275,7 +275,7 @@ class _Running:
     thread: threading.Thread
 
 
-def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[_Running]:
+def start(spec: VirtualStartersSpec, clockwork: Clockwork, counts: Counter[str]) -> list[_Running]:
     """All Starters of the process; they register by themselves. Raises: NotConnected."""
     cluster = ClusterConfig(zk=spec.zk, store=spec.store, session_timeout_s=spec.session_timeout_s)
     log = logs.setup(LogConfig(level="warning"), "starter")
@@ -301,7 +301,7 @@ def start(spec: Spec, clockwork: Clockwork, counts: Counter[str]) -> list[_Runni
     return started
 
 
-def wait_registered(started: list[_Running], spec: Spec) -> None:
+def wait_registered(started: list[_Running], spec: VirtualStartersSpec) -> None:
     """Until every node has a record. Raises: Unavailable."""
     end = machine.monotonic() + _CONNECT_S
     for number, running in zip(range(spec.first, spec.first + spec.count), started, strict=True):
@@ -313,7 +313,7 @@ def wait_registered(started: list[_Running], spec: Spec) -> None:
 
 def main() -> None:
     """See the file's first lines."""
-    spec = msgspec.json.decode(sys.argv[1], type=Spec)
+    spec = msgspec.json.decode(sys.argv[1], type=VirtualStartersSpec)
     sys.setswitchinterval(_SWITCH_S)
     clockwork = Clockwork()
     counts: Counter[str] = Counter()

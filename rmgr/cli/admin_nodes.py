@@ -17,7 +17,7 @@ from rmgr.model.joining import RevokedWork
 
 if TYPE_CHECKING:
     from rmgr.adapters.pki import Authority
-    from rmgr.client.securing import Known
+    from rmgr.client.securing import KnownIdentity
 
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 _LASTS_S = 3600.0
@@ -207,12 +207,12 @@ def revoke(
         session.note(f"who was made with --direct knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
 
 
-def _state(one: Known) -> str:
+def _state(one: KnownIdentity) -> str:
     if one.is_revoked:
         return "revoked"
     return "invited" if one.invited else "known"
 
 
-def _shape(one: Known) -> dict[str, str]:
+def _shape(one: KnownIdentity) -> dict[str, str]:
     who = one.identity
     return {"name": who.name, "role": who.role, "key": who.key_id, "state": _state(one)}

@@ -72,11 +72,11 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
         if name not in _NAMES:
             raise nearest("measurement", name, _NAMES)
     from rmgr.bench import table
-    from rmgr.bench.measuring import Plan
+    from rmgr.bench.measuring import MeasuringPlan
     from rmgr.model.units import parse_size
 
     sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
-    plan = Plan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)
+    plan = MeasuringPlan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)
     rows = {name: table.run(name, plan) for name in names}
     if session.json:
         documents: list[dict[str, Any]] = [{"bench": name, "rows": [asdict(row) for row in found]} for name, found in rows.items()]

@@ -38,7 +38,7 @@ _MOST_PARTS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckResult:
     """What one look found. fix: what to type or change; with `ok` it is advice."""
 
     name: str
@@ -47,7 +47,7 @@ class Check:
     fix: str = ""
 
 
-Checks = Iterator[Check]
+Checks = Iterator[CheckResult]
 
 
 def everything(session: Session) -> Checks:
@@ -76,7 +76,7 @@ def this_python(_session: Session) -> Checks:
     """Interpreter and packages."""
     version = platform.python_version()
     ok = sys.version_info >= (3, 11)
-    yield Check(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
+    yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
     from importlib import metadata
 
     try:
@@ -97,7 +97,7 @@ def this_python(_session: Session) -> Checks:
         elif newer and _numbers(found) >= _numbers(newer[1]):
             problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
     fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
-    yield Check(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
+    yield CheckResult(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
 
 
 def this_machine(_session: Session) -> Checks:
@@ -106,7 +106,7 @@ def this_machine(_session: Session) -> Checks:
 
     lacking = missing_parts()
     fix = "only ZooKeeper servers and rmgr dev need it: apt-get install default-jre-headless libzookeeper-java" if lacking else ""
-    yield Check(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
+    yield CheckResult(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
     if sys.platform == "linux":
         yield from containment()
     if os.name == "posix":
@@ -114,12 +114,12 @@ def this_machine(_session: Session) -> Checks:
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         low = 0 <= soft < min(_LOW_FILES, hard if hard > 0 else _LOW_FILES)
-        yield Check(
+        yield CheckResult(
             name="open files", ok=True, detail=f"limit {soft}", fix=f"daemons with many tasks need more: ulimit -n {hard}" if low else ""
         )
 
 
-def disk(name: str, path: str) -> Check:
+def disk(name: str, path: str) -> CheckResult:
     """Free space where `path` lies (or will lie). Little of it is advice: that nothing can be stored any more is the store's own word."""
     where = Path(path)
     while not where.exists() and where != where.parent:
@@ -127,7 +127,7 @@ def disk(name: str, path: str) -> Check:
     usage = shutil.disk_usage(where)
     low = usage.free < min(_LOW_DISK_BYTES, usage.total * _LOW_DISK_SHARE)
     fix = f"free some space on the file system of {where}: nothing can be stored when it is full" if low else ""
-    return Check(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
+    return CheckResult(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
 
 
 # -- configuration ------------------------------------------------------------------------------------------------------------
@@ -138,22 +138,24 @@ def configuration(session: Session) -> Checks:
     try:
         config = session.config()
     except RmgrError as error:
-        yield Check(name="configuration", ok=False, detail=error.message, fix=error.hint)
+        yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
         return
     cluster = config.cluster
     where = config.source or "variables, options, or a running rmgr dev"
     if cluster.uses_gateway:
-        yield Check(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
+        yield CheckResult(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
         return
     if not cluster.zk:
         try:
             cluster.hosts_and_chroot()
         except RmgrError as error:
-            yield Check(name="configuration", ok=False, detail=error.message, fix=error.hint)
+            yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
         return
-    yield Check(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
+    yield CheckResult(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
     if not cluster.store:
-        yield Check(name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE")
+        yield CheckResult(
+            name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE"
+        )
 
 
 # -- ZooKeeper ----------------------------------------------------------------------------------------------------------------
@@ -163,31 +165,34 @@ def zookeeper_servers(session: Session) -> Checks:
     """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
     if session.config().cluster.uses_gateway:
         return
-    from rmgr.adapters.zk_probe import Finding, look_at_all
+    from rmgr.adapters.zk_probe import ServerFinding, look_at_all
     from rmgr.runtime.secured import zookeeper_options
 
     hosts, _ = session.config().cluster.hosts_and_chroot()
     security = zookeeper_options(session.config(), session.credentials()).get("security")
     tls = security.context() if security is not None and security.tls else None
     fixes = {
-        Finding.ANSWERS: "4lw.commands.whitelist=srvr in zoo.cfg: rmgr asks for nothing else",
-        Finding.NO_QUORUM: "a quorum of them must run: start the other servers",
-        Finding.TLS: "is it a port for TLS (secureClientPort), as zookeeper_tls = true says? do certificate and ca.crt belong together?",
+        ServerFinding.ANSWERS: "4lw.commands.whitelist=srvr in zoo.cfg: rmgr asks for nothing else",
+        ServerFinding.NO_QUORUM: "a quorum of them must run: start the other servers",
+        ServerFinding.TLS: "is it a port for TLS (secureClientPort), as zookeeper_tls = true says? do certificate and ca.crt belong "
+        "together?",
     }
     looks = look_at_all(hosts, security, timeout_s=3.0)
     for look in looks:
         name = f"zookeeper {look.server}"
-        if look.finding is not Finding.SERVES:
+        if look.finding is not ServerFinding.SERVES:
             fix = fixes.get(look.finding, "is it running? its log tells; several servers: a quorum of them must run")
-            yield Check(name=name, ok=look.finding is Finding.ANSWERS, detail=look.what, fix=fix)
+            yield CheckResult(name=name, ok=look.finding is ServerFinding.ANSWERS, detail=look.what, fix=fix)
             continue
         version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
-        yield Check(name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}")
+        yield CheckResult(
+            name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}"
+        )
         yield from _measured(name, look.server, tls, is_secured=security is not None)
-    serving = sum(look.finding in {Finding.SERVES, Finding.ANSWERS} for look in looks)
+    serving = sum(look.finding in {ServerFinding.SERVES, ServerFinding.ANSWERS} for look in looks)
     if len(looks) > 1 and serving <= len(looks) // 2:
         detail = f"{serving} of {len(looks)} servers serve: no quorum"
-        yield Check(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
+        yield CheckResult(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
 
 
 _DIVERGED_FIX = (
@@ -214,22 +219,22 @@ def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured:
         average, largest = float(facts["zk_avg_fsynctime"]), facts.get("zk_max_fsynctime", "?")
         slow = average > _SLOW_FSYNC_MS
         fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
-        yield Check(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
+        yield CheckResult(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
     mismatches = facts.get("zk_digest_mismatches_count", "0")
     if mismatches != "0":
         # ZooKeeper 3.9.5: a server that loses its leader while it catches up may come back with other data than the rest
         # (NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
         detail = f"its data differ from what the leader said they are ({mismatches} digests did not match since it was started)"
-        yield Check(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
+        yield CheckResult(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
     limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
     if limit is None:
         return
     if limit[1] != "0":
         told = f"{counted(int(limit[1]), 'connection')} from one address"
         fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
-        yield Check(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=told, fix=fix)
+        yield CheckResult(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=told, fix=fix)
     else:
-        yield Check(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
+        yield CheckResult(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
 
 
 def coordination(session: Session) -> Checks:
@@ -238,16 +243,16 @@ def coordination(session: Session) -> Checks:
     try:
         coordinator = session.coordinator()
     except RmgrError as error:
-        yield Check(name="session", ok=False, detail=error.message, fix=error.hint)
+        yield CheckResult(name="session", ok=False, detail=error.message, fix=error.hint)
         return
     took_ms = (time.monotonic() - began) * 1000
     detail = f"connected in {took_ms:.0f} ms, timeout {coordinator.session_timeout_s:g} s"
-    yield Check(name="session", ok=True, detail=detail)
+    yield CheckResult(name="session", ok=True, detail=detail)
     timeout_s = session.left_s(10.0) or 10.0
     began = time.monotonic()
     coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1.0)
     sync_ms = (time.monotonic() - began) * 1000
-    yield Check(
+    yield CheckResult(
         name="latency",
         ok=sync_ms < 1000,
         detail=f"a sync took {sync_ms:.1f} ms",
@@ -262,15 +267,15 @@ def coordination(session: Session) -> Checks:
     try:
         bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
     except WrongCluster as error:  # another cluster's, or emptied
-        yield Check(name="cluster id", ok=False, detail=error.message, fix=error.hint)
+        yield CheckResult(name="cluster id", ok=False, detail=error.message, fix=error.hint)
         return
     except RmgrError:
         bound, note = "", " (the data store cannot be asked)"
     if bound and bound != known:
         detail = f"ZooKeeper is of cluster {known or '(none)'}, the data store of {bound}"
-        yield Check(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
+        yield CheckResult(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
     else:
-        yield Check(name="cluster id", ok=True, detail=known + ("" if bound else note))
+        yield CheckResult(name="cluster id", ok=True, detail=known + ("" if bound else note))
 
 
 def access_lists(session: Session) -> Checks:
@@ -284,11 +289,11 @@ def access_lists(session: Session) -> Checks:
         return
     report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
     if not report.deviations:
-        yield Check(name="access lists", ok=True, detail=f"{counted(report.checked, 'znode')} looked at, each as it should be")
+        yield CheckResult(name="access lists", ok=True, detail=f"{counted(report.checked, 'znode')} looked at, each as it should be")
         return
     found = "; ".join(item.sentence(coordinator.lists) for item in report.deviations[:5])
     detail = f"{len(report.deviations)} of {counted(report.checked, 'znode')} have another list than they should: {found}"
-    yield Check(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
+    yield CheckResult(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
 
 
 # -- data store ---------------------------------------------------------------------------------------------------------------
@@ -303,13 +308,13 @@ _STORE_FIX = (
 _READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? its log tells"
 
 
-def _driver() -> Check:
+def _driver() -> CheckResult:
     """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
     try:
         from rmgr.adapters.cassandra import DRIVER_VERSION
     except RmgrError as error:
-        return Check(name="store driver", ok=False, detail=error.message, fix=error.hint)
-    return Check(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
+        return CheckResult(name="store driver", ok=False, detail=error.message, fix=error.hint)
+    return CheckResult(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
 
 
 def data_store(session: Session) -> Checks:
@@ -321,13 +326,13 @@ def data_store(session: Session) -> Checks:
     try:
         problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
     except StoreUnavailable as error:
-        yield Check(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_STORE_FIX)
+        yield CheckResult(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_STORE_FIX)
         return
     except RmgrError as error:
-        yield Check(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
+        yield CheckResult(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
         return
     fix = "" if problem is None else _READ_ONLY_FIX if "reads work" in problem else _STORE_FIX
-    yield Check(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
+    yield CheckResult(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
     if url.startswith("sqlite:"):
         yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
 
@@ -352,18 +357,18 @@ def cluster(session: Session) -> Checks:
         detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
         way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
         fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
-        yield Check(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
-    yield Check(name="watchdogs", ok=facts.watchdogs > 0, detail=counted(facts.watchdogs, "candidate"))
+        yield CheckResult(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
+    yield CheckResult(name="watchdogs", ok=facts.watchdogs > 0, detail=counted(facts.watchdogs, "candidate"))
     nodes = answers.nodes(facts)
     detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
-    yield Check(
+    yield CheckResult(
         name="nodes", ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts), detail=detail
     )
     yield from _parts(view)
     yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
     waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
     told = f"{counted(len(facts.submissions), 'submission')} in memory, {counted(waiting, 'task')} not ended"
-    yield Check(name="work", ok=True, detail=told)
+    yield CheckResult(name="work", ok=True, detail=told)
 
 
 def _parts(view: StatusView) -> Checks:
@@ -372,10 +377,14 @@ def _parts(view: StatusView) -> Checks:
         if part.fix == "rmgr doctor":  # what this is: it was looked at above
             continue
         name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
-        yield Check(name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix)
+        yield CheckResult(
+            name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix
+        )
     if more := view.parts[_MOST_PARTS:]:
         is_well = all(part.level != Level.PROBLEM for part in more)
-        yield Check(name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts")
+        yield CheckResult(
+            name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts"
+        )
 
 
 def _answers(leader: LeaderClient) -> bool:
@@ -412,14 +421,16 @@ def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | No
             f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
         ]
     fix = "from this machine their live logs cannot be read: firewall, or --listen of the Starter" if silent else ""
-    yield Check(
+    yield CheckResult(
         name="starters", ok=not silent, detail=f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix=fix
     )
     fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
-    yield Check(name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix)
+    yield CheckResult(
+        name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix
+    )
     if full:
         fix = "free space in --work-dir before the nodes take no work any more"
-        yield Check(name="disks of nodes", ok=True, detail="; ".join(full), fix=fix)
+        yield CheckResult(name="disks of nodes", ok=True, detail="; ".join(full), fix=fix)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

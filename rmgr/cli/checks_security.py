@@ -10,7 +10,7 @@ from rmgr.model.units import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
     from rmgr.cli.context import Session
 
 #: Certificates that end within so many days are mentioned.
@@ -19,18 +19,18 @@ SOON_DAYS = 30
 _FULL_SHARE = 0.8
 
 
-def credentials(session: Session) -> Iterator[Check]:
+def credentials(session: Session) -> Iterator[CheckResult]:
     """Whose bundle it is; nothing where none is named: an open cluster."""
     from rmgr.adapters.pki import day
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
 
     try:
         mine = session.credentials()
     except RmgrError as error:
-        yield Check(name="credentials", ok=False, detail=error.message, fix=error.hint)
+        yield CheckResult(name="credentials", ok=False, detail=error.message, fix=error.hint)
         return
     if mine is None:
-        yield Check(name="credentials", ok=True, detail="none: this is for an open cluster, on loopback")
+        yield CheckResult(name="credentials", ok=True, detail="none: this is for an open cluster, on loopback")
         return
     who = mine.identity
     left_days = mine.days_left()
@@ -40,22 +40,22 @@ def credentials(session: Session) -> Iterator[Check]:
         left = f"in {counted(int(left_days), 'day')}" if left_days >= 1 else "within a day"
         fix = f"they end {left}: ask the cluster's admin for new ones ({command})"
     detail = f"{who.role} {who.name} of the cluster {who.cluster}, until {day(mine.not_after_s)}; {mine.directory}"
-    yield Check(name="credentials", ok=True, detail=detail, fix=fix)
+    yield CheckResult(name="credentials", ok=True, detail=detail, fix=fix)
 
 
-def talkative(name: str, words: set[str]) -> Iterator[Check]:
+def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
     """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
 
     if words:
         detail = f"tells everybody who reaches it about itself and its clients ({', '.join(sorted(words))})"
-        yield Check(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
+        yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
 
 
-def root(session: Session) -> Iterator[Check]:
+def root(session: Session) -> Iterator[CheckResult]:
     """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
     from rmgr.adapters.zk_root import look_at_root
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
     from rmgr.runtime.secured import zookeeper_security
 
     config = session.config()
@@ -65,11 +65,11 @@ def root(session: Session) -> Iterator[Check]:
     close = "rmgr admin init --close-root --zk HOSTS/PATH; and enforceQuota=true in zoo.cfg"
     if seen.is_open:
         detail = "anybody who reaches ZooKeeper may create below its /, without credentials, until its memory is full"
-        yield Check(name="zookeeper /", ok=True, detail=detail, fix=close)
+        yield CheckResult(name="zookeeper /", ok=True, detail=detail, fix=close)
     else:
-        yield Check(name="zookeeper /", ok=True, detail="closed to strangers")
+        yield CheckResult(name="zookeeper /", ok=True, detail="closed to strangers")
     if not seen.used:
-        yield Check(name="zookeeper quotas", ok=True, detail="there are none: a user may fill its memory", fix=close)
+        yield CheckResult(name="zookeeper quotas", ok=True, detail="there are none: a user may fill its memory", fix=close)
         return
     shares = {
         place: max(there.znodes / max(1, limit.znodes), there.data_bytes / max(1, limit.data_bytes))
@@ -78,4 +78,4 @@ def root(session: Session) -> Iterator[Check]:
     fullest = max(shares, key=lambda place: shares[place])
     fix = "who has made so much there? rmgr jobs; a larger heap: rmgr admin init --close-root --zookeeper-heap SIZE"
     detail = f"{fullest} is the fullest subtree: {shares[fullest]:.0%} of its quota"
-    yield Check(name="zookeeper quotas", ok=True, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")
+    yield CheckResult(name="zookeeper quotas", ok=True, detail=detail, fix=fix if shares[fullest] > _FULL_SHARE else "")

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
 
 _SYS_RESOURCE = 24  #: number of the capability
 
 
-def containment() -> Iterator[Check]:
+def containment() -> Iterator[CheckResult]:
     """Linux only."""
     yield _cgroups()
     if os.geteuid() == 0:
         yield _scores()
 
 
-def _cgroups() -> Check:
+def _cgroups() -> CheckResult:
     """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills, counted processes)."""
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
 
     root = Path("/sys/fs/cgroup")
     try:
         own = Path("/proc/self/cgroup").read_text()
     except OSError as error:
-        return Check(
+        return CheckResult(
             name="cgroups", ok=True, detail=f"cannot be read: {error.strerror}", fix="tasks are killed by session and process tree instead"
         )
     if (root / "cgroup.controllers").exists():
@@ -46,24 +46,24 @@ def _cgroups() -> Check:
         "that kills its spawner can outlive its task; run Starters as a service with Delegate=yes"
     )
     fix = "" if writable else fix
-    return Check(name="cgroups", ok=True, detail=detail, fix=fix)
+    return CheckResult(name="cgroups", ok=True, detail=detail, fix=fix)
 
 
-def _scores() -> Check:
-    from rmgr.cli.checks import Check
+def _scores() -> CheckResult:
+    from rmgr.cli.checks import CheckResult
 
     try:
         return judged(Path("/proc/self/status").read_text(), Path("/proc/self/oom_score_adj").read_text())
     except OSError as error:
-        return Check(name="oom scores", ok=True, detail=f"cannot be read: {error.strerror}")
+        return CheckResult(name="oom scores", ok=True, detail=f"cannot be read: {error.strerror}")
 
 
-def judged(status: str, score: str) -> Check:
+def judged(status: str, score: str) -> CheckResult:
     """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc tells of this process."""
-    from rmgr.cli.checks import Check
+    from rmgr.cli.checks import CheckResult
 
     held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     if held >> _SYS_RESOURCE & 1:
-        return Check(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")
+        return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")
     fix = f"a task can lower its score to {score.strip()}, that of its Starter; give Starters CAP_SYS_RESOURCE (deploy/systemd has it)"
-    return Check(name="oom scores", ok=True, detail="without CAP_SYS_RESOURCE work begins with 500 and is not held there", fix=fix)
+    return CheckResult(name="oom scores", ok=True, detail="without CAP_SYS_RESOURCE work begins with 500 and is not held there", fix=fix)

@@ -29,7 +29,7 @@ _EXITS = """\
 5 ZooKeeper cannot be reached"""
 
 #: What one command does to one submission: (reach, number, timeout in s).
-Change = Callable[["Reach", int, float], "Changed"]
+Change = Callable[["ControlReach", int, float], "Changed"]
 
 
 @command(
@@ -99,13 +99,13 @@ def _order_kill(session: Session, number: int, reason: str) -> None:
     from rmgr.client.snapshot import read_claimed
     from rmgr.coord import paths
     from rmgr.coord.leader_ops import order
-    from rmgr.model.node import InboxOrder, Order
+    from rmgr.model.node import InboxOrder, OrderKind
     from rmgr.model.states import Reason
 
     coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
     claimed = read_claimed(coordinator, names, submission=number, timeout_s=timeout_s)
-    what = InboxOrder(order=Order.CANCEL, submission=number, reason=Reason.USER_CANCEL, detail=reason)
+    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=Reason.USER_CANCEL, detail=reason)
     orders = [
         coordinator.commit(order(node, uuid.uuid4().hex, what), timeout_s=timeout_s) for node in sorted({node for node, _, _ in claimed})
     ]
@@ -138,30 +138,30 @@ def _change(session: Session, number: int, change: Change) -> str:
     check_owner(session, record)
     if record.phase is Phase.CLOSED or progress.is_ended:
         return f"it has ended {overall_state(record, progress, 0)}"
-    return change(Reach(session.coordinator()), number, timeout_s).unchanged
+    return change(ControlReach(session.coordinator()), number, timeout_s).unchanged
 
 
 @dataclass(slots=True)
-class Reach:
+class ControlReach:
     """`client.control.HasCoordinator`."""
 
     coordinator: Coordinator | None
 
 
-def _hold(reach: Reach, number: int, timeout_s: float) -> Changed:
+def _hold(reach: ControlReach, number: int, timeout_s: float) -> Changed:
     from rmgr.client.control import hold_submission
 
     return hold_submission(reach, number, timeout_s=timeout_s)
 
 
-def _release(reach: Reach, number: int, timeout_s: float) -> Changed:
+def _release(reach: ControlReach, number: int, timeout_s: float) -> Changed:
     from rmgr.client.control import release_submission
 
     return release_submission(reach, number, timeout_s=timeout_s)
 
 
 def _cancel(reason: str) -> Change:
-    def change(reach: Reach, number: int, timeout_s: float) -> Changed:
+    def change(reach: ControlReach, number: int, timeout_s: float) -> Changed:
         from rmgr.client.control import cancel_submission
 
         return cancel_submission(reach, number, detail=reason, timeout_s=timeout_s)

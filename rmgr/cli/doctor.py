@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rmgr.cli.checks import Check, everything
+from rmgr.cli.checks import CheckResult, everything
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
@@ -22,14 +22,14 @@ from rmgr.errors import RmgrError
 )
 def doctor(session: Session) -> None:
     """Looks at this machine, the configuration, ZooKeeper, the data store and the cluster; says what is wrong and how to mend it."""
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     try:
         for check in everything(session):
             checks.append(check)
             if not session.json:
                 _draw(check)
     except RmgrError as error:
-        broken = Check(name="connection", ok=False, detail=error.message, fix=error.hint)
+        broken = CheckResult(name="connection", ok=False, detail=error.message, fix=error.hint)
         checks.append(broken)
         if not session.json:
             _draw(broken)
@@ -45,7 +45,7 @@ def doctor(session: Session) -> None:
         raise WorkEnded(1)
 
 
-def _draw(check: Check) -> None:
+def _draw(check: CheckResult) -> None:
     out = sys.stdout
     word, style = ("ok", "green") if check.ok and not check.fix else ("advice", "yellow") if check.ok else ("FAILED", "red")
     told = folded(printable(check.detail), out, begin=8 + len(check.name) + 2, indent=8)

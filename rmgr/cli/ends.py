@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.follow import End, Followed
+from rmgr.cli.follow import AwaitedSubmission, FollowedEnd
 from rmgr.cli.render import folded, paint, printable, told_counts
 from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.keys import STREAMS
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TAIL_LINES = 10
 
 
-def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
+def tell_failure(session: Session, item: AwaitedSubmission, *, with_tail: bool) -> None:
     """On stderr: which task failed, where, how, its last lines, and what to type next. Nothing when all is well."""
     if item.past is not None:
         if item.past.state is not State.COMPLETED:
@@ -58,7 +58,7 @@ def tell_failure(session: Session, item: Followed, *, with_tail: bool) -> None:
     out.flush()
 
 
-def _detail(item: Followed, end: End) -> str:
+def _detail(item: AwaitedSubmission, end: FollowedEnd) -> str:
     """What the submission knows of such an end, and the task's own words do not say."""
     submission = item.submission
     if submission is None or (end.error and end.state is State.FAILED):
@@ -73,7 +73,7 @@ def _detail(item: Followed, end: End) -> str:
     return ""
 
 
-def how(end: End) -> str:
+def how(end: FollowedEnd) -> str:
     """`FAILED on n1 with exit code 3 (EXIT_CODE), attempt 2: message`."""
     where = f" on {end.node}" if end.node else ""
     code = f" with exit code {end.exit_code}" if end.exit_code is not None else ""
@@ -83,7 +83,7 @@ def how(end: End) -> str:
     return f"{end.state}{where}{code}{reason}{attempt}{error}"
 
 
-def _tail(session: Session, end: End) -> list[str]:
+def _tail(session: Session, end: FollowedEnd) -> list[str]:
     """The last lines of stderr, else of stdout."""
     for number in (1, 0):
         try:
@@ -98,7 +98,7 @@ def _tail(session: Session, end: End) -> list[str]:
     return ["(no output)"]
 
 
-def fetch_files(session: Session, item: Followed) -> None:
+def fetch_files(session: Session, item: AwaitedSubmission) -> None:
     """`-o` and `-e`: what tasks wrote into files on their nodes is written to the same names here, unless it is here."""
     submission = item.submission
     command = submission.command if submission is not None else None
@@ -128,7 +128,7 @@ def fetch_files(session: Session, item: Followed) -> None:
                 session.note(f"{target} cannot be written on {socket.gethostname()}: {error.strerror}; rmgr logs {end.id} -o FILE")
 
 
-def expand(pattern: str, end: End, name: str) -> str:
+def expand(pattern: str, end: FollowedEnd, name: str) -> str:
     """A file name of one task: as the Starter expands it."""
     values = {"j": str(end.submission), "a": str(end.index), "t": str(end.attempt), "x": name.replace(os.sep, "_"), "N": end.node, "%": "%"}
     out, at = [], 0
@@ -142,12 +142,12 @@ def expand(pattern: str, end: End, name: str) -> str:
     return "".join(out)
 
 
-def summary(item: Followed) -> str:
+def summary(item: AwaitedSubmission) -> str:
     """`42: 98 COMPLETED, 2 FAILED`."""
     counts = told_counts(item.counts)
     return f"{item.number}: {counts or 'no task'}"
 
 
-def codes(items: Sequence[Followed]) -> int:
+def codes(items: Sequence[AwaitedSubmission]) -> int:
     """The exit code for several: the highest."""
     return max((item.code for item in items), default=0)

@@ -30,7 +30,7 @@ TICK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class FollowedEnd:
     """How one task ended."""
 
     submission: int
@@ -59,7 +59,7 @@ class End:
 
 
 @dataclass(slots=True)
-class Followed:
+class AwaitedSubmission:
     """One submission that is waited for. wanted: positions, None = all of it. past: it is history, nothing will come."""
 
     number: int
@@ -67,7 +67,7 @@ class Followed:
     submission: Submission | None = None
     lane: Any = None
     past: JobView | None = None
-    ends: dict[int, End] = field(default_factory=dict)
+    ends: dict[int, FollowedEnd] = field(default_factory=dict)
     dead: RmgrError | None = None
     is_left: bool = False  #: it could grow, but who would add to it has gone
 
@@ -115,7 +115,7 @@ class Followed:
         return State.COMPLETED
 
     @property
-    def worst(self) -> End | None:
+    def worst(self) -> FollowedEnd | None:
         """The end that decides the exit code, None when all is well."""
         bad = [end for end in self.ends.values() if end.code]
         return max(bad, key=lambda end: (end.code, -end.position)) if bad else None
@@ -142,13 +142,13 @@ class Follow:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._news: queue.SimpleQueue[tuple[Followed, Fragment | None, Sequence[Outcome]]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[AwaitedSubmission, Fragment | None, Sequence[Outcome]]] = queue.SimpleQueue()
         self._engine: Any = None
-        self.items: list[Followed] = []
+        self.items: list[AwaitedSubmission] = []
 
-    def add(self, number: int, wanted: Sequence[int] | None = None) -> Followed:
+    def add(self, number: int, wanted: Sequence[int] | None = None) -> AwaitedSubmission:
         """Begins to follow a submission, or the tasks at these positions. Ends that are history already come at once."""
-        followed = Followed(number, frozenset(wanted) if wanted is not None else None)
+        followed = AwaitedSubmission(number, frozenset(wanted) if wanted is not None else None)
         self._session.followed.append(number)
         if self._engine is None:
             self._engine = engine_of(self._session)
@@ -175,13 +175,13 @@ class Follow:
         state = getattr(self._engine, "session_state", "CONNECTED")
         return "" if str(state) == "CONNECTED" else "ZooKeeper does not answer"
 
-    def next(self, wait_s: float = TICK_S) -> list[End]:
+    def next(self, wait_s: float = TICK_S) -> list[FollowedEnd]:
         """Ends that have come, waiting at most `wait_s` for the first.
 
         Raises: DeadlineExceeded when `--timeout` is over; NotFound and others when a submission cannot be followed any more.
         """
         left = self._session.left_s(wait_s)
-        ends: list[End] = []
+        ends: list[FollowedEnd] = []
         if self.is_ended:
             wait_s = 0.0
         end = time.monotonic() + min(wait_s, left if left is not None else wait_s)
@@ -206,7 +206,7 @@ class Follow:
 class _Listener:
     """`ports.Listener`: passes everything on, at once."""
 
-    def __init__(self, news: queue.SimpleQueue[Any], followed: Followed) -> None:
+    def __init__(self, news: queue.SimpleQueue[Any], followed: AwaitedSubmission) -> None:
         self._news = news
         self._followed = followed
 
@@ -223,7 +223,7 @@ class _Listener:
         self._news.put((self._followed, None, ()))
 
 
-def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> list[End]:
+def _ends(item: AwaitedSubmission, fragment: Fragment, outcomes: Sequence[Outcome]) -> list[FollowedEnd]:
     assert item.submission is not None
     array = parse_array(item.submission.array) if item.submission.array else None
     fresh = []
@@ -231,7 +231,7 @@ def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> li
         if item.wanted is not None and outcome.index not in item.wanted:
             continue
         started_us = fragment.base_us + outcome.started_us if fragment.base_us else 0
-        end = End(
+        end = FollowedEnd(
             submission=item.number,
             position=outcome.index,
             index=array.index_at(outcome.index) if array else outcome.index,
@@ -251,13 +251,13 @@ def _ends(item: Followed, fragment: Fragment, outcomes: Sequence[Outcome]) -> li
     return fresh
 
 
-def read_ends(session: Session, number: int) -> list[End]:
+def read_ends(session: Session, number: int) -> list[FollowedEnd]:
     """How the ended tasks of a submission ended, read once, without following it. Raises NotFound, DataLost."""
     from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
     from rmgr.coord import paths
 
     coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
-    item = Followed(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))
+    item = AwaitedSubmission(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))
     (done,) = fetch([paths.done(number)], coordinator.get, timeout_s=timeout_s)
     if done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")

@@ -23,7 +23,7 @@ import click
 
 from rmgr.cli.command import GlobalOption
 from rmgr.cli.context import Session
-from rmgr.cli.options import Work, checked_options, with_directives
+from rmgr.cli.options import WorkRequest, checked_options, with_directives
 from rmgr.cli.script import read_script, refused
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.submission import Condition, Dependency
@@ -46,7 +46,7 @@ class ListedJob:
 
     where: str
     name: str
-    work: Work
+    work: WorkRequest
     needs: tuple[tuple[Condition, int], ...]
 
 
@@ -231,7 +231,7 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
             raw.refuse(f"key {key}: a list has no standard input to give away", "name a file")
     shown = raw.name or (script_name or _first_word(raw)).rpartition("/")[2] or "work"
     options = replace(options, name=shown[:200], after=(*options.after, *after))
-    return ListedJob(where=raw.where, name=raw.name, work=Work(options=options, words=words, script=script), needs=needs)
+    return ListedJob(where=raw.where, name=raw.name, work=WorkRequest(options=options, words=words, script=script), needs=needs)
 
 
 def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:

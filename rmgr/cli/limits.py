@@ -14,7 +14,7 @@ from rmgr.model.limits import BOUNDS, UserLimits
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
-    from rmgr.adapters.rpc_use import Told
+    from rmgr.adapters.rpc_use import UseAnswer
 
 
 class _Row(NamedTuple):
@@ -84,7 +84,7 @@ def _document(row: _Row) -> dict[str, Any]:
     return {name: value for name, value in row._asdict().items() if name != "user"}
 
 
-def _rows(user: str, told: Told) -> list[_Row]:
+def _rows(user: str, told: UseAnswer) -> list[_Row]:
     use = told.users.get(user)
     rows = []
     for bound in BOUNDS:
@@ -96,9 +96,9 @@ def _rows(user: str, told: Told) -> list[_Row]:
     return rows
 
 
-def _ask(session: Session, user: str) -> Told:
+def _ask(session: Session, user: str) -> UseAnswer:
     """The gateway or the leader; the settings alone where neither answers."""
-    from rmgr.adapters.rpc_use import Told, UseClient
+    from rmgr.adapters.rpc_use import UseAnswer, UseClient
     from rmgr.errors import Unavailable
     from rmgr.model.identity import Role
 
@@ -116,7 +116,7 @@ def _ask(session: Session, user: str) -> Told:
             problem = f"what is used is not known: {error.message}"
         finally:
             client.close()
-    return Told(users={}, limits=_settings(session), problem=problem)
+    return UseAnswer(users={}, limits=_settings(session), problem=problem)
 
 
 def _settings(session: Session) -> UserLimits:

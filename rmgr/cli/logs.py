@@ -13,7 +13,7 @@ from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
-from rmgr.cli.follow import End, Follow, Followed, read_ends
+from rmgr.cli.follow import AwaitedSubmission, Follow, FollowedEnd, read_ends
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink, ToFiles
 from rmgr.cli.params import one_of
@@ -21,7 +21,7 @@ from rmgr.cli.run import stream
 from rmgr.cli.selectors import Target
 from rmgr.cli.show import find_one
 from rmgr.cli.work import kept_tasks
-from rmgr.client.live import Piece
+from rmgr.client.live import OutputPiece
 from rmgr.client.stored_logs import read_ended, read_flushed
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
@@ -62,7 +62,7 @@ def logs(session: Session, selector: str, follow: bool, out: str, only: str | No
     sink = _sink(session, tasks, out, job.id)
     try:
         for task in tasks:
-            pieces: Iterator[Piece] = _written(session, task, streams, attempt)
+            pieces: Iterator[OutputPiece] = _written(session, task, streams, attempt)
             empty = True
             for piece in _last_lines(pieces, tail) if tail is not None else pieces:
                 sink.take(piece)
@@ -89,7 +89,7 @@ def _follow(session: Session, target: Target, selector: str, out: str, streams: 
     raise WorkEnded(codes(follow.items))
 
 
-def _file_sink(out: str, item: Followed) -> Sink:
+def _file_sink(out: str, item: AwaitedSubmission) -> Sink:
     array = item.submission.array if item.submission is not None else ""
     return ToFiles(out, item.number, lambda position: shown_index(array, position))
 
@@ -103,7 +103,7 @@ def _sink(session: Session, tasks: Sequence[TaskView], out: str, number: int) ->
     return Plain() if len(tasks) <= 1 else Labelled(lambda position: ids[position].id)
 
 
-def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[Piece]:
+def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[OutputPiece]:
     """What a task has written by now, in one attempt."""
     wanted = attempt or task.attempt
     if not wanted:
@@ -129,7 +129,7 @@ def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: 
             yield _piece(task, wanted, name, data, now_us)
 
 
-def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iterator[Piece]:
+def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iterator[OutputPiece]:
     from rmgr.adapters.rpc import NodeClient
 
     endpoint = next((node.endpoint for node in session.query().nodes() if node.id == task.node), "")
@@ -145,13 +145,13 @@ def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iter
         session.detail(f"{task.id}: {error.message}")
 
 
-def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> Piece:
-    return Piece(submission=task.submission, position=task.position, attempt=attempt, stream=stream_, data=data, time_us=time_us)
+def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> OutputPiece:
+    return OutputPiece(submission=task.submission, position=task.position, attempt=attempt, stream=stream_, data=data, time_us=time_us)
 
 
-def _ends_of(session: Session, number: int) -> dict[int, End]:
+def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
     """How tasks ended, with their logs; read once a command."""
-    cache: dict[int, dict[int, End]] = click.get_current_context().meta.setdefault("rmgr.ends", {})
+    cache: dict[int, dict[int, FollowedEnd]] = click.get_current_context().meta.setdefault("rmgr.ends", {})
     if number not in cache:
         try:
             cache[number] = {end.position: end for end in read_ends(session, number)}
@@ -161,9 +161,9 @@ def _ends_of(session: Session, number: int) -> dict[int, End]:
     return cache[number]
 
 
-def _last_lines(pieces: Iterator[Piece], lines: int) -> Iterator[Piece]:
+def _last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
     """The last lines of each stream."""
-    kept: dict[str, Piece] = {}
+    kept: dict[str, OutputPiece] = {}
     for piece in pieces:
         before = kept[piece.stream].data if piece.stream in kept else b""
         rows = (before + piece.data).splitlines(keepends=True)
@@ -171,7 +171,7 @@ def _last_lines(pieces: Iterator[Piece], lines: int) -> Iterator[Piece]:
     yield from kept.values()
 
 
-def _piece_with(piece: Piece, data: bytes) -> Piece:
+def _piece_with(piece: OutputPiece, data: bytes) -> OutputPiece:
     from dataclasses import replace
 
     return replace(piece, data=data)

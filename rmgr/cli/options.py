@@ -70,7 +70,7 @@ class WorkOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class WorkRequest:
     """A request with what it runs: `words` as argv, or the arguments of `script`."""
 
     options: WorkOptions
@@ -203,7 +203,7 @@ def read_work(
     dashes: bool,
     script: bool = True,
     ignore_sbatch: bool = False,
-) -> Work:
+) -> WorkRequest:
     """What the command line, and the directives of the script that it names, ask for. The command line wins.
 
     Args:
@@ -229,7 +229,7 @@ def read_work(
     options = checked_options(values)
     if not options.name:
         options = _named(options, found, words)
-    return Work(options=options, words=tuple(words), script=found)
+    return WorkRequest(options=options, words=tuple(words), script=found)
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from rmgr.cli.render import SCHEMA, iso, paint
-from rmgr.client.live import Piece
+from rmgr.client.live import OutputPiece
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import UsageError
 
@@ -18,7 +18,7 @@ from rmgr.errors import UsageError
 class Sink(Protocol):
     """Takes pieces in order; `done` when nothing follows of a task (position), `close` at the end."""
 
-    def take(self, piece: Piece) -> None: ...
+    def take(self, piece: OutputPiece) -> None: ...
     def done(self, position: int) -> None: ...
     def close(self) -> None: ...
 
@@ -26,7 +26,7 @@ class Sink(Protocol):
 class Plain:
     """stdout to stdout, stderr to stderr, byte for byte."""
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: OutputPiece) -> None:
         stream = sys.stdout if piece.stream == STREAMS[0] else sys.stderr
         stream.flush()
         stream.buffer.write(piece.data)
@@ -46,7 +46,7 @@ class Labelled:
         self._label = label
         self._rest: dict[tuple[int, str], bytes] = {}
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: OutputPiece) -> None:
         key = (piece.position, piece.stream)
         lines = (self._rest.pop(key, b"") + piece.data).split(b"\n")
         self._rest[key] = lines.pop()
@@ -78,7 +78,7 @@ class JsonLines:
         self._label = label
         self._decoders: dict[tuple[int, str], codecs.IncrementalDecoder] = {}
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: OutputPiece) -> None:
         key = (piece.position, piece.stream)
         decoder = self._decoders.get(key)
         if decoder is None:
@@ -111,7 +111,7 @@ class ToFiles:
         self._index_of = index_of
         self._open: dict[str, BinaryIO] = {}
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: OutputPiece) -> None:
         self._file(piece.position, piece.attempt).write(piece.data)
 
     def done(self, position: int) -> None:

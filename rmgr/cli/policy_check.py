@@ -21,7 +21,7 @@ from rmgr.errors import RmgrError
 from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.calls import laws as calls_laws
-from rmgr.sim.laws import Drawn, Finding, Report, check, digest
+from rmgr.sim.laws import Drawn, Finding, LawsReport, check, digest
 from rmgr.sim.laws_story import told
 from rmgr.sim.laws_try import Make
 
@@ -53,7 +53,7 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
     _conclude(session, report, name, params)
 
 
-def _conclude(session: Session, report: Report, name: str, params: Mapping[str, str]) -> None:
+def _conclude(session: Session, report: LawsReport, name: str, params: Mapping[str, str]) -> None:
     """Prints the report. Raises: WorkEnded(1) when a law is broken."""
     again = ["rmgr", "policy", "check", name, *(word for key, value in params.items() for word in ("--param", f"{key}={value}"))]
     if session.json:
@@ -101,7 +101,7 @@ def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Fin
     return Finding(HASHES, HASHES_SAY, worlds, 0, seed=seed, text=text)
 
 
-def _tell(report: Report, again: list[str]) -> None:
+def _tell(report: LawsReport, again: list[str]) -> None:
     out = sys.stdout.write
     for finding in report.findings:
         verdict = finding.verdict.upper() if finding.verdict == "broken" else finding.verdict
@@ -118,7 +118,7 @@ def _tell(report: Report, again: list[str]) -> None:
     out(f"\n{verdict}: {report.worlds} worlds, {report.passes} passes\n")
 
 
-def _as_json(report: Report, again: list[str]) -> dict[str, Any]:
+def _as_json(report: LawsReport, again: list[str]) -> dict[str, Any]:
     laws = []
     for finding in report.findings:
         row: dict[str, Any] = {"law": finding.law, "says": finding.says, "verdict": finding.verdict}

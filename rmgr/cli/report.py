@@ -18,7 +18,7 @@ from rmgr.cli.params import Parsed, listed, nearest
 from rmgr.cli.past import list_past
 from rmgr.cli.render import Column, Layout, clock, emit, iso, now_us, table
 from rmgr.cli.tables import draw, table_options
-from rmgr.cli.usage import GROUPS, PERCENTS, Days, Report, Usage, Waits, Wanted
+from rmgr.cli.usage import GROUPS, PERCENTS, Days, GroupUsage, QueueWaits, Report, Wanted
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.units import counted, format_duration, format_size
 
@@ -43,7 +43,7 @@ class _Machine:
     begin_us: int | None
     end_us: int
 
-    def available_us(self, usage: Usage, by: Sequence[str], days: Days) -> int:
+    def available_us(self, usage: GroupUsage, by: Sequence[str], days: Days) -> int:
         """Core time that the cluster had in the time of this line: the window, or the part of its day that lies in it."""
         if self.begin_us is None:
             return 0
@@ -164,7 +164,7 @@ def _document(made: Report, machine: _Machine) -> dict[str, Any]:
     }
 
 
-def _numbers(made: Report, machine: _Machine, usage: Usage) -> dict[str, Any]:
+def _numbers(made: Report, machine: _Machine, usage: GroupUsage) -> dict[str, Any]:
     return {
         "jobs": usage.jobs,
         "tasks": usage.tasks,
@@ -178,12 +178,12 @@ def _numbers(made: Report, machine: _Machine, usage: Usage) -> dict[str, Any]:
     }
 
 
-def _utilisation(made: Report, machine: _Machine, usage: Usage) -> float | None:
+def _utilisation(made: Report, machine: _Machine, usage: GroupUsage) -> float | None:
     available_us = machine.available_us(usage, made.wanted.by, made.days)
     return usage.core_us / available_us if available_us else None
 
 
-def _wait(waits: Waits) -> dict[str, Any]:
+def _wait(waits: QueueWaits) -> dict[str, Any]:
     told = {f"p{percent}": value / 1e6 for percent, value in zip(PERCENTS, waits.percentiles, strict=True)}
     return {"queue": waits.queue, "jobs": waits.jobs, **told, "max": waits.most / 1e6}
 
@@ -220,10 +220,10 @@ def _usage_columns(made: Report, machine: _Machine) -> tuple[Column, ...]:
         is_told = len(by) == 1 or any(usage.group[at] for usage in rows)  # accounts are seldom given
         return Column(name=name.upper(), text=lambda u: u.group[at] or "-", is_id=is_told and at == 0, default=is_told)
 
-    def number(name: str, value: Callable[[Usage], int], text: Callable[[int], str] = str, *, default: bool = True) -> Column:
+    def number(name: str, value: Callable[[GroupUsage], int], text: Callable[[int], str] = str, *, default: bool = True) -> Column:
         return Column(name=name, text=lambda u: text(value(u)), order=value, right=True, default=default)
 
-    def share(usage: Usage) -> float:
+    def share(usage: GroupUsage) -> float:
         return _utilisation(made, machine, usage) or 0.0
 
     by, rows = made.wanted.by, made.rows()
@@ -245,7 +245,7 @@ def _hours(time_us: int) -> str:
     return f"{time_us / _HOUR_US:,.3f}"
 
 
-def _wait_column(name: str, value: Callable[[Waits], int]) -> Column:
+def _wait_column(name: str, value: Callable[[QueueWaits], int]) -> Column:
     return Column(name=name, text=lambda w: format_duration(value(w) / 1e6), order=value, right=True)
 
 

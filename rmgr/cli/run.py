@@ -13,7 +13,7 @@ from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, fetch_files, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
-from rmgr.cli.follow import Follow, Followed
+from rmgr.cli.follow import AwaitedSubmission, Follow
 from rmgr.cli.options import SECTIONS, read_work, work_options
 from rmgr.cli.output import JsonLines, Labelled, Plain, Sink
 from rmgr.cli.sending import prepare, send
@@ -72,7 +72,9 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
     raise WorkEnded(codes(follow.items))
 
 
-def stream(session: Session, follow: Follow, item: Followed, *, sink: Sink | None = None, streams: tuple[str, ...] | None = None) -> None:
+def stream(
+    session: Session, follow: Follow, item: AwaitedSubmission, *, sink: Sink | None = None, streams: tuple[str, ...] | None = None
+) -> None:
     """Passes output on until all that is followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
     from rmgr.coord.keys import STREAMS
@@ -111,14 +113,14 @@ def stream(session: Session, follow: Follow, item: Followed, *, sink: Sink | Non
         live.close()
 
 
-def sink_for(session: Session, item: Followed) -> Sink:
+def sink_for(session: Session, item: AwaitedSubmission) -> Sink:
     """Plain for one task, labelled for several, JSON lines with --json."""
     if session.json:
         return JsonLines(lambda position: label_of(item, position))
     return Plain() if item.total <= 1 else Labelled(lambda position: label_of(item, position))
 
 
-def label_of(item: Followed, position: int) -> str:
+def label_of(item: AwaitedSubmission, position: int) -> str:
     """`42_7`."""
     array = item.submission.array if item.submission is not None else ""
     return f"{item.number}_{shown_index(array, position)}"

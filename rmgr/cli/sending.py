@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.cli.options import Work, WorkOptions, read_entries
+from rmgr.cli.options import WorkOptions, WorkRequest, read_entries
 from rmgr.cli.shipping import interpreted, ship_script, ship_stdin, ship_uploads, whole_path
 from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, StoreUnavailable, SubmitUnknown, UsageError
 from rmgr.model.array import parse_array
@@ -47,13 +47,13 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class CheckedRequest:
     """A checked request, ready to be sent. payloads: one a task."""
 
     record: Submission
     payloads: list[bytes]
     settings: ClusterSettings
-    work: Work
+    work: WorkRequest
 
     @property
     def tasks(self) -> int:
@@ -85,7 +85,7 @@ def read_ground(session: Session) -> Ground:
     return Ground(settings, [decode_record(item.data, NodeRecord, paths.NODES) for item in found if item is not None])
 
 
-def prepare(session: Session, work: Work, ground: Ground | None = None) -> Draft:
+def prepare(session: Session, work: WorkRequest, ground: Ground | None = None) -> CheckedRequest:
     """Checks a request against the cluster; nothing is written.
 
     Args:
@@ -139,10 +139,10 @@ def prepare(session: Session, work: Work, ground: Ground | None = None) -> Draft
     _check_dependencies(session, session.coordinator(), draft)
     _check_inputs(session, options)
     _check_outputs(session, draft, len(payloads))
-    return Draft(record=draft, payloads=payloads, settings=settings, work=work)
+    return CheckedRequest(record=draft, payloads=payloads, settings=settings, work=work)
 
 
-def send(session: Session, draft: Draft) -> Sent:
+def send(session: Session, draft: CheckedRequest) -> Sent:
     """Makes the request durable.
 
     Raises: SubmitUnknown (with the token), QueueFull, KeyExists (an output key), StoreUnavailable, ValueTooLarge.
@@ -157,7 +157,7 @@ def send(session: Session, draft: Draft) -> Sent:
         raise
 
 
-def shipped(session: Session, draft: Draft) -> Submission:
+def shipped(session: Session, draft: CheckedRequest) -> Submission:
     """The record, once its script, its uploads and what it reads are in the store. Raises StoreUnavailable, ValueTooLarge, UsageError."""
     work = draft.work
     command = draft.record.command
@@ -184,7 +184,7 @@ def check_store(session: Session) -> None:
     require_store(store, timeout_s=timeout_s)
 
 
-def _commit(session: Session, record: Submission, draft: Draft) -> Sent:
+def _commit(session: Session, record: Submission, draft: CheckedRequest) -> Sent:
     deadline_s = time.monotonic() + (session.left_s() or _SUBMIT_S)
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or draft.work.options.outputs:
@@ -243,7 +243,7 @@ def _payloads(options: WorkOptions) -> list[bytes]:
     return [b""] * (len(parse_array(options.array)) if options.array else 1)
 
 
-def _command(work: Work) -> Command:
+def _command(work: WorkRequest) -> Command:
     """The command as it is recorded; script and uploads are named later, by their hashes."""
     options = work.options
     moved = bool(options.cwd or options.uploads or options.inputs)
@@ -278,9 +278,9 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
-def send_by_engine(session: Session, engine: Engine, record: Submission, draft: Draft, deadline_s: float) -> Sent:
+def send_by_engine(session: Session, engine: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
-    from rmgr.cli.control import Reach
+    from rmgr.cli.control import ControlReach
     from rmgr.client.control import cancel_submission
     from rmgr.client.ports import TaskSpec
 
@@ -300,12 +300,12 @@ def send_by_engine(session: Session, engine: Engine, record: Submission, draft: 
         raise
     except RmgrError as error:
         lane.complete()  # all or nothing: what is in does not run on without the rest
-        cancel_submission(Reach(engine.coordinator), lane.number, detail=error.message)
+        cancel_submission(ControlReach(engine.coordinator), lane.number, detail=error.message)
         raise
     return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
 
 
-def _claim_outputs(session: Session, values: Values, number: int, reign: str, draft: Draft) -> None:
+def _claim_outputs(session: Session, values: Values, number: int, reign: str, draft: CheckedRequest) -> None:
     from rmgr.coord.keys import Pointer
 
     pointers = [

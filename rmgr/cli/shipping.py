@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.options import Work
+from rmgr.cli.options import WorkRequest
 from rmgr.client.content import put_once
 from rmgr.coord import keys
 from rmgr.errors import UsageError, ValueTooLarge
@@ -39,7 +39,7 @@ def interpreted(python: str, words: tuple[str, ...]) -> tuple[str, ...]:
     raise UsageError(f"--python: {words[0]!r} is no Python program", hint="rmgr submit --python PATH -- python program.py")
 
 
-def ship_script(session: Session, work: Work) -> str:
+def ship_script(session: Session, work: WorkRequest) -> str:
     """Stores the script's text; returns its hash. `--python` replaces the interpreter of a `#!...python` line."""
     assert work.script is not None
     text = work.script.text

@@ -20,7 +20,7 @@ from rmgr.errors import UsageError
 from rmgr.model.units import format_duration
 
 if TYPE_CHECKING:
-    from rmgr.sim.papers.report import Cell, Check, Report, Table
+    from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table
 
 _MOST_SEEDS = 1000
 _STYLES = {"pass": "green", "fail": "red", "reported": "cyan"}
@@ -103,7 +103,7 @@ def _ranges(seeds: tuple[int, ...]) -> str:
 # -- text -------------------------------------------------------------------------------------------------------------------------
 
 
-def _told(report: Report) -> Iterator[str]:
+def _told(report: PaperReport) -> Iterator[str]:
     for check in report.checks:
         yield from _check(check)
         yield ""
@@ -116,7 +116,7 @@ def _told(report: Report) -> Iterator[str]:
             yield f"  {note}"
 
 
-def _check(check: Check) -> Iterator[str]:
+def _check(check: PaperCheck) -> Iterator[str]:
     """The statement and its verdict, then one line a row: paper, ours, spread, tolerance."""
     from rmgr.sim.papers.report import rows_of
 
@@ -164,7 +164,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _verdicts(report: Report) -> str:
+def _verdicts(report: PaperReport) -> str:
     verdicts = [check.verdict for check in report.checks]
     return f"{verdicts.count('pass')} pass, {verdicts.count('fail')} fail, {verdicts.count('reported')} reported"
 
@@ -172,7 +172,7 @@ def _verdicts(report: Report) -> str:
 # -- files ------------------------------------------------------------------------------------------------------------------------
 
 
-def _write(out: Path, report: Report, seeds: tuple[int, ...], checks: tuple[str, ...] | None) -> int:
+def _write(out: Path, report: PaperReport, seeds: tuple[int, ...], checks: tuple[str, ...] | None) -> int:
     """All files, or none; how many of them are pictures."""
     from rmgr.cli.version import rmgr_version
     from rmgr.sim.output import whole_directory, write_json
@@ -194,7 +194,7 @@ def _write(out: Path, report: Report, seeds: tuple[int, ...], checks: tuple[str,
         return _draw(partial, report) if report.figures else 0
 
 
-def _draw(directory: Path, report: Report) -> int:
+def _draw(directory: Path, report: PaperReport) -> int:
     """The figures, where matplotlib is there."""
     try:
         from rmgr.sim.plots.pictures import draw, figures

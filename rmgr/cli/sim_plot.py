@@ -63,11 +63,11 @@ def plot(
     The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'rmgr[plots]'.
     """
     from rmgr.sim.plots import pictures
-    from rmgr.sim.plots.window import Window
+    from rmgr.sim.plots.window import TimeWindow
 
     if end is not None and end <= start:
         raise UsageError(f"--to {end:g} s is not after --from {start:g} s", hint="as --from 1d --to 2d")
-    window = Window(start, end)
+    window = TimeWindow(start, end)
     results = pictures.read(directories)
     made = pictures.pictures(results, tuple(dict.fromkeys(kinds)), window)
     target = out if out is not None else (directories[0] if len(directories) == 1 else Path()) / "plots"

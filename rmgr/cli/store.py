@@ -17,7 +17,7 @@ from rmgr.cli.store_group import EXITS, store
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
-    from rmgr.cli.store_values import Entry
+    from rmgr.cli.store_values import KeyEntry
 
 @command(
     "ls",
@@ -183,7 +183,7 @@ def du(session: Session, prefix: str, everything: bool, by_user: bool) -> None:
 
 
 def _columns(*, owners: bool) -> list[Column]:
-    def size(entry: Entry) -> str:
+    def size(entry: KeyEntry) -> str:
         return format_size(entry.size) if entry.size is not None else ""
 
     return [

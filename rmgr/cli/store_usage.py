@@ -42,7 +42,7 @@ _TOP = "\U0010ffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class StoredUsage:
     """How many values of one kind (or of one user), and their bytes."""
 
     kind: str
@@ -50,19 +50,19 @@ class Usage:
     size: int
 
 
-def usage(opened: Opened, prefix: str) -> Usage:
+def usage(opened: Opened, prefix: str) -> StoredUsage:
     """Values of users with `prefix` and their bytes (outputs count as the pointers they are; their bytes: `--all`)."""
     count, size = opened.store.usage(keys.named_prefix(prefix), timeout_s=opened.timeout_s)
-    return Usage(kind=prefix, count=count, size=size)
+    return StoredUsage(kind=prefix, count=count, size=size)
 
 
-def usage_by_family(opened: Opened) -> list[Usage]:
+def usage_by_family(opened: Opened) -> list[StoredUsage]:
     """Everything in the store by kind of row; kinds without rows are left out, through a gateway what others have, too."""
     sums = ((kind, _measured(opened, family)) for family, kind in FAMILIES.items())
-    return [Usage(kind=kind, count=count, size=size) for kind, (count, size) in sums if count]
+    return [StoredUsage(kind=kind, count=count, size=size) for kind, (count, size) in sums if count]
 
 
-def usage_by_user(opened: Opened, live_owner: Callable[[int], str | None]) -> list[Usage]:
+def usage_by_user(opened: Opened, live_owner: Callable[[int], str | None]) -> list[StoredUsage]:
     """Everything in the store by user, the largest first.
 
     Args: live_owner: whose submission it is that is not in the history yet, None where that is not known.
@@ -87,7 +87,7 @@ def usage_by_user(opened: Opened, live_owner: Callable[[int], str | None]) -> li
     for family in FAMILIES:
         if family not in _OF_SUBMISSION and family != "histu/":
             add(SHARED, family)
-    rows = [Usage(kind=user, count=count, size=size) for user, (count, size) in sums.items() if count]
+    rows = [StoredUsage(kind=user, count=count, size=size) for user, (count, size) in sums.items() if count]
     return sorted(rows, key=lambda row: (-row.size, row.kind))
 
 

@@ -54,7 +54,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class KeyEntry:
     """One key in a listing. size: bytes, None for an output (it has its own row, or none yet).
 
     owner: "" = nobody's; None: an open cluster, where nobody asks.
@@ -67,7 +67,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundValue:
     """A value that is there. parts: its bytes, piece by piece; can be asked for more than once."""
 
     key: str
@@ -153,16 +153,16 @@ def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iter
         left = None if left is None else left - len(page)
 
 
-def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple[list[Entry], str | None]:
+def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple[list[KeyEntry], str | None]:
     """Keys with size, kind and owner, and the key to go on after when there are more. Cost: one read a key."""
-    entries: list[Entry] = []
+    entries: list[KeyEntry] = []
     for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
         if len(entries) == limit:
             return entries, entries[-1].key
         head, owner = _head(opened, keys.named(key))
         if head is not None:  # else it was deleted just now
             size = None if head[1] is Encoding.POINTER else head[0]
-            entries.append(Entry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
+            entries.append(KeyEntry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
     return entries, None
 
 
@@ -174,7 +174,7 @@ def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | 
     return (None, None) if about is None else (about[:2], opened.deeds.holder(opened.store, row, about).owner)
 
 
-def as_json(entry: Entry) -> dict[str, Any]:
+def as_json(entry: KeyEntry) -> dict[str, Any]:
     """One element of `keys` in `rmgr store ls --json`."""
     return {"key": entry.key, "bytes": entry.size, "kind": entry.kind, **({} if entry.owner is None else {"owner": entry.owner or None})}
 
@@ -232,7 +232,7 @@ def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, tt
     return size
 
 
-def find(opened: Opened, key: str) -> Found:
+def find(opened: Opened, key: str) -> FoundValue:
     """The value of a user's key; an output is looked up at its task. Raises: NotFound."""
     row = keys.named(key)
     head = opened.store.head(row, timeout_s=opened.timeout_s)
@@ -260,10 +260,10 @@ def find(opened: Opened, key: str) -> Found:
             raise NotFound(f"the value {key!r} was deleted just now")
         return stream
 
-    return Found(key=key, size=size, encoding=encoding, parts=parts)
+    return FoundValue(key=key, size=size, encoding=encoding, parts=parts)
 
 
-def _find_owned(opened: Opened, key: str) -> Found:
+def _find_owned(opened: Opened, key: str) -> FoundValue:
     """The same where values have owners: the bytes are those that were signed, else reading them ends with an error."""
     row, about = opened.values.locate(key, opened.locate, timeout=opened.timeout_s)
 
@@ -278,10 +278,10 @@ def _find_owned(opened: Opened, key: str) -> Found:
         if digest.digest() != about.sha256:
             raise DataLost(f"the value {key!r} was replaced while it was read", hint="read it again")
 
-    return Found(key=key, size=about.size, encoding=about.encoding, parts=parts)
+    return FoundValue(key=key, size=about.size, encoding=about.encoding, parts=parts)
 
 
-def refuse_on_terminal(found: Found, out: TextIO) -> None:
+def refuse_on_terminal(found: FoundValue, out: TextIO) -> None:
     """Raises UsageError for a pickle that would be printed on a terminal."""
     if found.encoding is Encoding.PICKLE and out.isatty():
         raise UsageError(
@@ -290,7 +290,7 @@ def refuse_on_terminal(found: Found, out: TextIO) -> None:
         )
 
 
-def write_file(found: Found, target: Path) -> int:
+def write_file(found: FoundValue, target: Path) -> int:
     """Writes a value to a file that appears when it is complete; returns its size."""
     if target.is_dir():
         raise UsageError(f"{target} is a directory", hint=f"-o {target / found.key.rpartition('/')[2]}")
@@ -317,7 +317,7 @@ def write_file(found: Found, target: Path) -> int:
     return size
 
 
-def content_as_json(found: Found) -> dict[str, Any]:
+def content_as_json(found: FoundValue) -> dict[str, Any]:
     """The value for `get --json`: as text where it is text, else in base64."""
     value = b"".join(found.parts())
     about = {"bytes": found.size, "encoding": found.encoding.value}

@@ -11,7 +11,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
-from rmgr.cli.options import SECTIONS, Work, read_work, work_options
+from rmgr.cli.options import SECTIONS, WorkRequest, read_work, work_options
 from rmgr.cli.render import emit
 from rmgr.cli.sending import Sent, prepare, send
 from rmgr.cli.submit_dry import tell_dry
@@ -79,7 +79,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, jobs_f
         raise WorkEnded(wait_for(session, sent, work))
 
 
-def _tell_id(session: Session, sent: Sent, work: Work, *, waits: bool) -> None:
+def _tell_id(session: Session, sent: Sent, work: WorkRequest, *, waits: bool) -> None:
     number = sent.submission.id
     if session.json:
         if not waits:

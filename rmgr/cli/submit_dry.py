@@ -7,14 +7,14 @@ from typing import Any
 
 from rmgr.cli.context import Session
 from rmgr.cli.render import clock, emit, iso, printable
-from rmgr.cli.sending import Draft
+from rmgr.cli.sending import CheckedRequest
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Phase
 from rmgr.model.units import counted, format_duration, format_size
 from rmgr.model.views import WhatIfView
 
 
-def tell_dry(session: Session, draft: Draft) -> None:
+def tell_dry(session: Session, draft: CheckedRequest) -> None:
     """What would be submitted; and of a placed job who would place it."""
     record = draft.record
     trial = session.query().what_if(record) if record.rigid is not None and record.phase is Phase.OPEN else None
@@ -24,7 +24,7 @@ def tell_dry(session: Session, draft: Draft) -> None:
         write_dry(draft, trial)
 
 
-def told_dry(draft: Draft) -> dict[str, Any]:
+def told_dry(draft: CheckedRequest) -> dict[str, Any]:
     """What would be submitted, as JSON."""
     from rmgr.coord.answers import command_text
 
@@ -46,7 +46,7 @@ def told_dry(draft: Draft) -> dict[str, Any]:
     } | ({"placed": _shape(record.rigid)} if record.rigid is not None else {})
 
 
-def write_dry(draft: Draft, trial: WhatIfView | None = None) -> None:
+def write_dry(draft: CheckedRequest, trial: WhatIfView | None = None) -> None:
     """What would be submitted, in words; `trial`: where and when."""
     from rmgr.coord.answers import command_text
 

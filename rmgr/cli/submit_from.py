@@ -21,12 +21,12 @@ from click.core import ParameterSource
 
 from rmgr.cli.command import GlobalOption
 from rmgr.cli.context import Session
-from rmgr.cli.control import Reach
+from rmgr.cli.control import ControlReach
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.jobs_file import ListedJob, in_order, read_jobs
 from rmgr.cli.render import emit
 from rmgr.cli.sending import (
-    Draft,
+    CheckedRequest,
     Ground,
     Sent,
     SilentListener,
@@ -49,7 +49,7 @@ from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
     from rmgr.client.engine import Engine
-    from rmgr.client.lane import Lane
+    from rmgr.client.lane import SubmissionHandle
 
 #: What stands beside `--from` on the command line.
 _BESIDE = {"jobs_file", "dry_run", "wait", "watch", "progress", "parsable", "token"}
@@ -95,7 +95,7 @@ def _check_alone(ctx: click.Context, words: Sequence[str]) -> None:
             )
 
 
-def _prepare_all(session: Session, entries: Sequence[ListedJob]) -> list[Draft]:
+def _prepare_all(session: Session, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
     """Each checked against the cluster, and all together against the room of their queues; nothing is written."""
     ground = read_ground(session)
     drafts = []
@@ -112,7 +112,7 @@ def _prepare_all(session: Session, entries: Sequence[ListedJob]) -> list[Draft]:
     return drafts
 
 
-def _check_room(session: Session, ground: Ground, drafts: Sequence[Draft]) -> None:
+def _check_room(session: Session, ground: Ground, drafts: Sequence[CheckedRequest]) -> None:
     """What would wait in a queue as soon as the list is let go fits its cap."""
     from rmgr.coord import paths
     from rmgr.model.block import MAX_TASKS
@@ -140,7 +140,7 @@ def _check_room(session: Session, ground: Ground, drafts: Sequence[Draft]) -> No
 # -- sending ------------------------------------------------------------------------------------------------------------------
 
 
-def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[Draft], token: str, name: str) -> list[Sent]:
+def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], token: str, name: str) -> list[Sent]:
     from rmgr.client.control import cancel_submission
 
     records = [shipped(session, draft) for draft in drafts]
@@ -157,7 +157,9 @@ def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[D
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
         with suppress(RmgrError):  # else the leader does it, once this program has gone
-            cancel_submission(Reach(engine.coordinator), anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S)
+            cancel_submission(
+                ControlReach(engine.coordinator), anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S
+            )
         if isinstance(error, SubmitUnknown):
             told = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
             raise CoordinationUnavailable(told, hint="rmgr doctor; then submit it again") from error
@@ -191,7 +193,7 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
     )
 
 
-def _is_sent(anchor: Submission, lane: Lane, token: str) -> bool:
+def _is_sent(anchor: Submission, lane: SubmissionHandle, token: str) -> bool:
     """The token was used before, and all of that list is in. Raises StateConflict when it is not."""
     if lane.owned:
         return False
@@ -211,7 +213,7 @@ def _make(
     session: Session,
     engine: Engine,
     entries: Sequence[ListedJob],
-    drafts: Sequence[Draft],
+    drafts: Sequence[CheckedRequest],
     records: Sequence[Submission],
     anchor: int,
     token: str,
@@ -252,7 +254,7 @@ def _release(engine: Engine, anchor: int, token: str, timeout_s: float) -> None:
     from rmgr.client.control import release_submission
 
     try:
-        changed = release_submission(Reach(engine.coordinator), anchor, timeout_s=timeout_s)
+        changed = release_submission(ControlReach(engine.coordinator), anchor, timeout_s=timeout_s)
     except CoordinationUnavailable:
         raise SubmitUnknown(
             "it is not known whether the list was let go: ZooKeeper went away meanwhile",
@@ -288,7 +290,7 @@ def _shown(item: Sent) -> dict[str, object]:
     return shown | ({} if item.created else {"created": False})
 
 
-def _tell_dry(session: Session, entries: Sequence[ListedJob], drafts: Sequence[Draft]) -> None:
+def _tell_dry(session: Session, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest]) -> None:
     names = [entry.name or f"job {place}" for place, entry in enumerate(entries, 1)]
     if session.json:
         jobs = []

@@ -10,8 +10,8 @@ from rmgr.cli import shapes
 from rmgr.cli.context import Session
 from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, fetch_files, summary, tell_failure
-from rmgr.cli.follow import End, Follow, Followed
-from rmgr.cli.options import Work
+from rmgr.cli.follow import AwaitedSubmission, Follow, FollowedEnd
+from rmgr.cli.options import WorkRequest
 from rmgr.cli.output import Plain
 from rmgr.cli.render import STATE_STYLES, elapsed, emit, paint
 from rmgr.cli.sending import Sent
@@ -19,7 +19,7 @@ from rmgr.cli.wait import until_ended
 from rmgr.client.live import LiveOutput
 
 
-def wait_for(session: Session, sent: Sent, work: Work) -> int:
+def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
     """Until it has ended; prints what was asked for. Returns the exit code. Raises WorkEnded after a Ctrl-C."""
     number = sent.submission.id
     follow = Follow(session)
@@ -27,7 +27,7 @@ def wait_for(session: Session, sent: Sent, work: Work) -> int:
     try:
         item = follow.add(number)
 
-        def on_end(end: End) -> None:
+        def on_end(end: FollowedEnd) -> None:
             if work.options.watch and not session.json:
                 _tell_end(end)
 
@@ -51,7 +51,7 @@ def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progres
     ids = [str(item.submission.id) for item in sent]
     follow = Follow(session)
 
-    def on_end(end: End) -> None:
+    def on_end(end: FollowedEnd) -> None:
         if watch and not session.json:
             _tell_end(end)
 
@@ -72,7 +72,7 @@ def wait_for_all(session: Session, sent: Sequence[Sent], *, watch: bool, progres
     return codes(follow.items)
 
 
-def _print_output(session: Session, item: Followed) -> bool:
+def _print_output(session: Session, item: AwaitedSubmission) -> bool:
     """The whole output of the only task, to the same streams."""
     live, sink = LiveOutput(session, item.number), Plain()
     printed = False
@@ -83,14 +83,14 @@ def _print_output(session: Session, item: Followed) -> bool:
     return printed
 
 
-def _tell_end(end: End) -> None:
+def _tell_end(end: FollowedEnd) -> None:
     state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
     time = elapsed(end.started_us, end.ended_us, 0)
     sys.stdout.write(f"{end.id}  {state}  {end.node}  {time}" + (f"  {end.error}" if end.error else "") + "\n")
     sys.stdout.flush()
 
 
-def _shown(session: Session, item: Followed) -> dict[str, Any]:
+def _shown(session: Session, item: AwaitedSubmission) -> dict[str, Any]:
     """show's value. The leader may be a moment behind: what is known here wins."""
     job = session.query().job(item.number)
     attempts = session.query().tasks(item.number)[0].attempts if item.total == 1 and item.past is None else ()

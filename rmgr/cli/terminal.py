@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
-from rmgr.cli.follow import Follow, Followed
-from rmgr.cli.options import Work
+from rmgr.cli.follow import AwaitedSubmission, Follow
+from rmgr.cli.options import WorkRequest
 from rmgr.cli.wait import PATIENCE_S, tell_why
 from rmgr.client.live import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
@@ -40,7 +40,7 @@ _LOST = 125
 _FINAL = (PermissionDenied, LimitReached, QueueFull, VersionMismatch)
 
 
-def interactive(session: Session, work: Work) -> Work:
+def interactive(session: Session, work: WorkRequest) -> WorkRequest:
     """The work of a command with a terminal: placed, once, one task. Raises UsageError without a terminal here, and for contradictions."""
     if not (os.isatty(0) and os.isatty(1)):
         what = "stdin" if not os.isatty(0) else "stdout"
@@ -86,14 +86,14 @@ def _cancel(session: Session, number: int, why: str) -> None:
     cancel_ids(session, [str(number)], reason=why)
 
 
-def _until_ended(follow: Follow, item: Followed, limit_s: float | None) -> None:
+def _until_ended(follow: Follow, item: AwaitedSubmission, limit_s: float | None) -> None:
     end_s = time.monotonic() + limit_s if limit_s is not None else None
     while not item.is_ended and (end_s is None or time.monotonic() < end_s):
         for _ in follow.next(0.2):
             pass
 
 
-def _attach(session: Session, follow: Follow, item: Followed) -> int | None:
+def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | None:
     """The code that the command's terminal has told; None: it was cut off, or there never was one."""
     began_s, wait_s, has_told = time.monotonic(), _FIRST_LOOK_S, False
     while not item.is_ended:

@@ -21,7 +21,7 @@ PERCENTS = (50, 90, 99)
 
 
 @dataclass(slots=True, kw_only=True)
-class Usage:
+class GroupUsage:
     """One line: what a group used. Times in microseconds. lost: attempts; failed: tasks."""
 
     group: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waits:
+class QueueWaits:
     """How long the submissions of a queue waited for their first start, in microseconds. percentiles: as `PERCENTS` (nearest rank)."""
 
     queue: str
@@ -117,8 +117,8 @@ class Report:
     days: Days = field(default_factory=Days)
     seen: int = 0  #: summaries that were looked at
     first_us: int | None = None  #: when the earliest submission of the report was submitted, None = it has none
-    total: Usage = field(default_factory=Usage)
-    _groups: dict[tuple[str, ...], Usage] = field(default_factory=dict)
+    total: GroupUsage = field(default_factory=GroupUsage)
+    _groups: dict[tuple[str, ...], GroupUsage] = field(default_factory=dict)
     _waits: dict[str, array[int]] = field(default_factory=dict)
 
     def add(self, job: JobView) -> None:
@@ -150,7 +150,7 @@ class Report:
                 usage.core_us += cores_us
                 usage.max_rss_kib = max(usage.max_rss_kib, job.max_rss_kib)
 
-    def rows(self) -> list[Usage]:
+    def rows(self) -> list[GroupUsage]:
         """A line a group: by day where days are asked for, else who used most first. Cost: O(groups log groups)."""
         rows = sorted(self._groups.values(), key=lambda usage: (-usage.core_us, usage.group))
         if "day" in self.wanted.by:
@@ -158,13 +158,13 @@ class Report:
             rows.sort(key=lambda usage: usage.group[at])
         return rows
 
-    def waits(self) -> list[Waits]:
+    def waits(self) -> list[QueueWaits]:
         """A line a queue. Cost: O(n log n) once."""
         found = []
         for queue, waits in sorted(self._waits.items()):
             ascending = sorted(waits)
             told = tuple(percentile(ascending, percent) for percent in PERCENTS)
-            found.append(Waits(queue=queue, jobs=len(ascending), percentiles=told, most=ascending[-1]))
+            found.append(QueueWaits(queue=queue, jobs=len(ascending), percentiles=told, most=ascending[-1]))
         return found
 
     def _pieces(self, low: int, high: int) -> Iterator[tuple[int, int]]:
@@ -178,12 +178,12 @@ class Report:
                 yield low, end
                 low = end
 
-    def _group(self, job: JobView, at_us: int) -> Usage:
+    def _group(self, job: JobView, at_us: int) -> GroupUsage:
         names = {"user": job.user, "account": job.account, "queue": job.queue}
         group = tuple(self.days.around(at_us)[2] if name == "day" else names[name] for name in self.wanted.by)
         found = self._groups.get(group)
         if found is None:
-            found = self._groups[group] = Usage(group=group)
+            found = self._groups[group] = GroupUsage(group=group)
         return found
 
 

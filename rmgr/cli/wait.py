@@ -14,7 +14,7 @@ from rmgr.cli.detach import detached
 from rmgr.cli.ends import codes, tell_failure
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.exits import WORK_EXITS
-from rmgr.cli.follow import End, Follow, Followed
+from rmgr.cli.follow import AwaitedSubmission, Follow, FollowedEnd
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import emit
 from rmgr.cli.selectors import Filter, parse, resolve, targets_of
@@ -73,7 +73,7 @@ def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: F
 
 
 def until_ended(
-    session: Session, follow: Follow, *, progress: bool, on_end: Callable[[End], None] = lambda _: None, title: str = ""
+    session: Session, follow: Follow, *, progress: bool, on_end: Callable[[FollowedEnd], None] = lambda _: None, title: str = ""
 ) -> None:
     """Waits for all that is followed; tells when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import Counts, ProgressDisplay
@@ -106,7 +106,7 @@ def until_ended(
                 ask_s = time.monotonic() + _OWNER_S
 
 
-def _look_for_owners(session: Session, idle: Sequence[Followed]) -> None:
+def _look_for_owners(session: Session, idle: Sequence[AwaitedSubmission]) -> None:
     """Nobody waits for tasks that nobody will submit: the owner of a TaskQueue has gone, and all that it submitted has ended."""
     if not idle:
         return
@@ -121,7 +121,7 @@ def _look_for_owners(session: Session, idle: Sequence[Followed]) -> None:
             session.note(f"{item.number}: its program is gone, all that it submitted has ended")
 
 
-def tell_why(session: Session, item: Followed, *, say: Callable[[str], None] | None = None) -> None:
+def tell_why(session: Session, item: AwaitedSubmission, *, say: Callable[[str], None] | None = None) -> None:
     """A line on what submitted work waits for, while nothing of it runs: nobody should look at a silent command."""
     try:
         view = session.query().explain(item.number, None)
@@ -131,7 +131,7 @@ def tell_why(session: Session, item: Followed, *, say: Callable[[str], None] | N
         (say or session.note)(f"{item.number} waits: {view.why[0].detail}")
 
 
-def items_of(followed: Followed) -> Sequence[dict[str, object]]:
+def items_of(followed: AwaitedSubmission) -> Sequence[dict[str, object]]:
     """What `wait --json` says of one submission, or of the tasks that were named."""
     if followed.wanted is not None:
         return [

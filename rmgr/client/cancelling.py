@@ -18,7 +18,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed
 from rmgr.errors import DeadlineExceeded, PermissionDenied
 from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Submission
 from rmgr.runtime import machine
@@ -117,7 +117,7 @@ def _order(coordinator: Coordinator, submission: Submission, wanted: set[int], *
     for node, key, data in read_claimed(coordinator, nodes, submission=submission.id, timeout_s=_left(deadline_s)):
         for index in range(key.first, key.end):
             if index in wanted and not data.done >> (index - key.first) & 1:
-                what = InboxOrder(order=Order.CANCEL, submission=submission.id, index=index, reason=Reason.USER_CANCEL, detail=detail)
+                what = InboxOrder(order=OrderKind.CANCEL, submission=submission.id, index=index, reason=Reason.USER_CANCEL, detail=detail)
                 multis.append((order(node, machine.guid(), what), [index]))
     return _committed(coordinator, multis, deadline_s)
 

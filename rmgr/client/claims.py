@@ -36,7 +36,7 @@ Wanted = tuple[str, Pointer]
 
 
 @dataclass(slots=True)
-class Look:
+class KeyState:
     """What stands under some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
 
     holders: by row, who lets us write there. replaces: by row, the SHA-256 of what stands there and means nothing any more.
@@ -81,7 +81,7 @@ def claim_pointers(values: Values, wanted: Sequence[Wanted], *, overwrite: bool,
 
 def _claim_some(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float) -> dict[int, RmgrError]:
     refused: dict[int, RmgrError] = {}
-    left, found = list(wanted), Look()
+    left, found = list(wanted), KeyState()
     for _ in range(_TRIES):
         rows = _rows(left)
         if not rows:
@@ -106,12 +106,12 @@ def _claim_some(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, ti
     raise StoreUnavailable(f"others are taking the output key {left[0][0]!r} at the same time", hint="it is tried again")
 
 
-def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> Look:
+def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
     """What stands under output keys, each with the pointer that is to stand there.
 
     Cost: one read of the store, and one of each submission that they point to.
     """
-    found = Look()
+    found = KeyState()
     there = values.noted([keys.named(key) for key, _ in wanted], largest=_POINTER_BYTES, timeout=timeout)
     pointers: dict[str, Pointer] = {}
     for key, mine in wanted:
@@ -137,7 +137,7 @@ def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwr
     return found
 
 
-def _judge(values: Values, pointers: dict[str, Pointer], found: Look, timeout: float) -> None:
+def _judge(values: Values, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
     """Refuses the keys whose tasks have written their value, or will."""
     fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
     kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)

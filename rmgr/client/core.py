@@ -18,13 +18,13 @@ from rmgr.client.connection import Connection, is_ending
 from rmgr.client.echo import LiveEcho, LongEcho
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
-from rmgr.client.opening import Opening
+from rmgr.client.opening import SubmissionOpening
 from rmgr.client.pickling import dump_call, dump_function
 from rmgr.client.ports import TaskSpec
 from rmgr.client.scattered import Payload
 from rmgr.client.specs import Options, draft_of, python_environment
 from rmgr.client.tasks import HELD_BYTES, Tasks
-from rmgr.client.throttle import Call, Throttle
+from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
@@ -77,7 +77,7 @@ class Core(Tasks):
         )
         draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user, ends_with_owner=True)
         self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
-        self._opening = Opening(submitter, self._draft, timeout_s=timeout_s)
+        self._opening = SubmissionOpening(submitter, self._draft, timeout_s=timeout_s)
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
         self._completed = False
@@ -131,7 +131,7 @@ class Core(Tasks):
                     self._live.begin()
                 return added
             self.opened()
-            calls = [Call(spec, *self._slim(payload), Future(self)) for payload in payloads]
+            calls = [OutgoingTask(spec, *self._slim(payload), Future(self)) for payload in payloads]
             self._throttle.add(calls)
             if self._live is not None:
                 self._live.begin()

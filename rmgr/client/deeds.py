@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.coord import keys, ownership
-from rmgr.coord.ownership import ALL, Deed, Holder, Look, Share
+from rmgr.coord.ownership import ALL, Deed, Holder, Look, ValueShare
 from rmgr.coord.ports import About, Encoding, Store
 from rmgr.coord.rights import Person
 from rmgr.coord.seal_tree import NotSealed, opened, sign_together
@@ -40,7 +40,7 @@ def _nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    shares: tuple[Share, ...]
+    shares: tuple[ValueShare, ...]
     until_s: float  #: monotonic
 
 
@@ -178,7 +178,7 @@ class Deeds:
 
     # -- shares
 
-    def shared_with(self, store: Store, owner: str, user: str, key: str = "") -> tuple[Share, ...]:
+    def shared_with(self, store: Store, owner: str, user: str, key: str = "") -> tuple[ValueShare, ...]:
         """What `owner` shares with that user, or with all.
 
         Cost: two listings and their rows, once in `SHARES_S`, and again where what is remembered says nothing of `key`.
@@ -196,7 +196,7 @@ class Deeds:
                 self._shares.popitem(last=False)
         return found
 
-    def read_shares(self, store: Store, prefix: str = "share/") -> list[Share]:
+    def read_shares(self, store: Store, prefix: str = "share/") -> list[ValueShare]:
         """Shares in rows with `prefix` that their owners have signed; the others are left out."""
         found, after = [], ""
         while names := store.keys(prefix, after=after, limit=_PAGE):
@@ -212,7 +212,7 @@ class Deeds:
             after = names[-1]
         return found
 
-    def put_share(self, store: Store, share: Share) -> None:
+    def put_share(self, store: Store, share: ValueShare) -> None:
         """From now on he may; replaces what was said of the same key and user."""
         store.put(share.row, ownership.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
         self.forget_shares()

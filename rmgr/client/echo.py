@@ -23,7 +23,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.client.core import Core
     from rmgr.client.live import LiveOutput
-    from rmgr.client.output import Cutter, Line
+    from rmgr.client.output import Line, LineCutter
 
 #: Most parts of one stream that are fetched (256 KiB each); `rmgr logs` has all of it.
 _MAX_PARTS = 16
@@ -89,10 +89,10 @@ class LiveEcho:
 
     def _run(self) -> None:
         from rmgr.client.live import LiveOutput
-        from rmgr.client.output import Cutter, Reach
+        from rmgr.client.output import ConnectionPlace, LineCutter
 
-        core, cutter = self._core, Cutter()
-        live = LiveOutput(Reach(core.connection), core.number, admits=self._admits)
+        core, cutter = self._core, LineCutter()
+        live = LiveOutput(ConnectionPlace(core.connection), core.number, admits=self._admits)
         try:
             while core.connection.is_usable and core.dead is None and not (core.is_over and self._ends.empty()):
                 with contextlib.suppress(RmgrError):
@@ -118,11 +118,11 @@ class LiveEcho:
     def _tick_s(self, _live: LiveOutput) -> float:
         return _TICK_S
 
-    def _end(self, live: LiveOutput, cutter: Cutter, outcome: Outcome, attempt: int) -> None:
-        from rmgr.client.output import End
+    def _end(self, live: LiveOutput, cutter: LineCutter, outcome: Outcome, attempt: int) -> None:
+        from rmgr.client.output import OutputEnd
 
         number, index = self._core.number, outcome.index
-        end = End(id=f"{number}_{index}", position=index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
+        end = OutputEnd(id=f"{number}_{index}", position=index, attempt=attempt, log=outcome.log, log_parts=outcome.log_parts)
         with contextlib.suppress(RmgrError):  # `rmgr logs` has it once the store is back
             for piece in live.ended(end):
                 self._write(cutter.take(piece))

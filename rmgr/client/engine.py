@@ -20,9 +20,9 @@ from rmgr.client.authentic import Authenticity
 from rmgr.client.bootstrap import require_store
 from rmgr.client.entry import OwnerEntry
 from rmgr.client.gauge import Gauge
-from rmgr.client.lane import Lane
+from rmgr.client.lane import SubmissionHandle
 from rmgr.client.packing import first_blocks
-from rmgr.client.ports import First, Listener
+from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
 from rmgr.client.values import Values
@@ -84,7 +84,7 @@ class Engine:
         self.known_settings = ClusterSettings()
         self._cap_blocks = cap_blocks
         self.mailbox: Mailbox[Job] = Mailbox()
-        self._lanes: dict[int, list[Lane]] = {}
+        self._lanes: dict[int, list[SubmissionHandle]] = {}
         self._entry = OwnerEntry(self)
         self._numbers = submitting.Numbers()
         self._state = SessionState.LOST
@@ -130,7 +130,7 @@ class Engine:
         """See `ports.SubmitterPort`."""
         return self._fresh("nodes", lambda: self._read_nodes(timeout_s))  # type: ignore[no-any-return]
 
-    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: First | None = None) -> Lane:
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         require_store(self.store)
@@ -148,7 +148,7 @@ class Engine:
             signer=self.signer,
             numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
         )
-        lane = Lane(
+        lane = SubmissionHandle(
             self,
             made.submission,
             made.version,
@@ -171,7 +171,7 @@ class Engine:
                 lane.complete()
         return lane
 
-    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> Lane:
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         record, tail = fetch(
@@ -180,7 +180,7 @@ class Engine:
         if record is None or tail is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         submission = validity.submission(record.data, number)
-        lane = Lane(
+        lane = SubmissionHandle(
             self,
             submission,
             record.version,
@@ -279,11 +279,11 @@ class Engine:
 
     # -- for lanes
 
-    def wake(self, lane: Lane) -> None:
+    def wake(self, lane: SubmissionHandle) -> None:
         """A lane has something to send."""
         self.mailbox.wake(lane.send, lane)
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: SubmissionHandle) -> None:
         """A lane is over."""
         lanes = self._lanes.get(lane.number)
         if lanes is not None and lane in lanes:
@@ -315,19 +315,19 @@ class Engine:
             _LOG.exception("submitter_job_failed")
         return True
 
-    def _begin(self, lane: Lane, *, fresh: bool) -> None:
+    def _begin(self, lane: SubmissionHandle, *, fresh: bool) -> None:
         def begin() -> None:
             self._lanes.setdefault(lane.number, []).append(lane)
             lane.start(fresh=fresh)
 
         self.post(begin)
 
-    def _all(self) -> list[Lane]:
+    def _all(self) -> list[SubmissionHandle]:
         return [lane for lanes in self._lanes.values() for lane in lanes]
 
     def _flush(self, timeout_s: float) -> None:
         end_s = machine.monotonic() + timeout_s
-        owned: Future[list[Lane]] = Future()
+        owned: Future[list[SubmissionHandle]] = Future()
         self.post(lambda: owned.set_result([lane for lane in self._all() if lane.owned]))
         try:
             for lane in machine.result(owned, timeout_s):
@@ -387,7 +387,7 @@ class Engine:
         for lane in self._all():
             lane.look_at_owner(frozenset(entry.guid for entry in living if is_owner(entry, lane.submission)))
 
-    def _first_blocks(self, draft: Submission, first: First, timeout_s: float) -> list[Block]:
+    def _first_blocks(self, draft: Submission, first: FirstTasks, timeout_s: float) -> list[Block]:
         """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""
         if draft.max_running or draft.phase is not Phase.OPEN:
             return []

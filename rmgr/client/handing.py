@@ -22,7 +22,7 @@ from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.lane import Lane
+    from rmgr.client.lane import SubmissionHandle
 
 #: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
 _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
@@ -33,7 +33,7 @@ _PAYS = 3
 class Handing:
     """Of one lane. ran_on: the node that the last fragment came from, "" = none."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: SubmissionHandle) -> None:
         self.ran_on = ""
         self._lane = lane
         self._node = ""

@@ -42,7 +42,7 @@ _RECORD_S = 0.5
 _REFUSED_KEPT = 20_000
 
 
-class Lane:
+class SubmissionHandle:
     """A submission that is owned (extended, repaired) or only followed.
 
     Args:

@@ -20,7 +20,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.adapters.channel import Loop
     from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.line import Line
+    from rmgr.adapters.line import DirectLine
     from rmgr.client.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
@@ -39,12 +39,12 @@ class Lines:
     def __init__(self, engine: Engine, credentials: Credentials | None) -> None:
         self._engine = engine
         self._credentials = credentials
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, DirectLine] = {}
         self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
         self._loop: Loop | None = None
         self._closed = False
 
-    def of(self, record: NodeRecord) -> Line | None:
+    def of(self, record: NodeRecord) -> DirectLine | None:
         """The line to the node's Starter, if there is one now."""
         return self._lines.get(record.line)
 
@@ -77,7 +77,7 @@ class Lines:
 
     # -- inside
 
-    def _dial(self, loop: Loop, address: str, key_id: str) -> Line:
+    def _dial(self, loop: Loop, address: str, key_id: str) -> DirectLine:
         """On a thread that may wait."""
         from rmgr.adapters.line import dial
 
@@ -87,7 +87,7 @@ class Lines:
             line.close()
         return line
 
-    def _dialled(self, address: str, dialled: Future[Line]) -> None:
+    def _dialled(self, address: str, dialled: Future[DirectLine]) -> None:
         try:
             line = dialled.result(0)
         except (OSError, ValueError, RmgrError) as error:
@@ -103,7 +103,7 @@ class Lines:
         if self._lines.pop(address, None) is not None:
             self._not_before_s[address] = machine.monotonic() + 1.0
 
-    def _heard(self, line: Line, message: Message) -> None:
+    def _heard(self, line: DirectLine, message: Message) -> None:
         """On the line's thread."""
         if isinstance(message, Ahead | Told):
             self._engine.post(partial(self._engine.heard, message))

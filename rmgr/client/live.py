@@ -45,7 +45,7 @@ class Place(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class Ended(Protocol):
+class EndedTask(Protocol):
     """How a task ended: its id for people, its last attempt, and where what it wrote is kept."""
 
     @property
@@ -63,7 +63,7 @@ class Ended(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class OutputPiece:
     """Some output of a task. time_us: when it was read."""
 
     submission: int
@@ -109,7 +109,7 @@ class LiveOutput:
         self._wanted = wanted
         self._streams_wanted = streams
         self._admits = admits
-        self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[OutputPiece] = queue.SimpleQueue()
         self._streams: dict[int, _Stream] = {}
         self._ended: set[int] = set()
         self._told: set[tuple[int, str]] = set()
@@ -118,7 +118,7 @@ class LiveOutput:
         self._look_s = machine.monotonic() + self._wait_s
         self.on_attempt: Callable[[int, int, str], None] = lambda *_: None  #: (position, attempt, node): a new one begins
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[OutputPiece]:
         """What has come since the last call; does not wait."""
         while True:
             try:
@@ -148,7 +148,7 @@ class LiveOutput:
                 if self._silent_s.get(endpoint, -math.inf) < now:
                     self._look_at(node, endpoint)
 
-    def ended(self, end: Ended) -> Iterator[Piece]:
+    def ended(self, end: EndedTask) -> Iterator[OutputPiece]:
         """The rest of what a task wrote in its last attempt. Raises StoreUnavailable, DataLost."""
         self._ended.add(end.position)
         stream = self._streams.pop(end.position, None)
@@ -172,11 +172,11 @@ class LiveOutput:
             kept = read_ended(store, self._number, end.position, end.attempt, name, parts=parts, rest=rest)
             for fresh in unseen(kept, skip, on_drop=partial(self._tell_drop, end, name)):
                 if fresh:
-                    yield Piece(
+                    yield OutputPiece(
                         submission=self._number, position=end.position, attempt=end.attempt, stream=name, data=fresh, time_us=now_us
                     )
 
-    def _tell_drop(self, end: Ended, stream: str, count: int, cap: int) -> None:
+    def _tell_drop(self, end: EndedTask, stream: str, count: int, cap: int) -> None:
         if (end.position, stream) not in self._told:
             self._told.add((end.position, stream))
             self._place.note(
@@ -233,7 +233,7 @@ class LiveOutput:
                 if piece.data:
                     stream.shown[STREAMS.index(piece.stream)] = piece.offset + len(piece.data)
                     self._pieces.put(
-                        Piece(
+                        OutputPiece(
                             submission=self._number,
                             position=position,
                             attempt=stream.attempt,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from rmgr.client.ports import First, LanePort, Listener, SubmitterPort
+from rmgr.client.ports import FirstTasks, LanePort, Listener, SubmitterPort
 from rmgr.model.submission import Submission
 
 
-class Opening:
+class SubmissionOpening:
     """Makes one submission, once. Thread-safe.
 
     Args:
@@ -22,7 +22,7 @@ class Opening:
         self._lock = threading.Lock()
         self._lane: LanePort | None = None
 
-    def open(self, listener: Listener, first: First | None) -> LanePort:
+    def open(self, listener: Listener, first: FirstTasks | None) -> LanePort:
         """The submission, with these tasks. (One that somebody has asked the number of meanwhile is there without them: added then.)
 
         Raises: as `SubmitterPort.open`.

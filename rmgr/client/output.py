@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.client.live import LiveOutput, Piece, nodes_of
+from rmgr.client.live import LiveOutput, OutputPiece, nodes_of
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.keys import STREAMS
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError
@@ -35,7 +35,7 @@ class Line(str):
     stream: str
 
     @classmethod
-    def of(cls, data: bytes, piece: Piece) -> Line:
+    def of(cls, data: bytes, piece: OutputPiece) -> Line:
         """A line of the task that wrote `piece`."""
         made = cls(data.decode("utf-8", "replace"))
         made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
@@ -68,7 +68,7 @@ def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, fo
     while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
         _pause(deadline)
     left = {future.index: future for future in futures if future.index >= 0}
-    reach, cutter = Reach(source.connection), Cutter()
+    reach, cutter = ConnectionPlace(source.connection), LineCutter()
     live = LiveOutput(reach, source.number, wanted=frozenset(left), streams=streams)
     try:
         while True:
@@ -77,7 +77,7 @@ def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, fo
             for piece in live.pieces():
                 yield from cutter.take(piece)
             for index in [index for index, future in left.items() if future.done()]:
-                end = End.of(left.pop(index))
+                end = OutputEnd.of(left.pop(index))
                 for piece in live.ended(end) if end is not None else ():
                     yield from cutter.take(piece)
                 yield from cutter.rest(index)
@@ -98,7 +98,7 @@ def _pause(deadline: Deadline) -> None:
         threading.Event().wait(_TICK_S)
 
 
-def _so_far(reach: Reach, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[Piece]:
+def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
     """What tasks that run have written by now."""
     from rmgr.adapters.rpc import NodeClient
 
@@ -109,16 +109,16 @@ def _so_far(reach: Reach, number: int, wanted: dict[int, Future], streams: tuple
                     continue
                 for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
                     if said.data:
-                        yield Piece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
+                        yield OutputPiece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
 
 
-class Cutter:
+class LineCutter:
     """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], tuple[Piece, bytes]] = {}
+        self._kept: dict[tuple[int, str], tuple[OutputPiece, bytes]] = {}
 
-    def take(self, piece: Piece) -> Iterator[Line]:
+    def take(self, piece: OutputPiece) -> Iterator[Line]:
         """The lines that `piece` completes. Of an attempt that was followed by another, the last one ends there."""
         before, rest = self._kept.pop((piece.position, piece.stream), (piece, b""))
         if before.attempt != piece.attempt and rest:
@@ -138,7 +138,7 @@ class Cutter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class OutputEnd:
     """How a task ended, as far as its output goes."""
 
     id: str
@@ -149,7 +149,7 @@ class End:
     ended_us: int = 0
 
     @classmethod
-    def of(cls, future: Future) -> End | None:
+    def of(cls, future: Future) -> OutputEnd | None:
         """None: it never ran, or it is not known how it ended."""
         settled = future.settled
         if settled is None or not settled.attempt:
@@ -158,7 +158,7 @@ class End:
         return cls(id=future.task_id, position=future.index, attempt=settled.attempt, log=outcome.log, log_parts=outcome.log_parts)
 
 
-class Reach:
+class ConnectionPlace:
     """`live.Place`: how a connection gets at nodes and store."""
 
     def __init__(self, connection: Connection) -> None:

@@ -101,7 +101,7 @@ def _nobody(_lane: LanePort) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class First:
+class FirstTasks:
     """Tasks that are known when their submission is made.
 
     complete: no more will follow. made: told of the lane before anything is told of the tasks.
@@ -136,7 +136,7 @@ class SubmitterPort(Protocol):
     def user(self) -> str:
         """In whose name work is submitted, as his credentials say; "" where nobody has any."""
 
-    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: First | None = None) -> LanePort:
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> LanePort:
         """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
 
         first: its first tasks, in the same commit if they fit it and the queue has room, else added at once (`flush` waits for

@@ -29,7 +29,7 @@ from rmgr.model.submission import Phase, Submission
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.lane import Lane
+    from rmgr.client.lane import SubmissionHandle
 
 _LOG = logging.getLogger("rmgr.submitter")
 _RESYNC_S = 20.0
@@ -41,7 +41,7 @@ _ROWS = 2000
 class Repair:
     """What the owner of a submission does about its failed attempts."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: SubmissionHandle) -> None:
         self._lane = lane
         self._engine = lane.engine
         self._active = False

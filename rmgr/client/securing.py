@@ -33,7 +33,7 @@ _MARGIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownIdentity:
     """An identity of the cluster. invited: its machine has not come yet."""
 
     identity: Identity
@@ -108,12 +108,12 @@ def watchdogs(coordinator: Coordinator) -> tuple[str, ...]:
     return tuple(sorted(living, key=lambda endpoint: endpoint != leader))
 
 
-def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
+def identities(coordinator: Coordinator, ca_pem: bytes) -> list[KnownIdentity]:
     """Everybody whose key is known, and whoever was invited, by role and name. Cost: one read each."""
     revoked = set(_wait(coordinator.children(paths.REVOKED)) or ())
     names = _wait(coordinator.children(paths.IDENTITIES)) or []
     asked = [coordinator.get(paths.identity(name), timeout_s=_TIMEOUT_S) for name in names]
-    known: dict[str, Known] = {}
+    known: dict[str, KnownIdentity] = {}
     for answer in asked:
         found = _wait(answer)
         if found is None:
@@ -122,11 +122,11 @@ def identities(coordinator: Coordinator, ca_pem: bytes) -> list[Known]:
             who = verify_certificate(found.data, ca_pem).identity
         except PermissionDenied:  # over, or of another authority: worth nothing
             continue
-        known[who.key_id] = Known(identity=who, is_revoked=who.key_id in revoked)
+        known[who.key_id] = KnownIdentity(identity=who, is_revoked=who.key_id in revoked)
     for record, _ in _invitations(coordinator):
         who = Identity(name=record.name, role=record.role, cluster="", key_id=record.key_id)
         waits = "" if record.redeemed else record.id
-        known.setdefault(record.key_id, Known(identity=who, is_revoked=record.key_id in revoked, invited=waits))
+        known.setdefault(record.key_id, KnownIdentity(identity=who, is_revoked=record.key_id in revoked, invited=waits))
     return sorted(known.values(), key=lambda one: (one.identity.role, one.identity.name, one.identity.key_id))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 MOST = 65_536
 
 
-class Seen:
+class SeenKeys:
     """A set of keys, bounded. Thread-safe. What it holds may be free again by now: who finds a key in it looks at the store."""
 
     def __init__(self, most: int = MOST) -> None:

@@ -32,7 +32,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.lane import Lane
+    from rmgr.client.lane import SubmissionHandle
 
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
@@ -65,7 +65,7 @@ class Sender:
         held: blocks are set aside instead of queued (the submission is held, or has a cap).
     """
 
-    def __init__(self, lane: Lane, tail: Tail, tail_version: int, *, held: bool) -> None:
+    def __init__(self, lane: SubmissionHandle, tail: Tail, tail_version: int, *, held: bool) -> None:
         self.tail = tail
         self.full = False
         self.held = held

@@ -16,7 +16,7 @@ from rmgr.coord import keys, paths, validity
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, read_fragment
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.view import Progress
 from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
@@ -204,12 +204,12 @@ def read_claimed(
     return claimed
 
 
-def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s: float = 10.0) -> tuple[ClaimedBlock, ...]:
+def claimed_blocks(coordinator: Coordinator, nodes: Sequence[str], *, timeout_s: float = 10.0) -> tuple[BlockOnNode, ...]:
     """The same, of all submissions, as a snapshot has them."""
     claimed = read_claimed(coordinator, nodes, timeout_s=timeout_s)
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return tuple(
-        ClaimedBlock(
+        BlockOnNode(
             node=node,
             key=key,
             done=data.done,

@@ -18,13 +18,13 @@ from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.lane import Lane
+    from rmgr.client.lane import SubmissionHandle
 
 
 class Takeover:
     """How a lane that follows becomes one that owns."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: SubmissionHandle) -> None:
         self._lane = lane
         self._busy = False
 

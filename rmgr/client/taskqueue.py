@@ -21,7 +21,7 @@ from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
 from rmgr.client.modules import ship
-from rmgr.client.opening import Opening
+from rmgr.client.opening import SubmissionOpening
 from rmgr.client.output import FollowsOutput
 from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import LanePort, TaskSpec
@@ -126,7 +126,7 @@ class TaskQueue(FollowsOutput):
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
-        tasks = Tasks(connection, keep_all=bool(token), opening=Opening(submitter, draft, timeout_s=timeout))
+        tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
         if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: told here
             draft = tasks.opened().submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), asked=asked)

@@ -14,8 +14,8 @@ from typing import NamedTuple, cast
 from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, Source, settle
-from rmgr.client.opening import Opening
-from rmgr.client.ports import First, LanePort, TaskSpec
+from rmgr.client.opening import SubmissionOpening
+from rmgr.client.ports import FirstTasks, LanePort, TaskSpec
 from rmgr.client.progress import Counts
 from rmgr.client.repair import delete_pointers
 from rmgr.client.results import Settled, error_of
@@ -55,7 +55,7 @@ class Tasks:
         opening: makes the submission with its first tasks, or when somebody asks for its number.
     """
 
-    def __init__(self, connection: Connection, *, keep_all: bool = False, opening: Opening | None = None) -> None:
+    def __init__(self, connection: Connection, *, keep_all: bool = False, opening: SubmissionOpening | None = None) -> None:
         self.connection = connection
         self.store: Store = connection.submitter.store
         self.lane: LanePort | None = None
@@ -144,7 +144,7 @@ class Tasks:
             raise
         return first
 
-    def _open_with(self, opening: Opening, spec: TaskSpec, payloads: Sequence[Payload], futures: list[Future]) -> int:
+    def _open_with(self, opening: SubmissionOpening, spec: TaskSpec, payloads: Sequence[Payload], futures: list[Future]) -> int:
         """Adds the first tasks of a submission that is made with them."""
         self.connection_or_raise()
         for index, future in enumerate(futures):
@@ -153,7 +153,7 @@ class Tasks:
             self._unusual.update(range(len(payloads)))
         self._pending.update(enumerate(futures))
         try:
-            opening.open(self, First(spec=spec, payloads=content.whole(payloads), made=self._made))
+            opening.open(self, FirstTasks(spec=spec, payloads=content.whole(payloads), made=self._made))
         except BaseException as error:
             self._pending.clear()
             self._unusual.clear()

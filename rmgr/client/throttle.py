@@ -28,7 +28,7 @@ _MAX_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class OutgoingTask:
     """A task on its way out. row: where its arguments are stored, when they are large."""
 
     spec: TaskSpec
@@ -44,12 +44,12 @@ class Throttle:
         self.cap = cap
         self._tasks = tasks
         self._lock = threading.RLock()
-        self._waiting: deque[Call] = deque()
+        self._waiting: deque[OutgoingTask] = deque()
         self._left: dict[int, list[int]] = {}  #: index -> [tasks of its block that have not ended]
         self._flying = 0
         self._mean_us: float | None = None
 
-    def add(self, calls: Iterable[Call]) -> None:
+    def add(self, calls: Iterable[OutgoingTask]) -> None:
         """They go out as soon as there is room."""
         with self._lock:
             self._waiting.extend(calls)
@@ -105,7 +105,7 @@ class Throttle:
             for index in range(first, first + len(block)):
                 self._left[index] = left
 
-    def _next_block(self) -> list[Call]:
+    def _next_block(self) -> list[OutgoingTask]:
         waiting, size = self._waiting, self._size()
         block = [waiting.popleft()]
         spec, room = block[0].spec, _MAX_BYTES - len(block[0].payload)

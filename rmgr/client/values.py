@@ -18,10 +18,10 @@ from rmgr.client.fates import Fates
 from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
 from rmgr.client.scattered import Payload, Scattered
-from rmgr.client.seen import Seen
+from rmgr.client.seen import SeenKeys
 from rmgr.coord import keys, ownership
 from rmgr.coord.keys import Pointer
-from rmgr.coord.ownership import Holder, Share
+from rmgr.coord.ownership import Holder, ValueShare
 from rmgr.coord.ports import NOTHING, About, Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import check_name
@@ -55,7 +55,7 @@ class Values:
         self._coordinator = coordinator
         self.deeds = deeds
         self.fates = Fates(store, coordinator)
-        self.seen = Seen()
+        self.seen = SeenKeys()
         self._is_led: bool = getattr(store, "leads", False)
 
     def put(self, key: str, value: Any, *, overwrite: bool = True, timeout: float = 30.0) -> None:
@@ -258,7 +258,7 @@ class Values:
         deeds.forget_shares()
         return self._store.delete(self._share(deeds, key, user, is_prefix=is_prefix).row)
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[ValueShare]:
         """What you share, and what others share with you, by owner and key. Cost: a read each."""
         deeds = self._deeds_or_refuse()
         found = {share.row: share for share in deeds.read_shares(self._store)}
@@ -288,9 +288,9 @@ class Values:
             raise UsageError("values have no owners here: everybody may read and write them", hint="secured clusters: rmgr admin init")
         return self.deeds
 
-    def _share(self, deeds: Deeds, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> Share:
+    def _share(self, deeds: Deeds, key: str, user: str, *, write: bool = False, is_prefix: bool = False) -> ValueShare:
         whom = ownership.ALL if user == ownership.ANYBODY else check_name(user)
-        return Share(owner=deeds.me.name, user=whom, key=keys.check_user_key(key), is_prefix=is_prefix, write=write)
+        return ValueShare(owner=deeds.me.name, user=whom, key=keys.check_user_key(key), is_prefix=is_prefix, write=write)
 
     def keys(self, prefix: str = "", *, timeout: float = 30.0) -> list[str]:
         """Keys that begin with `prefix` and have a value now, sorted. Cost: a look at each key that a task writes."""

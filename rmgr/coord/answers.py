@@ -30,7 +30,7 @@ from rmgr.coord.placing_answers import (
     stop_whys,
     with_shares,
 )
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.view import Progress, overall_state, running_count, state_counts
 from rmgr.errors import NotFound
 from rmgr.model.array import shown_index
@@ -52,7 +52,7 @@ _MOST = 8
 def job_view(
     submission: Submission,
     progress: Progress,
-    claimed: list[ClaimedBlock],
+    claimed: list[BlockOnNode],
     waits: PlacedView | None = None,
     waiting: Sequence[PlacedView] = (),
     *,
@@ -152,7 +152,7 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
 
 def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
-    used: dict[str, list[ClaimedBlock]] = defaultdict(list)
+    used: dict[str, list[BlockOnNode]] = defaultdict(list)
     others: dict[str, Counter[str]] = defaultdict(Counter)
     helped: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for block in snapshot.claimed:
@@ -165,7 +165,7 @@ def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
     return [replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view for view in views]
 
 
-def _count_others(snapshot: ClusterSnapshot, block: ClaimedBlock, others: dict[str, Counter[str]]) -> None:
+def _count_others(snapshot: ClusterSnapshot, block: BlockOnNode, others: dict[str, Counter[str]]) -> None:
     """Adds what a claimed block uses of other resources than cores and memory, on each of its nodes."""
     known = snapshot.submissions.get(block.key.submission)
     needs = needs_of(known[0].request.resources) if known is not None else ()
@@ -182,7 +182,7 @@ def _count_others(snapshot: ClusterSnapshot, block: ClaimedBlock, others: dict[s
             others[node][name] += count * times
 
 
-def _cores(block: ClaimedBlock) -> int:
+def _cores(block: BlockOnNode) -> int:
     """That one of its tasks has on the node that claimed it."""
     return block.key.cores if block.allocation is None else block.allocation.cores[0]
 
@@ -191,7 +191,7 @@ def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
     return {name: min(used[name], count) for name, count in sorted(has.items())}
 
 
-def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[ClaimedBlock], helped: list[tuple[int, int]]) -> NodeView:
+def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[BlockOnNode], helped: list[tuple[int, int]]) -> NodeView:
     alive = record.guid in snapshot.alive
     trouble = health.trouble_of(snapshot, record)
     tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
@@ -354,7 +354,7 @@ def _all_ended(job: JobView) -> str:
     return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
 
 
-def _verb(block: ClaimedBlock) -> str:
+def _verb(block: BlockOnNode) -> str:
     return "claimed by" if block.allocation is None else "placed on"
 
 
@@ -489,12 +489,12 @@ def _lacking(views: list[NodeView], needs: Needs, processes: int = 1) -> str:
     return ""
 
 
-def _blocks(snapshot: ClusterSnapshot, number: int) -> list[ClaimedBlock]:
+def _blocks(snapshot: ClusterSnapshot, number: int) -> list[BlockOnNode]:
     return [block for block in snapshot.claimed if block.key.submission == number]
 
 
-def _claimed_by_submission(snapshot: ClusterSnapshot) -> dict[int, list[ClaimedBlock]]:
-    blocks: dict[int, list[ClaimedBlock]] = defaultdict(list)
+def _claimed_by_submission(snapshot: ClusterSnapshot) -> dict[int, list[BlockOnNode]]:
+    blocks: dict[int, list[BlockOnNode]] = defaultdict(list)
     for block in snapshot.claimed:
         blocks[block.key.submission].append(block)
     return blocks

@@ -10,7 +10,7 @@ from rmgr.model.submission import Condition, Dependency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class SubmissionEnd:
     """What is known of the end of a submission.
 
     state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
@@ -45,7 +45,7 @@ class Open:
 Verdict = Met | Unmet | Open
 
 
-def weigh(after: Sequence[Dependency], endings: Mapping[int, Ending]) -> Verdict:
+def weigh(after: Sequence[Dependency], endings: Mapping[int, SubmissionEnd]) -> Verdict:
     """The verdict on a list of dependencies, all of which must hold. Cost: O(dependencies).
 
     Args:
@@ -66,7 +66,7 @@ def weigh(after: Sequence[Dependency], endings: Mapping[int, Ending]) -> Verdict
     return Open(tuple(waits), tuple(missing)) if waits or missing else Met()
 
 
-def _broken(item: Dependency, ending: Ending) -> str:
+def _broken(item: Dependency, ending: SubmissionEnd) -> str:
     if not ending.known:
         return f"submission {item.submission} is neither in the cluster nor in the history"
     if item.condition is Condition.OK:

@@ -30,7 +30,7 @@ NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class NodeCondition:
     """How a node is, why, and what to type to have it take work."""
 
     state: NodeState
@@ -46,36 +46,38 @@ def trouble_of(snapshot: ClusterSnapshot, record: NodeRecord) -> Trouble | None:
     return trouble if is_its_own and record.state is NodeState.UP and record.guid in snapshot.alive else None
 
 
-def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, trouble: Trouble | None, is_empty: bool) -> Condition:
+def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, trouble: Trouble | None, is_empty: bool) -> NodeCondition:
     """The rule for one node. is_alive: its Starter has an entry. is_empty: nothing runs there."""
     name = record.node
     if record.state is NodeState.FENCED and record.reason == liveness.STOPPED:
-        return Condition(state=NodeState.DOWN, reason="stopped", fix=f"start its Starter{_on(record)}")
+        return NodeCondition(state=NodeState.DOWN, reason="stopped", fix=f"start its Starter{_on(record)}")
     if record.state is NodeState.FENCED or not is_alive:
         is_fenced = record.state is NodeState.FENCED
         state, reason = (NodeState.FENCED, record.reason) if is_fenced else (NodeState.LOST, "its Starter does not answer")
         if drain is not None:
             told = f"{reason}; drained" + (f": {drain.reason}" if drain.reason else "")
-            return Condition(state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING)
+            return NodeCondition(
+                state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
+            )
         if is_fenced and reason == liveness.REVOKED:
-            return Condition(state=state, reason=reason, fix=f"rmgr admin add-node {name} lets it in again", level=Level.WARNING)
+            return NodeCondition(state=state, reason=reason, fix=f"rmgr admin add-node {name} lets it in again", level=Level.WARNING)
         fix = f"start its Starter{_on(record)}; if the node is not to come back: rmgr drain {name}"
-        return Condition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
+        return NodeCondition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
     leaving = NodeState.DRAINED if is_empty else NodeState.DRAINING
     if drain is not None:
         told = "; ".join(why for why in (drain.reason, trouble.reason if trouble is not None else "") if why)
-        return Condition(state=leaving, reason=told, fix=f"rmgr resume {name}", level=Level.WARNING)
+        return NodeCondition(state=leaving, reason=told, fix=f"rmgr resume {name}", level=Level.WARNING)
     if trouble is None:
-        return Condition(state=NodeState.UP)
+        return NodeCondition(state=NodeState.UP)
     if trouble.kind == TroubleKind.QUARANTINE:
         fix = f"its Starter tries again by itself then; its log{_on(record)} tells more"
-        return Condition(state=NodeState.QUARANTINED, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+        return NodeCondition(state=NodeState.QUARANTINED, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
     if trouble.kind == TroubleKind.USERS:
         fix = f"type that command there{_on(record)}, or install where all users get to; such work starts seconds later"
-        return Condition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+        return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
     mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
     fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
-    return Condition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)
+    return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)
 
 
 def parts(

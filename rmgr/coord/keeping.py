@@ -56,7 +56,7 @@ class DropFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepPending:
     """Its waiting blocks are to be looked at: set aside, ended, or brought back."""
 
 
@@ -106,7 +106,7 @@ class BreakOff:
     """More of its tasks have failed than its user allows: the rest is cancelled."""
 
 
-Duty = Bar | BreakOff | Resubmit | DropFailed | Sweep | Weigh | Abandon | EndTail | Close | Page | Collect
+Duty = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------
@@ -150,14 +150,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReconcilePlan:
     """What is to be done now, and when to ask again if nothing changes before (None: a change will tell)."""
 
     duties: tuple[Duty, ...]
     again_s: float | None = None
 
 
-def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> Plan:
+def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> ReconcilePlan:
     """Duties towards one submission.
 
     Args:
@@ -167,7 +167,7 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     submission = facts.submission
     if submission.phase is Phase.CLOSED:
         left_us = submission.closed_us + settings.retention_us - now_us
-        return Plan(duties=(Collect(),)) if left_us <= 0 else Plan(duties=(), again_s=now_s + left_us / 1e6)
+        return ReconcilePlan(duties=(Collect(),)) if left_us <= 0 else ReconcilePlan(duties=(), again_s=now_s + left_us / 1e6)
     asks: list[tuple[float, Duty]] = [*_failed(facts), *_ends(facts, settings)]
     if facts.bar is not None and is_to_be_barred(submission, facts.bar):
         asks.append((now_s, facts.bar))
@@ -176,12 +176,12 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     elif submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
         asks.append((now_s, Weigh()))
     if not facts.swept:
-        asks.append((facts.sweep_s, Sweep()))
+        asks.append((facts.sweep_s, SweepPending()))
     page = _page(facts, settings)
     if page is not None:
         asks.append((now_s, page))
     later = [due_s for due_s, _ in asks if due_s > now_s]
-    return Plan(duties=tuple(duty for due_s, duty in asks if due_s <= now_s), again_s=min(later, default=None))
+    return ReconcilePlan(duties=tuple(duty for due_s, duty in asks if due_s <= now_s), again_s=min(later, default=None))
 
 
 def _failed(facts: Facts) -> Iterable[tuple[float, Duty]]:
@@ -215,7 +215,7 @@ def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class SetBlockAside:
     """A waiting block of a held submission leaves the queue."""
 
     key: BlockKey
@@ -230,14 +230,14 @@ class BringBack:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class EndBlock:
     """A waiting block of a cancelled submission ends here."""
 
     key: BlockKey
     held: bool
 
 
-Move = SetAside | BringBack | End
+Move = SetBlockAside | BringBack | EndBlock
 
 
 def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence[BlockKey], room: int | None) -> list[Move]:
@@ -250,9 +250,9 @@ def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence
     in_order = sorted(held, key=BlockKey.sort_key)
     match submission.phase:
         case Phase.HELD:
-            return [SetAside(key) for key in pending]
+            return [SetBlockAside(key) for key in pending]
         case Phase.CANCELLED:
-            return [*(End(key, held=False) for key in pending), *(End(key, held=True) for key in in_order)]
+            return [*(EndBlock(key, held=False) for key in pending), *(EndBlock(key, held=True) for key in in_order)]
         case Phase.OPEN:
             return [BringBack(key) for key in in_order] if room is None else _fill(in_order, room)
         case Phase.CLOSED:

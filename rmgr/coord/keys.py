@@ -107,7 +107,7 @@ def page(sub: int, n: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class OutputKey:
     """The n-th result of one attempt of one task."""
 
     sub: int
@@ -126,11 +126,11 @@ def outputs_of(sub: int, index: int | None = None, attempt: int | None = None) -
     return f"out/{_number(sub)}/" + _below(index, attempt)
 
 
-def parse_output(key: str) -> Output:
+def parse_output(key: str) -> OutputKey:
     """The reverse of `output`. Raises: `UsageError`."""
     sub, index, attempt, n = _numbers(key, "out", 4)
     _is_made(key, output(sub, index, attempt, n))
-    return Output(sub=sub, index=index, attempt=attempt, n=n)
+    return OutputKey(sub=sub, index=index, attempt=attempt, n=n)
 
 
 def log(sub: int, index: int, attempt: int, stream: str, part: int) -> str:

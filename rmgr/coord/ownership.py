@@ -124,7 +124,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ValueShare:
     """What an owner lets others do with values of his.
 
     user: who; ALL = every user of the cluster. key: a key, or with is_prefix how keys begin. write: may replace and delete, too.
@@ -155,19 +155,19 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
     write: bool = False
 
 
-def encode_share(share: Share) -> bytes:
+def encode_share(share: ValueShare) -> bytes:
     """Canonical JSON."""
     return msgspec.json.encode(_Written(key=share.key, prefix=share.is_prefix, write=share.write), order="sorted")
 
 
-def decode_share(row: str, data: bytes) -> Share:
+def decode_share(row: str, data: bytes) -> ValueShare:
     """The reverse of `encode_share`, of what lies in `row`. Raises NotSealed."""
     try:
         owner, user = keys.parse_share(row)
         told = msgspec.json.decode(data, type=_Written)
     except (msgspec.DecodeError, RmgrError):
         raise NotSealed(f"{row} is no share") from None
-    share = Share(owner=owner, user=user, key=told.key, is_prefix=told.prefix, write=told.write)
+    share = ValueShare(owner=owner, user=user, key=told.key, is_prefix=told.prefix, write=told.write)
     if share.row != row:
         raise NotSealed(f"{row} holds the share of another key")
     return share
@@ -185,7 +185,7 @@ class Look:
 
     person: Person
     holder: Holder
-    shares: Sequence[Share] = field(default=())
+    shares: Sequence[ValueShare] = field(default=())
     open_reading: bool = False
 
 

@@ -20,7 +20,7 @@ from rmgr.coord.multi import MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Create, Delete,
 from rmgr.coord.ops import fence_check
 from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.outcome import Fragment
 from rmgr.model.placing import Allocation, NodeHold, Reserved
 from rmgr.model.resources import Needs
@@ -92,7 +92,7 @@ def assign_ops(job: Assigned) -> list[Op]:
         awaits="",
         saving="",
     )
-    order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": job.name})
+    order = InboxOrder(order=OrderKind.START, submission=key.submission, index=key.first, extra={"block": job.name})
     ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
     ops += [
         Check(paths.gate(key.submission)),

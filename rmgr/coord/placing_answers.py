@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.node import NodeState
 from rmgr.model.placing import Rigid, job_label
 from rmgr.model.queue import QueueSpec
@@ -26,7 +26,7 @@ _GAVE_BACK = "gave a job back that it had not begun (rmgr nodes shows why); it i
 REASONS = {"begin": Reason.BEGIN_TIME, "policy": Reason.NO_POLICY, "limits": Reason.LIMIT, "after": Reason.DEPENDENCY}
 
 
-def on_the_move(claimed: tuple[ClaimedBlock, ...], snapshot: ClusterSnapshot) -> tuple[ClaimedBlock, ...]:
+def on_the_move(claimed: tuple[BlockOnNode, ...], snapshot: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
     """The same blocks, with what the placing leader knows of jobs that it has asked to stop, or to stand still."""
     moving = {job: view for job, view in snapshot.placing.jobs.items() if view.state in {STOPPING, SUSPENDED}}
     if not moving:
@@ -43,7 +43,7 @@ def on_the_move(claimed: tuple[ClaimedBlock, ...], snapshot: ClusterSnapshot) ->
     return tuple(found)
 
 
-def moving_state(state: State, claimed: Sequence[ClaimedBlock]) -> State:
+def moving_state(state: State, claimed: Sequence[BlockOnNode]) -> State:
     """`state` of a submission, or what all of it that runs is doing just now: about to begin, giving its nodes up, or standing still."""
     if state is not State.RUNNING or not claimed:
         return state
@@ -54,7 +54,7 @@ def moving_state(state: State, claimed: Sequence[ClaimedBlock]) -> State:
     return State.STARTING if all(block.is_starting for block in claimed) else state
 
 
-def awaited(block: ClaimedBlock, snapshot: ClusterSnapshot | None = None) -> str:
+def awaited(block: BlockOnNode, snapshot: ClusterSnapshot | None = None) -> str:
     """What a job that has not begun waits for, and since when. snapshot: tells which Starters are gone."""
     since = f" since {utc(block.claimed_us)}" if block.claimed_us else ""
     if snapshot is not None and (gone := [node for node in block.nodes if not _is_alive(snapshot, node)]):
@@ -71,7 +71,7 @@ def _is_alive(snapshot: ClusterSnapshot, node: str) -> bool:
     return record is not None and record.guid in snapshot.alive and record.state is not NodeState.FENCED
 
 
-def stop_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot | None = None) -> list[WhyView]:
+def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = None) -> list[WhyView]:
     """What is said of jobs that have not begun, are giving their nodes up, or stand still."""
     whys = []
     starting = [block for block in blocks if block.is_starting and not block.stopping]
@@ -87,7 +87,7 @@ def stop_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot | None =
     return whys
 
 
-def saving_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot) -> list[WhyView]:
+def saving_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> list[WhyView]:
     """What is said of the requests to save their state that jobs have now, and why no policy moves those that run."""
     whys = []
     for block in [block for block in blocks if block.allocation is not None and not block.is_starting][:_MOST]:
@@ -100,7 +100,7 @@ def saving_whys(blocks: Sequence[ClaimedBlock], snapshot: ClusterSnapshot) -> li
     return whys
 
 
-def moving_view(rigid: Rigid, claimed: Sequence[ClaimedBlock], waiting: Sequence[PlacedView]) -> MovingView:
+def moving_view(rigid: Rigid, claimed: Sequence[BlockOnNode], waiting: Sequence[PlacedView]) -> MovingView:
     """Of a submission. waiting: those of its jobs that wait and were moved before."""
     moves = sum(block.moves for block in claimed) + sum(view.moves for view in waiting)
     answered = bool(claimed) and all(block.answered for block in claimed)

@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QuotaShare:
     """Of a subtree: percent of the heap for its data, znodes for each MiB of heap."""
 
     percent: int
@@ -39,16 +39,16 @@ class Quota:
 
 
 #: Root -> its share. Every root of `coord/acl.py` below which users create is here.
-SHARES: Mapping[str, Share] = {
-    paths.QUEUES: Share(45, 120),
-    paths.SUBS: Share(12, 160),
-    paths.RUNNING: Share(5, 60),
-    paths.INBOX: Share(2, 40),
-    paths.REQUESTS: Share(2, 10),
-    paths.IDENTITIES: Share(2, 10),
-    paths.TOKENS: Share(1, 60),
-    paths.SUBMITTERS: Share(1, 5),
-    paths.DRAINS: Share(1, 5),
+SHARES: Mapping[str, QuotaShare] = {
+    paths.QUEUES: QuotaShare(45, 120),
+    paths.SUBS: QuotaShare(12, 160),
+    paths.RUNNING: QuotaShare(5, 60),
+    paths.INBOX: QuotaShare(2, 40),
+    paths.REQUESTS: QuotaShare(2, 10),
+    paths.IDENTITIES: QuotaShare(2, 10),
+    paths.TOKENS: QuotaShare(1, 60),
+    paths.SUBMITTERS: QuotaShare(1, 5),
+    paths.DRAINS: QuotaShare(1, 5),
 }
 
 

@@ -154,7 +154,7 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendOperation:
     """Send the operation now, after everything ordered before it."""
 
     op: Pending
@@ -189,7 +189,7 @@ class Refuse:
     cause: str
 
 
-Order = Send | Sync | Prove | Answer | Refuse
+Order = SendOperation | Sync | Prove | Answer | Refuse
 
 
 class Pipeline:
@@ -383,7 +383,7 @@ class Pipeline:
                 self._waiting.popleft()
             elif self._may_send(op):
                 self._launch()
-                orders.append(Send(op))
+                orders.append(SendOperation(op))
             else:
                 return
 

@@ -9,7 +9,7 @@ from rmgr.coord.multi import Create, Delete, Multi, Set
 from rmgr.coord.rebuild_parts import Known, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity import decode
 from rmgr.model.block import BlockData
-from rmgr.model.node import Drain, InboxOrder, Order, SubmitterEntry
+from rmgr.model.node import Drain, InboxOrder, OrderKind, SubmitterEntry
 from rmgr.model.outcome import FailedRange, Fragment
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.request import AnyRequest, CancelRequest, StopRequest
@@ -119,7 +119,7 @@ def order(multi: Multi, _known: Known) -> Multi:
     made = op_at(multi, 0, Create)
     node, guid = _below(made.path, paths.INBOX, multi)
     what = decode(made.data, InboxOrder, made.path)
-    require(what.order is Order.CANCEL and what.reason == Reason.USER_CANCEL, multi, 0, f"{what.order} is ordered by the leader alone")
+    require(what.order is OrderKind.CANCEL and what.reason == Reason.USER_CANCEL, multi, 0, f"{what.order} is ordered by the leader alone")
     require(not (what.signal or what.extra) and what.index >= -1, multi, 0, "a cancel says which task, and why")
     return leader_ops.order(node, guid_of(guid, multi), what)
 

@@ -51,7 +51,7 @@ class Moved(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class SubmissionFacts:
     """What never changes of a submission, as far as its blocks must agree with it.
 
     cores, memory_mib: of a block's name. is_capped: its blocks wait aside. is_placed: by the leader. has_resources: others than these.
@@ -67,7 +67,7 @@ class Facts:
     has_resources: bool = False
 
     @classmethod
-    def of(cls, record: Submission) -> Facts:
+    def of(cls, record: Submission) -> SubmissionFacts:
         """Those of a record."""
         return cls(
             user=record.user,
@@ -92,7 +92,7 @@ class Known(Protocol):
     def number(self, version: int) -> int:
         """What `/ids` holds at that version. Raises Moved when it is not there any more."""
 
-    def facts(self, submission: int) -> Facts:
+    def facts(self, submission: int) -> SubmissionFacts:
         """Of a submission in ZooKeeper. Raises Moved when it is gone."""
 
     def tail(self, submission: int, version: int) -> Tail:

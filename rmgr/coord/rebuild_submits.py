@@ -14,7 +14,7 @@ import msgspec
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Check, Create, Multi, Set
-from rmgr.coord.rebuild_parts import Facts, Known, fragments, guid_of, op_at, require, submission_of, unlike, waiting_block
+from rmgr.coord.rebuild_parts import Known, SubmissionFacts, fragments, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity import decode
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.outcome import Fragment, Outcome
@@ -47,7 +47,7 @@ def submit(multi: Multi, known: Known) -> tuple[Multi, Submission, Tail]:
     record = _new_record(multi, at, number)
     told = decode(op_at(multi, at + 1, Create).data, Tail, paths.tail(number))
     start = at + (5 if record.phase is Phase.OPEN else 4)
-    facts = Facts.of(record)
+    facts = SubmissionFacts.of(record)
     blocks, aside = _blocks(multi, start, len(multi.ops), number, facts)
     if blocks:
         held = record.phase is not Phase.OPEN or facts.is_capped
@@ -122,7 +122,7 @@ def _new_record(multi: Multi, at: int, number: int) -> Submission:
     return record
 
 
-def _grown(multi: Multi, known: Known) -> tuple[int, Facts, Tail, Tail, int]:
+def _grown(multi: Multi, known: Known) -> tuple[int, SubmissionFacts, Tail, Tail, int]:
     """(number, facts, new tail, old tail, its version) of what begins with a change of the tail."""
     first = op_at(multi, 0, Set)
     number = submission_of(first.path, multi)
@@ -136,7 +136,7 @@ def _grown(multi: Multi, known: Known) -> tuple[int, Facts, Tail, Tail, int]:
     return number, facts, tail, old, first.version
 
 
-def _blocks(multi: Multi, start: int, stop: int, number: int, facts: Facts) -> tuple[list[ops.Block], bool]:
+def _blocks(multi: Multi, start: int, stop: int, number: int, facts: SubmissionFacts) -> tuple[list[ops.Block], bool]:
     """New blocks of operations start..stop - 1, all of them set aside or none."""
     found: list[ops.Block] = []
     aside: bool | None = None
@@ -152,7 +152,7 @@ def _blocks(multi: Multi, start: int, stop: int, number: int, facts: Facts) -> t
     return found, bool(aside)
 
 
-def _check_block(multi: Multi, at: int, key: BlockKey, data: BlockData, number: int, facts: Facts) -> None:
+def _check_block(multi: Multi, at: int, key: BlockKey, data: BlockData, number: int, facts: SubmissionFacts) -> None:
     """A block that nobody has claimed yet, as its submission says."""
     require(key.submission == number, multi, at, "it is a block of another submission")
     asked = (key.priority, key.cores, key.memory_mib, key.attempt)

@@ -15,7 +15,7 @@ from rmgr.model.views import PlacingView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedBlock:
+class BlockOnNode:
     """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
 
     stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
@@ -59,7 +59,7 @@ class ClusterSnapshot:
     leader_alive: bool = False
     watchdogs: int = 0
     submissions: Mapping[int, tuple[Submission, Progress]] = field(default_factory=dict)
-    claimed: tuple[ClaimedBlock, ...] = ()
+    claimed: tuple[BlockOnNode, ...] = ()
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
     drains: Mapping[str, Drain] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import MAX_OPS, Stamped
 from rmgr.coord.records import cut, decode_block, decode_failed, decode_fragment, decode_keyed, decode_record
 from rmgr.coord.validity_cluster import FILLED
-from rmgr.coord.validity_rules import Fault, shown
+from rmgr.coord.validity_rules import FieldFault, shown
 from rmgr.errors import InvalidRecord, WrongCluster
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, KeyedPayload
 from rmgr.model.ids import MAX_NUMBER
@@ -69,7 +69,7 @@ def decode(data: bytes, kind: type[T], where: str) -> T:
         raise InvalidRecord(f"{where}: what stands there is no {kind.__name__}: {cut(error)}", hint=_HINT) from None
     if kind is int:
         if not 0 <= record <= MAX_NUMBER:  # type: ignore[operator]
-            raise invalid(where, Fault("", record, f"a number from 0 to {MAX_NUMBER}"))
+            raise invalid(where, FieldFault("", record, f"a number from 0 to {MAX_NUMBER}"))
         return record
     check(record, where=where)
     return record
@@ -87,7 +87,7 @@ def _submission(data: bytes, number: int) -> Submission:
     where = paths.sub(number)
     record = decode(data, Submission, where)
     if record.id != number:
-        raise invalid(where, Fault("id", record.id, f"{number}"))
+        raise invalid(where, FieldFault("id", record.id, f"{number}"))
     return record
 
 
@@ -104,7 +104,7 @@ def tail(found: Stamped, number: int) -> Tail:
     record = decode(found.data, Tail, where)
     most = (found.stat.version + 1) * _MOST_IN_A_MULTI
     if record.next > most:
-        raise invalid(where, Fault("next", record.next, f"what {found.stat.version + 1} changes can bring, {most} at most,"))
+        raise invalid(where, FieldFault("next", record.next, f"what {found.stat.version + 1} changes can bring, {most} at most,"))
     return record
 
 
@@ -114,11 +114,11 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool
     pulled: it waits where Starters take it, so that no leader has placed it. Raises InvalidRecord.
     """
     if data.done:
-        fault = Fault("done", data.done, "0, as long as it waits,")
+        fault = FieldFault("done", data.done, "0, as long as it waits,")
     elif pulled and data.allocation is not None:
-        fault = Fault("allocation", data.allocation, "nothing, for only the leader places jobs,")
+        fault = FieldFault("allocation", data.allocation, "nothing, for only the leader places jobs,")
     elif data.payloads and not (data.base <= key.first and key.end <= data.base + len(data.payloads)):
-        fault = Fault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}")
+        fault = FieldFault("payloads", len(data.payloads), f"arguments of all tasks from {key.first} to {key.end - 1}")
     else:
         return
     raise invalid(where or paths.block_name(key), fault)
@@ -127,13 +127,15 @@ def check_block(key: BlockKey, data: BlockData, *, where: str = "", pulled: bool
 def check_failed(failed: FailedRange, submission: Submission, first: int, count: int, *, where: str) -> None:
     """A failed range (checked already) is of that submission's work: its queue, its shape, a block of it. Raises InvalidRecord."""
     if failed.queue != submission.queue:
-        raise invalid(where, Fault("queue", failed.queue, submission.queue))
+        raise invalid(where, FieldFault("queue", failed.queue, submission.queue))
     data = decode(failed.block, BlockData, f"{where}: block")
     if data.payloads and not (data.base <= first and first + count <= data.base + len(data.payloads)):
-        raise invalid(where, Fault("block.payloads", len(data.payloads), f"arguments of all tasks from {first} to {first + count - 1}"))
+        raise invalid(
+            where, FieldFault("block.payloads", len(data.payloads), f"arguments of all tasks from {first} to {first + count - 1}")
+        )
 
 
-def invalid(where: str, fault: Fault) -> InvalidRecord:
+def invalid(where: str, fault: FieldFault) -> InvalidRecord:
     """The error for a fault."""
     field = f" {fault.path}" if fault.path else ""
     return InvalidRecord(f"{where}:{field} is {shown(fault.value)}, where only {fault.what} may stand", hint=_HINT)

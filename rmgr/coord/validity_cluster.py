@@ -6,7 +6,23 @@ from __future__ import annotations
 from typing import Any
 
 from rmgr.coord.keys import Pointer
-from rmgr.coord.validity_rules import BOOK, Fault, blob, extra, flag, many, mapping, member, one_of, optional, real, row, text, whole, words
+from rmgr.coord.validity_rules import (
+    BOOK,
+    FieldFault,
+    blob,
+    extra,
+    flag,
+    many,
+    mapping,
+    member,
+    one_of,
+    optional,
+    real,
+    row,
+    text,
+    whole,
+    words,
+)
 from rmgr.coord.validity_work import (
     FORMAT,
     GUID,
@@ -27,7 +43,7 @@ from rmgr.model.ids import MAX_NUMBER
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.limits import BOUNDS, UserLimits
 from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.resources import Capacity, NodeAttributes
@@ -48,10 +64,10 @@ _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 _ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
 
 
-def _is_bounded(record: Any) -> Fault | None:
+def _is_bounded(record: Any) -> FieldFault | None:
     """Of an order to a node: which block is meant must be sayable."""
     block = record.extra.get("block", "")
-    return Fault("extra['block']", block, "the name of a block") if len(block) > 100 else None
+    return FieldFault("extra['block']", block, "the name of a block") if len(block) > 100 else None
 
 
 BOOK.add(
@@ -111,7 +127,7 @@ BOOK.add(Meta, format=FORMAT, cluster_id=GUID, created_us=SPAN, protocol=_PROTOC
 BOOK.add(
     InboxOrder,
     _is_bounded,
-    order=member(Order),
+    order=member(OrderKind),
     submission=NUMBER,
     index=whole(-1, MOST_TASKS - 1),
     reason=WORD,

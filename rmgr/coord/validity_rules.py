@@ -1,6 +1,6 @@
 """Rules of `coord/validity.py`: what may stand in one field, each a function from a value to its fault. Pure.
 
-A rule answers None, or a `Fault`: where inside the value, what was found there, what may stand there. Rules are strict about types
+A rule answers None, or a `FieldFault`: where inside the value, what was found there, what may stand there. Rules are strict about types
 (True is no number), because a record may be built by hand; they never raise, whatever they are given.
 """
 
@@ -26,7 +26,7 @@ _DEPTH, _ITEMS = 8, 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class FieldFault:
     """path: of the field below the record (`command.argv[3]`). value: what stands there. what: may stand there."""
 
     path: str
@@ -34,7 +34,7 @@ class Fault:
     what: str
 
 
-Rule: TypeAlias = Callable[[Any], Fault | None]
+Rule: TypeAlias = Callable[[Any], FieldFault | None]
 
 
 def shown(value: object) -> str:
@@ -49,18 +49,18 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def at(path: str, fault: Fault) -> Fault:
+def at(path: str, fault: FieldFault) -> FieldFault:
     """The same fault, seen from above: `path` leads to where it was found."""
     join = "" if not fault.path or fault.path.startswith("[") else "."
-    return Fault(f"{path}{join}{fault.path}", fault.value, fault.what)
+    return FieldFault(f"{path}{join}{fault.path}", fault.value, fault.what)
 
 
 def whole(least: int, most: int) -> Rule:
     """A whole number in a range."""
     what = f"a whole number from {least} to {most}"
 
-    def rule(value: Any) -> Fault | None:
-        return None if type(value) is int and least <= value <= most else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if type(value) is int and least <= value <= most else FieldFault("", value, what)
 
     return rule
 
@@ -69,29 +69,29 @@ def real(least: float, most: float) -> Rule:
     """A number in a range, never NaN."""
     what = f"a number from {least:g} to {most:g}"
 
-    def rule(value: Any) -> Fault | None:
-        return None if type(value) in {int, float} and least <= value <= most else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if type(value) in {int, float} and least <= value <= most else FieldFault("", value, what)
 
     return rule
 
 
-def flag(value: Any) -> Fault | None:
+def flag(value: Any) -> FieldFault | None:
     """True or false."""
-    return None if type(value) is bool else Fault("", value, "true or false")
+    return None if type(value) is bool else FieldFault("", value, "true or false")
 
 
 def text(most: int, least: int = 0) -> Rule:
     """Any characters but NUL and surrogates, which neither a file name nor a store's key can have."""
     what = f"text of {least} to {most} characters without NUL"
 
-    def rule(value: Any) -> Fault | None:
+    def rule(value: Any) -> FieldFault | None:
         if not isinstance(value, str) or not least <= len(value) <= most or "\0" in value:
-            return Fault("", value, what)
+            return FieldFault("", value, what)
         if not value.isascii() and not value.isprintable():  # surrogates are not printable, nor is most of what is to be looked at
             try:
                 value.encode()
             except UnicodeEncodeError:
-                return Fault("", value, what)
+                return FieldFault("", value, what)
         return None
 
     return rule
@@ -101,8 +101,8 @@ def words(pattern: str, what: str) -> Rule:
     """Text that matches a pattern as a whole; digits are 0-9 alone."""
     match = re.compile(pattern, re.ASCII).fullmatch
 
-    def rule(value: Any) -> Fault | None:
-        return None if isinstance(value, str) and match(value) else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, str) and match(value) else FieldFault("", value, what)
 
     return rule
 
@@ -111,8 +111,8 @@ def blob(most: int, least: int = 0) -> Rule:
     """Bytes."""
     what = f"{least} to {most} bytes"
 
-    def rule(value: Any) -> Fault | None:
-        return None if isinstance(value, bytes) and least <= len(value) <= most else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, bytes) and least <= len(value) <= most else FieldFault("", value, what)
 
     return rule
 
@@ -122,8 +122,8 @@ def member(kind: type[Enum], *some: Enum) -> Rule:
     allowed = frozenset(some or kind)
     what = f"one of {', '.join(sorted(str(item.value) or repr('') for item in allowed))}"
 
-    def rule(value: Any) -> Fault | None:
-        return None if isinstance(value, kind) and value in allowed else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, kind) and value in allowed else FieldFault("", value, what)
 
     return rule
 
@@ -132,8 +132,8 @@ def one_of(*allowed: object) -> Rule:
     """One of these."""
     what = f"one of {', '.join(map(repr, allowed))}"
 
-    def rule(value: Any) -> Fault | None:
-        return None if any(type(value) is type(item) and value == item for item in allowed) else Fault("", value, what)
+    def rule(value: Any) -> FieldFault | None:
+        return None if any(type(value) is type(item) and value == item for item in allowed) else FieldFault("", value, what)
 
     return rule
 
@@ -141,7 +141,7 @@ def one_of(*allowed: object) -> Rule:
 def optional(inner: Rule, empty: object = None) -> Rule:
     """`empty`, or what `inner` allows."""
 
-    def rule(value: Any) -> Fault | None:
+    def rule(value: Any) -> FieldFault | None:
         return None if value is empty or (type(value) is type(empty) and value == empty) else inner(value)
 
     return rule
@@ -151,9 +151,9 @@ def many(inner: Rule, most: int, least: int = 0) -> Rule:
     """A tuple of so many, each as `inner` allows."""
     what = f"{least} to {most} items"
 
-    def rule(value: Any) -> Fault | None:
+    def rule(value: Any) -> FieldFault | None:
         if not isinstance(value, tuple | list) or not least <= len(value) <= most:
-            return Fault("", value, what)
+            return FieldFault("", value, what)
         for number, item in enumerate(value):
             if (fault := inner(item)) is not None:
                 return at(f"[{number}]", fault)
@@ -166,9 +166,9 @@ def row(*inner: Rule) -> Rule:
     """A tuple of exactly these."""
     what = f"{len(inner)} items"
 
-    def rule(value: Any) -> Fault | None:
+    def rule(value: Any) -> FieldFault | None:
         if not isinstance(value, tuple | list) or len(value) != len(inner):
-            return Fault("", value, what)
+            return FieldFault("", value, what)
         for number, (item, of_item) in enumerate(zip(value, inner, strict=True)):
             if (fault := of_item(item)) is not None:
                 return at(f"[{number}]", fault)
@@ -181,9 +181,9 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
     """A dictionary of at most so many entries."""
     what = f"at most {most} entries"
 
-    def rule(found: Any) -> Fault | None:
+    def rule(found: Any) -> FieldFault | None:
         if not isinstance(found, Mapping) or len(found) > most:
-            return Fault("", found, what)
+            return FieldFault("", found, what)
         for name, item in found.items():
             fault = key(name) or value(item)
             if fault is not None:
@@ -193,7 +193,7 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
     return rule
 
 
-def extra(value: Any) -> Fault | None:
+def extra(value: Any) -> FieldFault | None:
     """What a newer release wrote (`model/version.py`): any JSON that every release can write again."""
     if value is UNSET:
         return None
@@ -206,14 +206,14 @@ def extra(value: Any) -> Fault | None:
             elif isinstance(item, list):
                 below += item
             elif isinstance(item, int) and item.bit_length() > 64:
-                return Fault("", item, "numbers of 64 bits")
+                return FieldFault("", item, "numbers of 64 bits")
         left -= len(below)
         if not below or left < 0:
             break
         level = below
     else:
-        return Fault("", value, f"values at most {_DEPTH} deep")
-    return None if left >= 0 and isinstance(value, dict) else Fault("", value, f"at most {_ITEMS} fields of a newer release")
+        return FieldFault("", value, f"values at most {_DEPTH} deep")
+    return None if left >= 0 and isinstance(value, dict) else FieldFault("", value, f"at most {_ITEMS} fields of a newer release")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,8 @@ class Rulebook:
     def of(self, kind: type) -> Rule:
         """A record of that kind."""
 
-        def rule(value: Any) -> Fault | None:
-            return self.fault(value) if isinstance(value, kind) else Fault("", value, f"a {kind.__name__}")
+        def rule(value: Any) -> FieldFault | None:
+            return self.fault(value) if isinstance(value, kind) else FieldFault("", value, f"a {kind.__name__}")
 
         return rule
 
@@ -270,11 +270,11 @@ class Rulebook:
         """There are rules for it."""
         return self._kind(record) is not None
 
-    def fault(self, record: object) -> Fault | None:
+    def fault(self, record: object) -> FieldFault | None:
         """The first field that is not as its rule says. Cost: 0.02 us a field that holds its default, 0.05-0.2 us another plain one."""
         kind = type(record) if type(record) in self._fields else self._kind(record)
         if kind is None:
-            return Fault("", record, "a record that rmgr writes")
+            return FieldFault("", record, "a record that rmgr writes")
         asked = self._asked.get(kind)
         if asked is None:
             asked = self._asked[kind] = _Asked.of(kind, self._fields[kind])

@@ -11,7 +11,7 @@ from typing import Any
 
 from rmgr.coord.validity_rules import (
     BOOK,
-    Fault,
+    FieldFault,
     Rule,
     blob,
     extra,
@@ -119,64 +119,65 @@ def _array_fault(expression: str) -> bool:
     return False
 
 
-def _array(value: Any) -> Fault | None:
+def _array(value: Any) -> FieldFault | None:
     if type(value) is not str or len(value) > 256 * 1024 or (value and _array_fault(value)):
-        return Fault("", value, "an array like 1-100, 0-99:2 or 1,3,5-9%8")
+        return FieldFault("", value, "an array like 1-100, 0-99:2 or 1,3,5-9%8")
     return None
 
 
-def _covers(record: Any) -> Fault | None:
+def _covers(record: Any) -> FieldFault | None:
     """first and count of a block."""
     if record.first + record.count > MOST_TASKS:
-        return Fault("count", record.count, f"at most {MOST_TASKS} tasks in all")
+        return FieldFault("count", record.count, f"at most {MOST_TASKS} tasks in all")
     return None
 
 
-def _runs_something(record: Any) -> Fault | None:
+def _runs_something(record: Any) -> FieldFault | None:
     if record.work is Work.COMMAND and record.command is None and not record.spec_sha256:
-        return Fault("command", None, "a command, in work of that kind")
+        return FieldFault("command", None, "a command, in work of that kind")
     return None
 
 
-def _has_words(record: Any) -> Fault | None:
+def _has_words(record: Any) -> FieldFault | None:
     """A command of none, or without a name, is for nobody to start."""
     if not record.script_sha256 and not (record.argv and record.argv[0]):
-        return Fault("argv", record.argv, "a program, or script_sha256")
+        return FieldFault("argv", record.argv, "a program, or script_sha256")
     return None
 
 
-def _spread(record: Any) -> Fault | None:
+def _spread(record: Any) -> FieldFault | None:
     if record.nodes > record.processes:
-        return Fault("nodes", record.nodes, f"at most as many nodes as processes ({record.processes})")
+        return FieldFault("nodes", record.nodes, f"at most as many nodes as processes ({record.processes})")
     return None
 
 
-def _reigns(record: Any) -> Fault | None:
+def _reigns(record: Any) -> FieldFault | None:
     before = -1
     for number, (first, _) in enumerate(record.reigns):
         if first <= before or first > record.next:
-            return Fault(f"reigns[{number}]", first, f"an index above {before} and up to {record.next}")
+            return FieldFault(f"reigns[{number}]", first, f"an index above {before} and up to {record.next}")
         before = first
     return None
 
 
-def _ranges(record: Any) -> Fault | None:
+def _ranges(record: Any) -> FieldFault | None:
     for number, (_, first, count) in enumerate(record.ranges):
         if first + count > MOST_TASKS:
-            return Fault(f"ranges[{number}]", count, f"at most {MOST_TASKS} tasks in all")
+            return FieldFault(f"ranges[{number}]", count, f"at most {MOST_TASKS} tasks in all")
     return None
 
 
-def _whole_nodes(record: Any) -> Fault | None:
+def _whole_nodes(record: Any) -> FieldFault | None:
     if record.whole and len(record.whole) != len(record.shares):
-        return Fault("whole", record.whole, f"cores of each of {len(record.shares)} nodes")
+        return FieldFault("whole", record.whole, f"cores of each of {len(record.shares)} nodes")
     return None
 
 
-def _pairs(value: Any) -> Fault | None:
+def _pairs(value: Any) -> FieldFault | None:
     """Ranges of tasks."""
     return _RANGES(value) or next(
-        (Fault(f"[{at}]", item[1], f"at most {MOST_TASKS} tasks in all") for at, item in enumerate(value) if sum(item) > MOST_TASKS), None
+        (FieldFault(f"[{at}]", item[1], f"at most {MOST_TASKS} tasks in all") for at, item in enumerate(value) if sum(item) > MOST_TASKS),
+        None,
     )
 
 

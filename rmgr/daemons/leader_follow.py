@@ -15,7 +15,7 @@ from itertools import islice, repeat, takewhile
 from typing import TypeVar
 
 from rmgr.coord import paths, validity
-from rmgr.coord.dependencies import Ending
+from rmgr.coord.dependencies import SubmissionEnd
 from rmgr.coord.keeping import Bar, Duty, Facts, FailedSeen
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import read_fragment
@@ -68,7 +68,7 @@ class Followed:
         self.doing: set[Duty] = set()
         self.retry_s: dict[Duty, tuple[float, float]] = {}
         self.timer: Timer | None = None
-        self.endings: dict[int, Ending] = {}
+        self.endings: dict[int, SubmissionEnd] = {}
         self.is_loading = False
         self.is_brief = False
         self.record_bytes = 0

@@ -20,12 +20,12 @@ from rmgr.daemons.leader_nodes import NodeKeeper
 from rmgr.daemons.placing_arrivals import Arrivals
 from rmgr.daemons.placing_asks import Asks
 from rmgr.daemons.placing_book import Book
-from rmgr.daemons.placing_classes import Measured, views_of
+from rmgr.daemons.placing_classes import ClassMetrics, views_of
 from rmgr.daemons.placing_facts import Names, allows, node_of
 from rmgr.daemons.placing_faults import INSTEAD, Faults
 from rmgr.daemons.placing_foreign import Foreign
 from rmgr.daemons.placing_lists import LongList
-from rmgr.daemons.placing_orders import Orders
+from rmgr.daemons.placing_orders import PlanExecution
 from rmgr.daemons.placing_pass import Passes
 from rmgr.daemons.placing_pipeline import classes_of, configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.placing_rebuild import Rebuild
@@ -81,14 +81,14 @@ class Placer:
         self.classes: dict[str, tuple[QueueClass, ...]] = {}
         self._desk = desk
         self.settings = settings
-        self._measured = Measured(self, desk)
+        self._measured = ClassMetrics(self, desk)
         self._nodes = nodes
         self.whose = nodes.mark_of
         self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
         self._passes = Passes(desk, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self.stops = Stops(desk, self)
         self.promises = Promises(desk, self.book, self.names, self.rebuild)
-        self._orders = Orders(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
+        self._orders = PlanExecution(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
         self.asks = Asks(desk, self, self._orders, nodes)
         self.rests = Rests(desk, self.nodes_changed)
         self.arrivals = Arrivals(desk, self)

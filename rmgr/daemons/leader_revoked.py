@@ -21,7 +21,7 @@ from rmgr.daemons.leader_mirror import Mirror, data_of, names_below
 from rmgr.errors import WrongCluster
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation, RevokedWork
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.states import Reason
 from rmgr.model.submission import Phase
 
@@ -94,27 +94,27 @@ class RevokedKeeper:
             if followed.submission is not None and followed.submission.user == record.name and followed.is_loaded:
                 self._mark(followed)
         if record.work == RevokedWork.HOLD:
-            self._stand(record.name, Order.SUSPEND)
+            self._stand(record.name, OrderKind.SUSPEND)
         elif record.work == RevokedWork.KEEP and record.before == RevokedWork.HOLD:
-            self._stand(record.name, Order.RESUME)
+            self._stand(record.name, OrderKind.RESUME)
 
     # -- what runs
 
-    def _stand(self, user: str, what: Order) -> None:
-        for delay_s in _AGAIN_S if what is Order.SUSPEND else _AGAIN_S[:1]:
+    def _stand(self, user: str, what: OrderKind) -> None:
+        for delay_s in _AGAIN_S if what is OrderKind.SUSPEND else _AGAIN_S[:1]:
             self._desk.after(delay_s, partial(self._look, user, what))
 
-    def _look(self, user: str, what: Order) -> None:
+    def _look(self, user: str, what: OrderKind) -> None:
         for node in self._nodes():
             self._desk.children(paths.running_node(node), partial(self._on_running, user, what, node))
 
-    def _on_running(self, user: str, what: Order, node: str, names: list[str] | None) -> None:
+    def _on_running(self, user: str, what: OrderKind, node: str, names: list[str] | None) -> None:
         for number in sorted({key.submission for _, key in paths.blocks_in(names)}):
             followed = self._followed.get(number)
             submission = followed.submission if followed is not None else None
             if followed is None or submission is None or submission.user != user or submission.phase in (Phase.CANCELLED, Phase.CLOSED):
                 continue
             standing = self._standing(followed)
-            if standing is not None and (standing.work == RevokedWork.HOLD) is (what is Order.SUSPEND):
+            if standing is not None and (standing.work == RevokedWork.HOLD) is (what is OrderKind.SUSPEND):
                 told = InboxOrder(order=what, submission=number, reason=Reason.REVOKED, detail=f"the credentials of {user} were revoked")
                 self._desk.commit(order(node, f"{what}-{number}", told))

@@ -13,8 +13,8 @@ from functools import partial
 
 from rmgr.coord import keeping, keys, paths, validity
 from rmgr.coord.closing import decode_summary
-from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
-from rmgr.coord.keeping import Abandon, Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, Sweep, Weigh
+from rmgr.coord.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
+from rmgr.coord.keeping import Abandon, Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, SweepPending, Weigh
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader_collect import Collector
@@ -318,7 +318,7 @@ class SubmissionKeeper:
                 self._duties.bar(followed, duty, done)
             case BreakOff():
                 self._duties.break_off(followed, duty, done)
-            case Sweep():
+            case SweepPending():
                 self._sweeper.sweep(followed, done)
             case Weigh():
                 self._weigh(followed, done)
@@ -367,14 +367,14 @@ class SubmissionKeeper:
                     self._look_up(followed, number)
                 done(True)  # an end of one of them, or the answer about a missing one, asks again
 
-    def _endings(self, followed: Followed, submission: Submission) -> dict[int, Ending]:
+    def _endings(self, followed: Followed, submission: Submission) -> dict[int, SubmissionEnd]:
         endings = dict(followed.endings)
         for item in submission.after:
             other = self.followed.get(item.submission)
             if other is not None and other.submission is not None and other.is_loaded:
                 endings[item.submission] = _ending(other, other.submission)
             elif other is not None:
-                endings[item.submission] = Ending()  # it is there, and still being read
+                endings[item.submission] = SubmissionEnd()  # it is there, and still being read
         return endings
 
     def _look_up(self, followed: Followed, number: int) -> None:
@@ -389,7 +389,7 @@ class SubmissionKeeper:
         self._desk.store(lambda store: store.get(keys.history(number)), then, lambda _: self._mark_later(followed))
 
     def _on_history(self, followed: Followed, number: int, row: tuple[bytes, object] | None) -> None:
-        followed.endings[number] = Ending(known=False) if row is None else Ending(state=decode_summary(row[0]).state)
+        followed.endings[number] = SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row[0]).state)
         self._mark(followed)
 
     def _mark_later(self, followed: Followed) -> None:
@@ -414,10 +414,10 @@ class SubmissionKeeper:
             self._dependents.pop(number, None)
 
 
-def _ending(other: Followed, submission: Submission) -> Ending:
+def _ending(other: Followed, submission: Submission) -> SubmissionEnd:
     counts = other.progress.counts
     spoiled = bool(counts[State.FAILED] or counts[State.CANCELLED]) or submission.phase is Phase.CANCELLED
-    return Ending(state=overall_state(submission, other.progress, 0) if other.is_ended else None, spoiled=spoiled)
+    return SubmissionEnd(state=overall_state(submission, other.progress, 0) if other.is_ended else None, spoiled=spoiled)
 
 
 def _number(name: str) -> int:

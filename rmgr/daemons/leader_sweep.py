@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 
 from rmgr.coord import paths, validity
-from rmgr.coord.keeping import BringBack, End, Move, SetAside, cancel_reason, end_block, moves, room_of
+from rmgr.coord.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
 from rmgr.coord.leader_ops import order
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ops import bring_back, set_aside
@@ -21,7 +21,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_follow import Followed
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.submission import Phase, Tail
 from rmgr.runtime.failpoint import failpoint
 
@@ -184,10 +184,10 @@ class Sweeper:
         queue = submission.queue
         moved = partial(self._moved, turn)
         match move:
-            case End(key, held):
+            case EndBlock(key, held):
                 failpoint("leader.before_end_block")
                 self._desk.commit(end_block(submission, key, held=held), moved)
-            case SetAside(key):
+            case SetBlockAside(key):
                 path = paths.pending_block(queue, key)
                 self._desk.get(path, partial(self._set_aside, turn, queue, key), failed=partial(moved, None))
             case BringBack(key, take):
@@ -261,7 +261,9 @@ class Sweeper:
         for number, _ in groupby(numbers):
             submission = wanted[number].submission
             if submission is not None and submission.phase is Phase.CANCELLED:
-                what = InboxOrder(order=Order.CANCEL, submission=number, reason=cancel_reason(submission), detail=submission.reason_detail)
+                what = InboxOrder(
+                    order=OrderKind.CANCEL, submission=number, reason=cancel_reason(submission), detail=submission.reason_detail
+                )
                 self._desk.commit(order(node, f"cancel-{number}", what))
 
 

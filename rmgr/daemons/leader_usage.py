@@ -14,7 +14,7 @@ _ZNODES = 5
 
 
 @dataclass(slots=True)
-class Use:
+class UserTotals:
     """Of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
 
     open_submissions: int = 0
@@ -23,19 +23,19 @@ class Use:
     znodes: int = 0
 
 
-def usage(followed: Iterable[Followed]) -> dict[str, Use]:
+def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
     """By user. Cost: about 1 us a submission.
 
     A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).
     """
-    found: dict[str, Use] = {}
+    found: dict[str, UserTotals] = {}
     for item in followed:
         submission = item.submission
         if submission is None:
             continue
         use = found.get(submission.user)
         if use is None:
-            use = found[submission.user] = Use()
+            use = found[submission.user] = UserTotals()
         use.znodes += _ZNODES + item.progress.next_fragment - item.paged.base + len(item.failed)
         use.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
         if not (item.is_closed or item.is_ended):

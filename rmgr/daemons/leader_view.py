@@ -22,7 +22,7 @@ from rmgr.coord.placing_answers import on_the_move
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_record
 from rmgr.coord.rights import Person, check, may
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.submission import Submission
@@ -73,7 +73,7 @@ class LeaderAnswering:
         self._cluster_id = cluster_id
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._claimed: tuple[float, tuple[ClaimedBlock, ...]] = (float("-inf"), ())
+        self._claimed: tuple[float, tuple[BlockOnNode, ...]] = (float("-inf"), ())
 
     def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
         """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
@@ -164,7 +164,7 @@ class LeaderAnswering:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
         return leader
 
-    def _read_claimed(self) -> tuple[ClaimedBlock, ...]:
+    def _read_claimed(self) -> tuple[BlockOnNode, ...]:
         with self._lock:
             if machine.monotonic() - self._claimed[0] > CLAIMED_S:
                 started_s = machine.monotonic()
@@ -173,9 +173,9 @@ class LeaderAnswering:
             return self._claimed[1]
 
 
-def _without_final(claimed: Sequence[ClaimedBlock], facts: ClusterSnapshot) -> tuple[ClaimedBlock, ...]:
+def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
     """Blocks were read before the outcomes: tasks that are final by now do not run any more."""
-    kept: list[ClaimedBlock] = []
+    kept: list[BlockOnNode] = []
     for block in claimed:
         found = facts.submissions.get(block.key.submission)
         done = block.done

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import Told, UserUse
+from rmgr.adapters.rpc_use import UseAnswer, UserUse
 from rmgr.coord.rights import check_operator
-from rmgr.daemons.leader_usage import Use, usage
+from rmgr.daemons.leader_usage import UserTotals, usage
 from rmgr.daemons.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.identity import Role
@@ -56,14 +56,14 @@ class LeaderUse:
         self._operators = tuple(operators)
         self._lock = threading.Lock()
         self._read_s = -math.inf
-        self._found: dict[str, Use] = {}
+        self._found: dict[str, UserTotals] = {}
 
-    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         """See `UseAnswers`."""
         found, read_s = self._read(FRESH_S if fresh else OLD_S)
         told = {}
         for user in wanted(users, caller, self._operators, lambda: sorted({*found, *self._bounds.users()})):
-            one = found.get(user, Use())
+            one = found.get(user, UserTotals())
             used = {
                 **{name: count for name, count in self._bounds.used(user).items() if count},
                 "open_submissions": one.open_submissions,
@@ -72,9 +72,9 @@ class LeaderUse:
                 "znodes": one.znodes,
             }
             told[user] = UserUse(used=used, refused=self._bounds.refused(user))
-        return Told(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
+        return UseAnswer(users=told, age_s=machine.monotonic() - read_s, limits=self._bounds.limits)
 
-    def _read(self, age_s: float) -> tuple[dict[str, Use], float]:
+    def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
         """Counts again where the last count is older. One counts, the others wait for it. Raises Unavailable."""
         leader = self._leader()
         if leader is None:

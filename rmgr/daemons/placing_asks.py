@@ -18,13 +18,13 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, data_of
 from rmgr.daemons.leader_nodes import NodeKeeper
-from rmgr.daemons.placing_book import Placed
+from rmgr.daemons.placing_book import PlacedJob
 from rmgr.daemons.placing_facts import allows, node_mark
-from rmgr.daemons.placing_orders import Orders
-from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, Asked, Stop, stop_order
+from rmgr.daemons.placing_orders import PlanExecution
+from rmgr.daemons.placing_stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
 from rmgr.daemons.placing_view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.units import counted
@@ -46,7 +46,7 @@ _TOLD_BYTES = 6 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Ask:
+class UserRequest:
     """One open request, or what it is for one of its jobs.
 
     begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it.
@@ -61,7 +61,7 @@ class Ask:
     block: str = ""
     gone_s: float | None = None
     before: keys.Checkpoint | None = None
-    parts: list[Ask] | None = None
+    parts: list[UserRequest] | None = None
     error: RmgrError | None = None
     told: str = ""
     is_over: bool = False
@@ -78,13 +78,13 @@ class Asks:
 
     desk: Desk
     placer: Placer
-    orders: Orders
+    orders: PlanExecution
     nodes: NodeKeeper
-    _open: dict[str, tuple[Ask, Callable[[StopRequest], None]]] = field(default_factory=dict)
+    _open: dict[str, tuple[UserRequest, Callable[[StopRequest], None]]] = field(default_factory=dict)
 
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
-        ask = Ask(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
+        ask = UserRequest(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
         if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
                 ask.parts = []
@@ -123,7 +123,7 @@ class Asks:
         self.orders.ask(state, asked, done=done)
         return True
 
-    def _step(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
+    def _step(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
         if ask.is_over:
             return []
         try:
@@ -138,7 +138,7 @@ class Asks:
             ask.error, ask.is_over = StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"), True
             return []
 
-    def _vacate(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
+    def _vacate(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
         """Every job with a part on the node, once nothing new comes there."""
         node = ask.request.node
         if ask.parts is None:
@@ -153,13 +153,13 @@ class Asks:
         ask.is_over = all(part.is_over for part in ask.parts)
         return asked
 
-    def _part(self, ask: Ask, job: int) -> Ask:
+    def _part(self, ask: UserRequest, job: int) -> UserRequest:
         submission, index = task_of(job)
         attempt = self.placer.book.placed[job].key.attempt
         request = replace(ask.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
-        return Ask(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
+        return UserRequest(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
 
-    def _one(self, state: ClusterState, ask: Ask, now_us: int) -> list[Asked]:
+    def _one(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
         book, request, job, shown = self.placer.book, ask.request, ask.job, self._label(ask.job)
         stop, placed, waiting = self.placer.stops.by_job.get(job), book.placed.get(job), book.waiting.get(job)
         if stop is not None:
@@ -200,7 +200,7 @@ class Asks:
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
         raise _no_job(request)
 
-    def _is_young(self, ask: Ask, limit_s: float) -> bool:
+    def _is_young(self, ask: UserRequest, limit_s: float) -> bool:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
         if ask.gone_s is None:
             ask.gone_s = self.desk.clock()
@@ -210,10 +210,10 @@ class Asks:
     def _label(self, job: int) -> str:
         return label(job, self.placer.book.submissions)
 
-    def _over(self, ask: Ask, told: str) -> None:
+    def _over(self, ask: UserRequest, told: str) -> None:
         ask.told, ask.is_over = told, True
 
-    def _answer(self, ask: Ask, answer: Callable[[StopRequest], None]) -> None:
+    def _answer(self, ask: UserRequest, answer: Callable[[StopRequest], None]) -> None:
         if ask.order is not None:
             ask.order.stop()
         parts = ask.parts if ask.parts is not None else [ask] if ask.error is None else []
@@ -234,7 +234,7 @@ class Asks:
 
     # -- stops
 
-    def _order_stop(self, state: ClusterState, ask: Ask, placed: Placed, now_us: int) -> Asked:
+    def _order_stop(self, state: ClusterState, ask: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
         job, request, shown = ask.job, ask.request, self._label(ask.job)
         if not self.placer.may_move(job):
             raise StateConflict(
@@ -255,9 +255,9 @@ class Asks:
         else:
             self.placer.book.marks.pop(job, None)
         ask.begun = True
-        return Asked(job, ask.guid, order, stop)
+        return SentOrder(job, ask.guid, order, stop)
 
-    def _redirect(self, ask: Ask, stop: Stop) -> None:
+    def _redirect(self, ask: UserRequest, stop: PendingStop) -> None:
         """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
         marks, to = self.placer.book.marks, ask.request.to
         if to or ask.job not in marks:
@@ -265,7 +265,7 @@ class Asks:
             marks[ask.job] = self._mark_for(stop.run.job, stop.placed, to, here)
             self.placer.stops.is_dirty = True
 
-    def _mark_for(self, job: Job, placed: Placed, to: str, here: list[str]) -> str:
+    def _mark_for(self, job: Job, placed: PlacedJob, to: str, here: list[str]) -> str:
         """The feature of the nodes on which it may start next. Raises: NotFound, StateConflict, Infeasible."""
         shown = self._label(job.id)
         if not to:
@@ -325,7 +325,7 @@ class Asks:
 
     # -- checkpoints of a job that goes on
 
-    def _order_checkpoint(self, ask: Ask, placed: Placed) -> None:
+    def _order_checkpoint(self, ask: UserRequest, placed: PlacedJob) -> None:
         submission = self.placer.book.submissions.get(ask.request.submission)
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
             why = f"job {self._label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
@@ -334,13 +334,15 @@ class Asks:
         prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
         self.desk.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
 
-    def _send_checkpoint(self, ask: Ask, placed: Placed, before: keys.Checkpoint | None) -> None:
+    def _send_checkpoint(self, ask: UserRequest, placed: PlacedJob, before: keys.Checkpoint | None) -> None:
         ask.before, ask.block, request = before, placed.name, ask.request
         extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
-        order = InboxOrder(order=Order.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra)
+        order = InboxOrder(
+            order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
+        )
         self.desk.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
 
-    def _sent(self, ask: Ask, placed: Placed, outcome: Outcome) -> None:
+    def _sent(self, ask: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
         """A conflict: the leader before has sent it already; unknown: what stands there will tell."""
         if isinstance(outcome, Unknown):
             self.desk.log.warning("checkpoint_order_unknown", submission=ask.request.submission, cause=outcome.cause)
@@ -348,18 +350,18 @@ class Asks:
         ask.order = data_of(self.desk, paths.inbox(placed.node, ask.guid), partial(self._obeyed, ask, placed))
         ask.order.refresh()
 
-    def _obeyed(self, ask: Ask, placed: Placed) -> None:
+    def _obeyed(self, ask: UserRequest, placed: PlacedJob) -> None:
         if ask.order is None or ask.order.value is not None or ask.is_over:
             return
         ask.order.stop()
         path = paths.running_block(placed.node, placed.key)
         self.desk.get(path, partial(self._look, ask), failed=partial(self._look, ask, None))
 
-    def _look(self, ask: Ask, block: Stamped | None) -> None:
+    def _look(self, ask: UserRequest, block: Stamped | None) -> None:
         prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
         self.desk.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
 
-    def _checkpointed(self, ask: Ask, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
+    def _checkpointed(self, ask: UserRequest, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
         shown = self._label(ask.job)
         data = decode_block(block.data) if block is not None else None
         story = data.story if data is not None else ()
@@ -374,7 +376,7 @@ class Asks:
         ask.is_over = True
         self.placer.wake()
 
-    def _failed(self, ask: Ask, error: RmgrError) -> None:
+    def _failed(self, ask: UserRequest, error: RmgrError) -> None:
         ask.error = Unavailable(f"job {self._label(ask.job)} is not asked to save its state: {error.message}", hint="rmgr status")
         ask.is_over = True
         self.placer.wake()

@@ -33,7 +33,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedJob:
     """A job under `/running/<head>`. since_s: when the commit that put it there was answered (desk's clock), -inf = it was read."""
 
     queue: str
@@ -55,7 +55,7 @@ class Book:
     """Jobs by the scheduler's id. submissions: records by number; None: asked for."""
 
     waiting: dict[int, Waiting] = field(default_factory=dict)
-    placed: dict[int, Placed] = field(default_factory=dict)
+    placed: dict[int, PlacedJob] = field(default_factory=dict)
     submissions: dict[int, Submission | None] = field(default_factory=dict)
     routes: dict[int, str] = field(default_factory=dict)  #: job -> the queue that a policy has chosen for it
     since: dict[int, int] = field(default_factory=dict)  #: job -> when cores began to be held for it (us)
@@ -156,9 +156,9 @@ class Book:
         self._seen[waiting.queue].discard(waiting.name)
         self._taken.setdefault(waiting.queue, {})[waiting.name] = answered_s
         self.took[waiting.queue] += 1
-        self.run(job, Placed(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
+        self.run(job, PlacedJob(waiting.queue, waiting.partition, key, paths.block_name(key), allocation, answered_s))
 
-    def run(self, job: int, placed: Placed) -> None:
+    def run(self, job: int, placed: PlacedJob) -> None:
         """It is under `/running`."""
         self.placed[job] = placed
         self._there.setdefault(placed.node, set()).add(job)
@@ -167,7 +167,7 @@ class Book:
         """Placed jobs have their head there."""
         return bool(self._there.get(node))
 
-    def leave(self, job: int) -> Placed:
+    def leave(self, job: int) -> PlacedJob:
         """It is not there any more."""
         for kept in (self.routes, self.queued, self.stays, self.pins):
             kept.pop(job, None)  # type: ignore[attr-defined]  # they are tables

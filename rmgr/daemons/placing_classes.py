@@ -84,7 +84,7 @@ def _chosen(placer: Placer, partition: str, queue: QueueClass) -> str:
     return "by users only (-q)"
 
 
-class Measured:
+class ClassMetrics:
     """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
 
     def __init__(self, placer: Placer, desk: Desk) -> None:

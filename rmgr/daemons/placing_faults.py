@@ -23,7 +23,7 @@ _MOST_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class PlacementPause:
     """A partition whose own pipeline does not place until then (monotonic s; `until_us` for people).
 
     is_stopped: FCFS has failed there, too: nobody places.
@@ -46,7 +46,7 @@ class Faults:
     def __init__(self, desk: Desk, changed: Callable[[], None] = lambda: None) -> None:
         self.counts: Counter[str] = Counter()
         self.last: dict[str, str] = {}
-        self.benched: dict[str, Bench] = {}
+        self.benched: dict[str, PlacementPause] = {}
         self._desk = desk
         self._changed = changed
         self._fcfs = policy_named(INSTEAD)
@@ -62,9 +62,9 @@ class Faults:
         until_s = self._desk.clock() + BENCH_S
         until_us = self._desk.wall_us() + round(BENCH_S * 1e6)
         if before is None:
-            bench = Bench(policy, error, until_s, until_us)
+            bench = PlacementPause(policy, error, until_s, until_us)
         else:
-            bench = Bench(before.policy, f"{before.error}; {INSTEAD}: {error}", until_s, until_us, is_stopped=True)
+            bench = PlacementPause(before.policy, f"{before.error}; {INSTEAD}: {error}", until_s, until_us, is_stopped=True)
         self.benched[partition] = bench
         if is_new:
             self._desk.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))

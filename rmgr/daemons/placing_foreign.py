@@ -17,7 +17,7 @@ from rmgr.daemons.policy_process import LIMIT_S, PolicyFailed, PolicyProcess
 from rmgr.runtime import machine
 from rmgr.sched.event_log import LogError
 from rmgr.sched.plan import Fault, WakeAt
-from rmgr.sched.plan_text import OutOfDate, Repeats, Told, decode_plan
+from rmgr.sched.plan_text import ForeignPlan, OutOfDate, Repeats, decode_plan
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.snapshot import records_of
 from rmgr.sched.state import ClusterState
@@ -26,11 +26,11 @@ from rmgr.sched.state import ClusterState
 _MOST_REFUSED = 10
 
 
-class Answer(NamedTuple):
+class PolicyAnswer(NamedTuple):
     """Of a process. policies: names of the stages, which records carry. half_life_us: of the use that they look at, 0 = they do not."""
 
     problem: str = ""
-    told: Told = Told()
+    told: ForeignPlan = ForeignPlan()
     policies: tuple[str, ...] = ()
     half_life_us: int = 0
 
@@ -46,7 +46,7 @@ class _Partition:
     asked: ClusterState | None = None  #: the state of the request that is under way
     causes: frozenset[Cause] = frozenset()  #: of the next request
     policies: tuple[str, ...] = ()  #: () until it has answered
-    told: Told = Told()
+    told: ForeignPlan = ForeignPlan()
     has_plan: bool = False  #: `told` is to be carried out
     refused: int = 0  #: plans in a row that were out of date
     half_life_us: int = 0
@@ -137,11 +137,11 @@ class Foreign:
             if not part.policies or partition in self._faults.benched:
                 continue  # before it has answered nobody knows whose records are whose
             told, (first, *others) = part.told, part.policies
-            found += [_stage(first, told, partition), *(_stage(name, Told(), partition) for name in others)]
+            found += [_stage(first, told, partition), *(_stage(name, ForeignPlan(), partition) for name in others)]
             wakes = tuple(decision for decision in told.decisions if type(decision) is WakeAt and decision.at_us > now_us)
             if part.has_plan and any(type(decision) is WakeAt and decision.at_us <= now_us for decision in told.decisions):
                 part.causes |= {Cause.TIMER}  # its time came while it was on its way
-            part.told, part.has_plan = Told(decisions=wakes, left=told.left, rest=told.rest), False
+            part.told, part.has_plan = ForeignPlan(decisions=wakes, left=told.left, rest=told.rest), False
         return tuple(found)
 
     def is_forgiven(self, fault: Fault) -> bool:
@@ -150,7 +150,7 @@ class Foreign:
         if part is None or not fault.error.startswith(OutOfDate.__name__):
             return False
         part.refused += 1
-        part.told, part.causes = Told(), part.causes | {Cause.TIMER}
+        part.told, part.causes = ForeignPlan(), part.causes | {Cause.TIMER}
         if part.refused >= _MOST_REFUSED:
             self._faults.add(fault.partition, part.named, f"{part.refused} plans in a row could not be carried out: {fault.error}")
         return True
@@ -170,21 +170,21 @@ class Foreign:
             try:
                 answer = _read(part.process.ask(request), partition)
             except (PolicyFailed, LogError) as error:
-                answer = Answer(str(error))
+                answer = PolicyAnswer(str(error))
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the leader is told
-                answer = Answer(f"{type(error).__name__}: {error}")
+                answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
                 part.process.end()  # what it has of memory goes with it
             self._desk.soon(partial(self._answered, partition, part, answer))
         part.process.end()
 
-    def _answered(self, partition: str, part: _Partition, answer: Answer) -> None:
+    def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:
         """In the loop."""
         asked, part.asked = part.asked, None
         if self._parts.get(partition) is not part:
             return
         if answer.problem:
-            part.told, part.has_plan = Told(), False
+            part.told, part.has_plan = ForeignPlan(), False
             self._faults.add(partition, part.named, answer.problem)
             return
         part.policies = answer.policies
@@ -198,12 +198,12 @@ class Foreign:
         self._wake()
 
 
-def _stage(policy: str, told: Told, partition: str) -> Stage:
+def _stage(policy: str, told: ForeignPlan, partition: str) -> Stage:
     return Stage(Repeats(policy, told), (partition,))  # type: ignore[arg-type]  # its name is that of the policy that it repeats
 
 
-def _read(answer: Mapping[str, Any], partition: str) -> Answer:
+def _read(answer: Mapping[str, Any], partition: str) -> PolicyAnswer:
     """Raises: LogError for what is no plan."""
     told = decode_plan(answer.get("plan", {}), partition)
     problem = "; ".join(f"{fault.policy}: {fault.error}" for fault in told.faults)
-    return Answer(problem, told, tuple(map(str, answer["policies"])), int(answer["half_life_us"]))
+    return PolicyAnswer(problem, told, tuple(map(str, answer["policies"])), int(answer["half_life_us"]))

@@ -16,15 +16,15 @@ from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Mult
 from rmgr.coord.place_ops import Assigned
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_nodes import NodeKeeper
-from rmgr.daemons.placing_book import Book, Placed, Waiting
+from rmgr.daemons.placing_book import Book, PlacedJob, Waiting
 from rmgr.daemons.placing_facts import Names, allocation_of
 from rmgr.daemons.placing_records import encode_records
 from rmgr.daemons.placing_reserved import Promises
-from rmgr.daemons.placing_stops import GO_ON, POLICY, Asked, Stops, stop_order
+from rmgr.daemons.placing_stops import GO_ON, POLICY, SentOrder, Stops, stop_order
 from rmgr.daemons.placing_view import said
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData
-from rmgr.model.node import InboxOrder, NodeState, Order
+from rmgr.model.node import InboxOrder, NodeState, OrderKind
 from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.states import Reason, State
 from rmgr.runtime import machine
@@ -71,7 +71,7 @@ class _Chosen(NamedTuple):
     name: str
 
 
-class Orders:
+class PlanExecution:
     """Carries out one plan at a time."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Orders:
 
     def _carry_out(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
         jobs: list[tuple[int, Assigned]] = []
-        asked: list[Asked] = []
+        asked: list[SentOrder] = []
         left: dict[int, tuple[Running, Migrate | Preempt]] = {}
         promised: dict[int, None] = {}
         made = self._starts(decisions, now_us)
@@ -193,17 +193,17 @@ class Orders:
             moved, detail = type(move) is Migrate, said(move.why, self._book.submissions)
             order = stop_order(job, why=POLICY, detail=detail, kill=not moved, unsaved=GO_ON if moved else "")
             guid = machine.guid()[:12]
-            asked.append(Asked(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
+            asked.append(SentOrder(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
         for job, assigned in jobs:
             self._stops.started(state, job, assigned.data)
         self._send(state, jobs, asked, self.promises.changed(state, promised))
 
-    def ask(self, state: ClusterState, asked: Sequence[Asked], *, done: Callable[[str], None]) -> None:
+    def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
         """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
         self._done, self._problem = done, ""
         self._send(state, [], asked)
 
-    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op] = ()) -> None:
+    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op] = ()) -> None:
         multis = self._multis(state, jobs, asked, promises)
         self._waits = len(multis)
         failpoint("leader.before_place")
@@ -212,7 +212,7 @@ class Orders:
         if not multis:
             self._finish()
 
-    def _paused(self, state: ClusterState, decision: Suspend | Resume) -> Asked:
+    def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
         """It has been carried out on the state."""
         job, stops = decision.job_id, type(decision) is Suspend
         if not stops:
@@ -220,14 +220,14 @@ class Orders:
             self._book.stays[job] = (run.start_us, run.end_us)
         submission, index = task_of(job)
         order = InboxOrder(
-            order=Order.SUSPEND if stops else Order.RESUME,
+            order=OrderKind.SUSPEND if stops else OrderKind.RESUME,
             submission=submission,
             index=index,
             detail=said(decision.why, self._book.submissions)[:500],
         )
-        return Asked(job, machine.guid()[:12], order)
+        return SentOrder(job, machine.guid()[:12], order)
 
-    def _ask_ops(self, asked: Asked) -> list[Op]:
+    def _ask_ops(self, asked: SentOrder) -> list[Op]:
         """[] where its head is not known any more: everything is read again."""
         placed = self._book.placed.get(asked.job)
         version = None if placed is None else self._nodes.version_of(placed.node)
@@ -324,12 +324,14 @@ class Orders:
             )
         return made
 
-    def _multis(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], promises: Sequence[Op]) -> list[_Sent]:
+    def _multis(
+        self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op]
+    ) -> list[_Sent]:
         """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
         found: list[_Sent] = []
         records: list[tuple[str, bytes, int | None]] = []
         some: list[tuple[int, Assigned]] = []
-        theirs: list[Asked] = []
+        theirs: list[SentOrder] = []
         orders: list[Op] = []
         count = size = 0
 
@@ -383,7 +385,7 @@ class Orders:
             self._records[partition] = (data, 0 if version is None else version + 1)
         return found
 
-    def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[Asked], outcome: Outcome) -> None:
+    def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             for one in asked:
                 if one.stop is not None:
@@ -442,7 +444,7 @@ class Orders:
 
         self._desk.commit(place_ops.unhold(node, submission, index, attempt), answered)
 
-    def release(self, job: int, placed: Placed) -> None:
+    def release(self, job: int, placed: PlacedJob) -> None:
         """It has ended: nothing is held for it any more."""
         submission, index = task_of(job)
         for node, _ in placed.allocation.helpers:
@@ -458,13 +460,13 @@ class Orders:
                 if record is not None and record.state is NodeState.FENCED:
                     placed.is_lost = True
                     submission, index = task_of(job)
-                    order = InboxOrder(order=Order.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
+                    order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
                     self._desk.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
                     break
 
 
 #: (the commit, jobs that it starts, orders in it)
-_Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[Asked]]
+_Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[SentOrder]]
 
 
 def _stretch(state: ClusterState, move: Migrate | Preempt) -> Running:

@@ -21,11 +21,11 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror
-from rmgr.daemons.placing_book import Placed
+from rmgr.daemons.placing_book import PlacedJob
 from rmgr.daemons.placing_facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
 from rmgr.daemons.placing_records import Records, decode_records
 from rmgr.daemons.placing_reserved import Standing
-from rmgr.daemons.placing_stops import Stop
+from rmgr.daemons.placing_stops import PendingStop
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
 from rmgr.sched.job import Job, Node, Running
@@ -232,7 +232,7 @@ class Rebuild:
             submission = placer.submission(key.submission)
             assert submission is not None
             job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
-            book.run(job.id, Placed(queue, job.partition, key, paths.block_name(key), allocation))
+            book.run(job.id, PlacedJob(queue, job.partition, key, paths.block_name(key), allocation))
             run = running_of(job, allocation, submission, placer.names)
             if job.id in asked and asked[job.id].attempt == key.attempt:
                 start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
@@ -274,7 +274,9 @@ class Rebuild:
         for job_, run in stopping.items():
             one = asked.get(job_)
             guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
-            placer.stops.adopt(Stop(job=job_, placed=book.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, "")))
+            placer.stops.adopt(
+                PendingStop(job=job_, placed=book.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
+            )
         pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, now_us) > now_us]
         return ClusterState.restored(
             Snapshot(

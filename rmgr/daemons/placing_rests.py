@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmgr.daemons.leader_desk import Desk
-from rmgr.daemons.placing_book import Placed
+from rmgr.daemons.placing_book import PlacedJob
 from rmgr.model.block import BlockKey
 
 #: The first rest of a node, and the longest; each one that follows closely on the last is twice as long.
@@ -41,7 +41,7 @@ class Rests:
         self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it had left
         self._rests: dict[str, _Rest] = {}
 
-    def left(self, job: int, placed: Placed) -> None:
+    def left(self, job: int, placed: PlacedJob) -> None:
         """The job is not on its node any more: it has ended, or comes back."""
         if len(placed.allocation.shares) > 1:
             return  # nobody knows which of its nodes was not ready

@@ -17,11 +17,11 @@ from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.leader_mirror import Mirror, data_of
-from rmgr.daemons.placing_book import Placed
+from rmgr.daemons.placing_book import PlacedJob
 from rmgr.daemons.placing_facts import Known, known_of, with_known
 from rmgr.daemons.placing_view import label
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.placing import task_of
 from rmgr.runtime import machine
 from rmgr.sched.job import Job, Running, nodes_of
@@ -43,17 +43,17 @@ USER, DRAIN, POLICY = "user", "drain", "policy"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SentOrder:
     """An order to the head of a running job, on its way. stop: it is to give its nodes up."""
 
     job: int
     guid: str
     order: InboxOrder
-    stop: Stop | None = None
+    stop: PendingStop | None = None
 
 
 @dataclass(slots=True, kw_only=True)
-class Stop:
+class PendingStop:
     """One job that was asked. guid: of the order. run: its last stretch. mark: where its next start must be, "" = anywhere.
 
     is_obeyed: the order is crossed off. is_gone: its block is not under /running any more. is_back: it waits in its queue. is_refused: it
@@ -62,7 +62,7 @@ class Stop:
     """
 
     job: int
-    placed: Placed
+    placed: PlacedJob
     guid: str
     run: Running
     route: str = ""
@@ -79,7 +79,7 @@ class Stop:
     is_taken_back: bool = False
 
 
-def _next_names(placed: Placed) -> tuple[BlockKey, BlockKey]:
+def _next_names(placed: PlacedJob) -> tuple[BlockKey, BlockKey]:
     """Under which a job waits that has left its nodes: the next attempt, or the same one, not begun."""
     return replace(placed.key, attempt=placed.key.attempt + 1), placed.key
 
@@ -91,17 +91,17 @@ def stop_order(
     submission, index = task_of(job)
     extra = {THEN: STOP, "why": why} | ({"kill": "1"} if kill else {}) | ({"grace_us": str(grace_us)} if grace_us else {})
     extra |= ({UNSAVED: unsaved} if unsaved else {}) | ({UNBEGUN: "1"} if unbegun else {})
-    return InboxOrder(order=Order.CHECKPOINT, submission=submission, index=index, detail=detail[:500], extra=extra)
+    return InboxOrder(order=OrderKind.CHECKPOINT, submission=submission, index=index, detail=detail[:500], extra=extra)
 
 
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
     def __init__(self, desk: Desk, placer: Placer) -> None:
-        self.by_job: dict[int, Stop] = {}
+        self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
-        self._taken: list[Asked] = []  # jobs that are to give back what they have not begun on
+        self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
         self._desk = desk
@@ -125,17 +125,17 @@ class Stops:
 
     # -- asking
 
-    def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> Stop:
+    def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
         """The job is about to be asked: the scheduler hears that it neither waits nor runs. `watch` follows when it was asked."""
         placer, job = self._placer, run.job.id
         route = placer.book.routes.get(job, "")
-        stop = Stop(job=job, placed=placer.book.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
+        stop = PendingStop(job=job, placed=placer.book.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
         self.by_job[job] = stop
         placer.tell(state, "job_stopping", run, now_us)
         placer.because(Cause.JOB_ENDED)
         return stop
 
-    def adopt(self, stop: Stop) -> None:
+    def adopt(self, stop: PendingStop) -> None:
         """One that a leader before has asked; without an order it goes on, although others were given its nodes."""
         self.by_job[stop.job] = stop
         if stop.guid:
@@ -143,7 +143,7 @@ class Stops:
         else:
             stop.is_obeyed = stop.is_refused = True
 
-    def watch(self, stop: Stop) -> None:
+    def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
             stop.order = data_of(self._desk, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
@@ -151,13 +151,13 @@ class Stops:
 
     # -- what came of it
 
-    def _looked(self, stop: Stop) -> None:
+    def _looked(self, stop: PendingStop) -> None:
         if stop.order is not None and stop.order.value is None and not stop.is_obeyed:
             stop.is_obeyed = True
             stop.order.stop()
             self._look_at_block(stop)
 
-    def _look_at_block(self, stop: Stop) -> None:
+    def _look_at_block(self, stop: PendingStop) -> None:
         """Obeyed: by giving it up, by its end, or by saying no."""
         if not self._is_open(stop):
             return
@@ -167,7 +167,7 @@ class Stops:
 
         self._desk.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
 
-    def _on_block(self, stop: Stop, found: Stamped | None) -> None:
+    def _on_block(self, stop: PendingStop, found: Stamped | None) -> None:
         if not self._is_open(stop) or found is None:
             return
         data = decode_block(found.data)
@@ -180,7 +180,7 @@ class Stops:
         )
         self._placer.wake()
 
-    def vacated(self, job: int, placed: Placed) -> bool:
+    def vacated(self, job: int, placed: PlacedJob) -> bool:
         """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
         self.refusals.pop(job, None)
         self._begun.discard(job)
@@ -193,7 +193,7 @@ class Stops:
         self._look_for_return(stop, placed)
         return True
 
-    def _look_for_return(self, stop: Stop, placed: Placed) -> None:
+    def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> None:
         """STOP, and RETURN of what had not begun, commit both at once: it waits there by now, or it has ended, or was set aside."""
         if not self._is_open(stop):
             return
@@ -213,7 +213,7 @@ class Stops:
         following, same = _next_names(placed)
         self._desk.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
 
-    def _is_open(self, stop: Stop) -> bool:
+    def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop
 
     # -- what is learned of jobs that run
@@ -264,7 +264,7 @@ class Stops:
             if stop.is_refused and not stop.is_gone and self._is_open(stop):
                 self._go_on(state, stop, now_us)
 
-    def _left_again(self, stop: Stop) -> bool:
+    def _left_again(self, stop: PendingStop) -> bool:
         """It was back, and was cancelled or held before its queue was read."""
         pending = self._placer.pending(stop.placed.queue)
         names = {paths.block_name(key) for key in _next_names(stop.placed)}
@@ -292,7 +292,7 @@ class Stops:
         if stop.is_taken_back:  # before a pass sees its nodes free
             self._look_at_refused(state, self._placer.now_us())
 
-    def _go_on(self, state: ClusterState, stop: Stop, now_us: int) -> None:
+    def _go_on(self, state: ClusterState, stop: PendingStop, now_us: int) -> None:
         part = state.partitions[stop.placed.partition]
         if stop.is_taken_back:
             self._close(stop)
@@ -313,7 +313,7 @@ class Stops:
         self.pin(state, stop.job, stop.placed.partition, until_us=now_us + PIN_US)
         self._placer.because(Cause.TIMER)
 
-    def _take_back(self, part: Partition, stop: Stop, now_us: int) -> None:
+    def _take_back(self, part: Partition, stop: PendingStop, now_us: int) -> None:
         """The last job that was given these nodes since is asked to give them back, if it has not begun (its node knows). One at a time.
 
         The scheduler counts it as running until it is back: nobody else gets its nodes meanwhile.
@@ -329,18 +329,18 @@ class Stops:
             if job not in self.by_job:
                 why = f"job {label(stop.job, self._placer.book.submissions)} goes on where it is, and this one has not begun"
                 order = stop_order(job, why=POLICY, detail=why, unsaved=GO_ON, unbegun=True)
-                taken = Stop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
+                taken = PendingStop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
                 taken.route = self._placer.book.routes.get(job, "")
                 self.by_job[job] = taken
-                self._taken.append(Asked(job, taken.guid, order, taken))
+                self._taken.append(SentOrder(job, taken.guid, order, taken))
             return
 
-    def taken_back(self) -> list[Asked]:
+    def taken_back(self) -> list[SentOrder]:
         """Orders to jobs that are to give their nodes back; told once."""
         found, self._taken = self._taken, []
         return found
 
-    def _close(self, stop: Stop) -> None:
+    def _close(self, stop: PendingStop) -> None:
         if stop.order is not None:
             stop.order.stop()
         del self.by_job[stop.job]

@@ -34,7 +34,7 @@ LIMIT_S, PASSES = 2.0, 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class WhatIfTrial:
     """A copy of the scheduler's state with one more job."""
 
     snapshot: Snapshot
@@ -47,7 +47,7 @@ class Trial:
     elsewhere: str = ""  #: the policy that would decide, where only a process of its own can run it
 
 
-def copied(placer: Placer, submission: Submission) -> Trial | None:
+def copied(placer: Placer, submission: Submission) -> WhatIfTrial | None:
     """In the leader's loop. None: a pass is under way, or everything is read again just now.
 
     Raises: ValueError for an odd request, Infeasible for one whose queue class does not admit it.
@@ -77,7 +77,7 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
         snapshot = replace(snapshot, nodes=tuple(nodes))
     stages, half_life_us = placer.pipeline
     elsewhere = placer.policies.get(job.partition, "") if placer.runs_elsewhere(job.partition) else ""
-    return Trial(
+    return WhatIfTrial(
         snapshot=snapshot,
         job=job,
         submission=submission,
@@ -89,7 +89,7 @@ def copied(placer: Placer, submission: Submission) -> Trial | None:
     )
 
 
-def tried(trial: Trial, clock: Callable[[], float] | None = None) -> WhatIfView:
+def tried(trial: WhatIfTrial, clock: Callable[[], float] | None = None) -> WhatIfView:
     """Plays the copy forward until the job starts, nothing can change any more, or the time is up. Cost: a pass for each event.
 
     Raises: Infeasible for one that the policy ends.

@@ -49,9 +49,9 @@ from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent, Shared
 from rmgr.daemons.starter_ranks import RanksAnswering
 from rmgr.daemons.starter_reach import Reach
-from rmgr.daemons.starter_records import Records, expander
-from rmgr.daemons.starter_registry import Identity, Registry
-from rmgr.daemons.starter_room import Room
+from rmgr.daemons.starter_records import RecordCache, expander
+from rmgr.daemons.starter_registry import Registrant, Registry
+from rmgr.daemons.starter_room import StagingRoom
 from rmgr.daemons.starter_service import NodeAnswering
 from rmgr.daemons.starter_terminal import TerminalAnswering
 from rmgr.daemons.starter_trust import Gate
@@ -250,7 +250,7 @@ def build(
     def fenced(node: str) -> None:
         starter.on_fenced(node)
 
-    room = Room(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
+    room = StagingRoom(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
     metrics.staged_bytes.set_function(lambda: room.used_bytes)
     metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
 
@@ -272,7 +272,7 @@ def build(
     home.forget.append(fetcher.uploads.forget_lost)
     settings = read_settings(coordinator)
     committer = Committer(coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log)
-    records = Records(
+    records = RecordCache(
         coordinator,
         post=mailbox.put,
         wake=nothing,
@@ -322,7 +322,7 @@ def build(
     for name, runner in zip(names, runners, strict=True):
         agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
     key_id = credentials.identity.key_id if credentials is not None else ""
-    identity = Identity(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
+    identity = Registrant(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
     registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
     kept = [directory / name / kind for name in names for kind in ("", "run", "run/cache", "stage", "jobs", "private")]
     home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))

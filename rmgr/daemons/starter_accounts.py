@@ -20,9 +20,9 @@ from rmgr.adapters.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_arguments import Arguments, OwnPiece
-from rmgr.daemons.starter_fetch import Failure, Fetched, KeptFile
+from rmgr.daemons.starter_fetch import Fetched, FetchFailure, KeptFile
 from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_reach import Reach, Refusal
+from rmgr.daemons.starter_reach import Reach, ReachRefusal
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.states import Reason
 from rmgr.runtime import machine
@@ -37,7 +37,7 @@ _IN_MESSAGE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class AccountsPolicy:
     """Work runs as its users, whose uids are at least `min_uid`."""
 
     min_uid: int
@@ -62,9 +62,9 @@ def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
     raise ConfigError(f"[security] run_as = {security.run_as!r} is not known", hint="user, self or auto")
 
 
-def policy_of(security: SecurityConfig) -> Policy | None:
+def policy_of(security: SecurityConfig) -> AccountsPolicy | None:
     """How work runs as its users, None if it runs as the Starter. Raises: ConfigError."""
-    return Policy(min_uid=security.min_uid) if runs_as_user(security, euid=os.geteuid()) else None
+    return AccountsPolicy(min_uid=security.min_uid) if runs_as_user(security, euid=os.geteuid()) else None
 
 
 def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class Accounts:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: AccountsPolicy,
         io: StoreIO,
         *,
         node: str,
@@ -114,7 +114,7 @@ class Accounts:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
-        self._found: Fetched[Account | Refusal] = Fetched(io, wake, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
+        self._found: Fetched[Account | ReachRefusal] = Fetched(io, wake, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
         self._copies: Fetched[KeptFile] = Fetched(io, wake, self._copy, keep=512)
         self._pythons: Fetched[str] = Fetched(io, wake, self._look_at_python, keep=256)
         self._who: dict[str, Account] = {}
@@ -123,14 +123,14 @@ class Accounts:
         self._looks = 0
         self.refused: dict[str, str] = {}  #: user -> why none of his work can run here, and what to type
 
-    def get(self, user: str) -> Account | Failure | None:
+    def get(self, user: str) -> Account | FetchFailure | None:
         """Who work of `user` runs as, why it does not, or None: it is being looked up, or refused. Owner's thread only."""
         fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
         found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}")
         if found is None:
             return None
         self._met.add(user)
-        if isinstance(found, Refusal):
+        if isinstance(found, ReachRefusal):
             if user not in self.refused:
                 self._log.error("user_refused", user=user, why=found.why)
             self.refused[user] = found.why
@@ -138,7 +138,7 @@ class Accounts:
         if self.refused.pop(user, None) is not None:
             self._log.info("user_accepted", user=user)
             self._looks += 1  # the refusal may still be cached under its older key
-        return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, Failure) else found
+        return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, FetchFailure) else found
 
     def may_claim(self, user: str) -> bool:
         """Work of `user` is not refused; False also until he was looked up for the first time."""
@@ -169,29 +169,29 @@ class Accounts:
         """What keeps the account from an interpreter that its user chose, "" if nothing does, None: it is being looked at."""
         self._who[f"{account.uid}"] = account
         found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}")
-        return found.error if isinstance(found, Failure) else found
+        return found.error if isinstance(found, FetchFailure) else found
 
     def _look_at_python(self, _store: Store, key: str) -> str:
         uid, path, _ = key.split("\0")
         return obstacle(self._who[uid], programs=[Path(path)])
 
-    def _find(self, user: str) -> Account | Refusal:
+    def _find(self, user: str) -> Account | ReachRefusal:
         account = self.resolve(user)
         problem = self._reach.problem(account)
-        return Refusal(f"work of {user} cannot run on node {self._node}: {problem}") if problem else account
+        return ReachRefusal(f"work of {user} cannot run on node {self._node}: {problem}") if problem else account
 
     def resolve(self, user: str) -> Account:
         """The same at once, on an IO thread. Raises: PermissionDenied."""
         return choose(user, find_account(user), node=self._node, min_uid=self._policy.min_uid)
 
-    def copy(self, account: Account, path: str) -> str | Failure | None:
+    def copy(self, account: Account, path: str) -> str | FetchFailure | None:
         """A file of the cache as `account` may read it, and no other user; None: it is on its way. Owner's thread only."""
         if not path:
             return path
         self._who[f"{account.uid}"] = account
         return self._copies.get(f"{account.uid}\0{path}")
 
-    def arguments(self, account: Account, arguments: Arguments) -> Arguments | Failure | None:
+    def arguments(self, account: Account, arguments: Arguments) -> Arguments | FetchFailure | None:
         """The same, in a file of `account` where one is large (others travel in messages); None: it is on its way. Owner's thread only."""
         if arguments.largest <= _IN_MESSAGE or isinstance(arguments[0], OwnPiece):
             return arguments

@@ -13,10 +13,10 @@ import msgspec
 
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_keyed
-from rmgr.daemons.starter_arguments import Piece
+from rmgr.daemons.starter_arguments import ArgumentsPiece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_convoy import Convoy
-from rmgr.daemons.starter_inputs import ROWS_TOGETHER, Ask, Input, Inputs
+from rmgr.daemons.starter_inputs import ROWS_TOGETHER, Input, Inputs, TaskReads
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_room import GivenUpError, Wish
 from rmgr.model.block import KeyedPayload
@@ -52,7 +52,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundInputs:
     """What a task reads is found, and some of it must become files."""
 
     inputs: list[Input]
@@ -62,7 +62,7 @@ class ReadAhead:
     """Reads for one node.
 
     Args:
-        arrived: gets each task with its `Message`, what was `Found`, or why it cannot have it; on the owner's thread.
+        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread.
         cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
     """
 
@@ -70,7 +70,7 @@ class ReadAhead:
         self,
         io: StoreIO,
         inputs: Inputs,
-        arrived: Callable[[Want, Message | Found | Exception], None],
+        arrived: Callable[[Want, Message | FoundInputs | Exception], None],
         *,
         cap_bytes: int = CAP_BYTES,
     ) -> None:
@@ -83,7 +83,7 @@ class ReadAhead:
     def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
         """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError."""
         payload = block.payload(index)
-        keyed = decode_keyed(payload.read() if isinstance(payload, Piece) else payload)
+        keyed = decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
         need_bytes = min(len(keyed.inputs) * INLINE_INPUT, MAX_INLINE_PAYLOAD)
         if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
             return False
@@ -102,10 +102,10 @@ class ReadAhead:
 
     # -- on an IO thread
 
-    def _carry(self, store: Store, wants: list[Want]) -> list[Message | Found | Exception]:
+    def _carry(self, store: Store, wants: list[Want]) -> list[Message | FoundInputs | Exception]:
         wanted = [want for want in wants if want.wish.is_wanted]
         asks = [
-            Ask(user=want.block.info.record.user, inputs=want.keyed.inputs, outputs=want.keyed.outputs, trust=want.keyed.trust)
+            TaskReads(user=want.block.info.record.user, inputs=want.keyed.inputs, outputs=want.keyed.outputs, trust=want.keyed.trust)
             for want in wanted
         ]
         found = dict(zip(wanted, self._inputs.find_many(store, asks, largest=INLINE_INPUT), strict=True)) if asks else {}
@@ -113,7 +113,7 @@ class ReadAhead:
 
     # -- on the owner's thread
 
-    def _arrived(self, wants: list[Want], result: list[Message | Found | Exception] | Exception) -> None:
+    def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> None:
         for number, want in enumerate(wants):
             self._tell(want, result if isinstance(result, Exception) else result[number])
 
@@ -123,16 +123,16 @@ def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:
     return msgspec.msgpack.encode(KeyedCall(tuple(inputs), len(keyed.outputs)))
 
 
-def _message(keyed: KeyedPayload, found: list[Input] | Exception) -> Message | Found | Exception:
+def _message(keyed: KeyedPayload, found: list[Input] | Exception) -> Message | FoundInputs | Exception:
     if isinstance(found, Exception):
         return found
     inputs = []
     for one in found:
         if one.data is None:
-            return Found(found)
+            return FoundInputs(found)
         inputs.append(KeyedInput(data=one.data, pickled=one.pickled))
     call = encode_call(inputs, keyed) if sum(len(one.data) for one in inputs) < MAX_INLINE_PAYLOAD else b""
-    return Message(call) if 0 < len(call) <= MAX_INLINE_PAYLOAD else Found(found)
+    return Message(call) if 0 < len(call) <= MAX_INLINE_PAYLOAD else FoundInputs(found)
 
 
 def _weight(want: Want) -> int:

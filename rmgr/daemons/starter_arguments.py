@@ -33,7 +33,7 @@ _ARRAYS = {0xDC: 2, 0xDD: 4}
 _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC1: 8}  # the last is our own, from 4 GiB: `client.content.parts_of`
 
 
-class Piece:
+class ArgumentsPiece:
     """Arguments of one task: a part of a file of this node."""
 
     __slots__ = ("path", "size", "start")
@@ -53,16 +53,16 @@ class Piece:
             return file.read(self.size)
 
 
-class OwnPiece(Piece):
+class OwnPiece(ArgumentsPiece):
     """A part of a file of the user whose work it is: he reads it himself, and the Starter, who need not believe it any more, never does."""
 
     __slots__ = ()
 
 
-class Arguments(Sequence[bytes | Piece]):
+class Arguments(Sequence[bytes | ArgumentsPiece]):
     """Arguments of consecutive tasks. Their file goes when nobody holds them any more. size: bytes of it."""
 
-    def __init__(self, values: tuple[bytes, ...] | tuple[Piece, ...], path: str = "", *, held: object = None) -> None:
+    def __init__(self, values: tuple[bytes, ...] | tuple[ArgumentsPiece, ...], path: str = "", *, held: object = None) -> None:
         """held: removes the file when nobody holds it, None = this does."""
         self._values = values
         self._held = held
@@ -79,21 +79,21 @@ class Arguments(Sequence[bytes | Piece]):
     def moved(self, path: str) -> Arguments:
         """The same in a copy of their file that belongs to their user, and is removed with the object `path`."""
         plain = str(path)  # messages bear no other kind
-        pieces = tuple([OwnPiece(plain, piece.start, piece.size) for piece in self._values if isinstance(piece, Piece)])
+        pieces = tuple([OwnPiece(plain, piece.start, piece.size) for piece in self._values if isinstance(piece, ArgumentsPiece)])
         return Arguments(pieces, plain, held=path)
 
     @overload
-    def __getitem__(self, at: int) -> bytes | Piece: ...
+    def __getitem__(self, at: int) -> bytes | ArgumentsPiece: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[bytes, ...] | tuple[Piece, ...]: ...
-    def __getitem__(self, at: int | slice) -> bytes | Piece | tuple[bytes, ...] | tuple[Piece, ...]:
+    def __getitem__(self, at: slice) -> tuple[bytes, ...] | tuple[ArgumentsPiece, ...]: ...
+    def __getitem__(self, at: int | slice) -> bytes | ArgumentsPiece | tuple[bytes, ...] | tuple[ArgumentsPiece, ...]:
         return self._values[at]
 
     def __len__(self) -> int:
         return len(self._values)
 
 
-def where(payload: str | Piece) -> dict[str, Any]:
+def where(payload: str | ArgumentsPiece) -> dict[str, Any]:
     """Where a worker finds the arguments of a task that are not in its message: in a file, in a part of one."""
     return {"path": payload} if isinstance(payload, str) else {"path": payload.path, "start": payload.start, "size": payload.size}
 
@@ -158,7 +158,7 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
     return Arguments(pieces, path)
 
 
-def _pieces_of(key: str, path: str) -> tuple[Piece, ...] | None:
+def _pieces_of(key: str, path: str) -> tuple[ArgumentsPiece, ...] | None:
     """The arguments in a file with a row, None when they are many small ones. Raises: DataLost."""
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
@@ -170,7 +170,7 @@ def _pieces_of(key: str, path: str) -> tuple[Piece, ...] | None:
             file.seek(at)
             size, header = _length(file.read(9), _BYTES)
             at += header
-            pieces.append(Piece(path, at, size))
+            pieces.append(ArgumentsPiece(path, at, size))
             at += size
     if at != left:
         raise DataLost(f"the arguments {key} cannot be read: {at} bytes instead of {left}")
@@ -188,14 +188,14 @@ def _length(head: bytes, kinds: dict[int, int]) -> tuple[int, int]:
     return int.from_bytes(head[1 : 1 + width], "big"), 1 + width
 
 
-def _spill(views: tuple[memoryview, ...], path: str) -> tuple[Piece, ...]:
+def _spill(views: tuple[memoryview, ...], path: str) -> tuple[ArgumentsPiece, ...]:
     pieces, at = [], 0
     with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
         for view in views:
             left = view
             while len(left):
                 left = left[file.write(left) :]
-            pieces.append(Piece(path, at, len(view)))
+            pieces.append(ArgumentsPiece(path, at, len(view)))
             at += len(view)
     return tuple(pieces)
 

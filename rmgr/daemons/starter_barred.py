@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter_blocks import ClaimedBlock
-    from rmgr.daemons.starter_dispatch import Dispatch
+    from rmgr.daemons.starter_dispatch import Dispatcher
     from rmgr.daemons.starter_node import NodeAgent
     from rmgr.daemons.starter_trust import Gate
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Barred:
     """Of one node."""
 
-    def __init__(self, node: NodeAgent, gate: Gate | None, dispatch: Dispatch) -> None:
+    def __init__(self, node: NodeAgent, gate: Gate | None, dispatch: Dispatcher) -> None:
         self._node = node
         self._gate = gate
         self._dispatch = dispatch

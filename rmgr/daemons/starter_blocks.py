@@ -43,7 +43,7 @@ _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping"
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class CompletePart:
     """What one COMPLETE carries, kept until its fate is known."""
 
     outcomes: tuple[Outcome, ...]
@@ -71,7 +71,7 @@ class Return:
 
 
 @dataclass(slots=True, kw_only=True)
-class Noted:
+class PendingNote:
     """What a NOTE writes, or that a STOP is on its way: nothing else may be committed of the block meanwhile."""
 
     data: BlockData
@@ -99,7 +99,7 @@ class ClaimedBlock:
     arrived: list[Outcome] = field(default_factory=list)
     failed: list[tuple[int, FailedRange]] = field(default_factory=list)
     arrived_s: float = -math.inf  #: when the oldest of them came
-    sending: Part | Return | Noted | None = None
+    sending: CompletePart | Return | PendingNote | None = None
     info: Any = None  #: what its daemon knows of its submission
     seal: Seal | None = None  #: of `payloads`, as claimed
     refusal: str = ""  #: why nothing of it may run, whatever anybody signed
@@ -233,7 +233,7 @@ class ClaimedBlock:
             return -math.inf if task_s > SHORT_S else self.arrived_s + FEW_S
         return self.arrived_s + GATHER_S
 
-    def take_part(self) -> Part:
+    def take_part(self) -> CompletePart:
         """What the next COMPLETE carries; outcomes that do not fit it go to a store row named by their content."""
         outcomes, rest = tuple(self.arrived), []
         written = brief(outcomes)
@@ -250,7 +250,7 @@ class ClaimedBlock:
             size += len(record.block) + len(record.log[0]) + len(record.log[1]) + 512
             (failed if len(failed) < MAX_FAILED and size < MAX_FAILED_BYTES else left).append((index, record))
         self.arrived, self.failed = rest, left
-        part = Part(
+        part = CompletePart(
             outcomes=outcomes,
             failed=tuple(failed),
             written=msgspec.Raw(encoded),  # once for its size, its signature and its commit
@@ -261,13 +261,17 @@ class ClaimedBlock:
         self.sending = part
         return part
 
-    def take_whole(self) -> Part:
+    def take_whole(self) -> CompletePart:
         """What a commit of the whole block carries, when all its tasks have arrived and little is to be told: its znode goes."""
         outcomes, self.arrived = tuple(self.arrived), []
-        part = self.sending = Part(outcomes=outcomes, failed=(), data=msgspec.structs.replace(self.data, done=(1 << self.key.count) - 1))
+        part = self.sending = CompletePart(
+            outcomes=outcomes, failed=(), data=msgspec.structs.replace(self.data, done=(1 << self.key.count) - 1)
+        )
         return part
 
-    def complete(self, part: Part, node_version: int, stamp: str, *, sign: Callable[[Fragment], Fragment] = lambda bare: bare) -> Multi:
+    def complete(
+        self, part: CompletePart, node_version: int, stamp: str, *, sign: Callable[[Fragment], Fragment] = lambda bare: bare
+    ) -> Multi:
         """The multi of `part`. `stamp`: fresh random text, so that the bytes prove it. `sign`: seals its fragment."""
         part.data = msgspec.structs.replace(part.data, stamp=stamp)
         fragment = None
@@ -325,7 +329,7 @@ class ClaimedBlock:
         self.sending = Return(first=first, end=end, data=msgspec.structs.replace(data, done=data.done | mask))
         return multi
 
-    def committed(self) -> Part | Return | Noted:
+    def committed(self) -> CompletePart | Return | PendingNote:
         """The multi in flight was committed."""
         sent = self.sending
         assert sent is not None
@@ -338,7 +342,7 @@ class ClaimedBlock:
     def refused(self, now_s: float) -> None:
         """The multi in flight was not committed: what it carried waits for the next one."""
         sent, self.sending = self.sending, None
-        if isinstance(sent, Part):
+        if isinstance(sent, CompletePart):
             if not self.arrived and not self.failed:
                 self.arrived_s = now_s
             self.arrived[:0] = sent.outcomes

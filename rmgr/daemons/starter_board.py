@@ -65,7 +65,7 @@ class Candidate:
     is_own: bool = False  #: what a claim of ours has left: nobody else knows it before reading the list
 
 
-class Board:
+class PendingQueue:
     """One queue.
 
     Args:

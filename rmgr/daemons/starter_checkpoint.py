@@ -28,13 +28,13 @@ from rmgr.coord import paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint_asking import KILL_US, Asking
-from rmgr.daemons.starter_checkpoint_case import Case, Phase, rigid_of, says_saved, was_stopped
+from rmgr.daemons.starter_checkpoint_case import CheckpointPhase, OpenCheckpoint, rigid_of, says_saved, was_stopped
 from rmgr.daemons.starter_checkpoint_notes import Notes
-from rmgr.daemons.starter_checkpoint_parts import LocalPart, Part, RemotePart, sentence
+from rmgr.daemons.starter_checkpoint_parts import JobDirectory, LocalPart, RemotePart, sentence
 from rmgr.daemons.starter_checkpoint_restore import Restores
 from rmgr.daemons.starter_checkpoint_taking import NOTHING, check, put_away, take
-from rmgr.daemons.starter_fetch import Failure
-from rmgr.daemons.starter_lanes import Lane
+from rmgr.daemons.starter_fetch import FetchFailure
+from rmgr.daemons.starter_lanes import WorkerLane
 from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_spares import Spares, Untouched
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
@@ -76,7 +76,7 @@ class Checkpoints:
         *,
         directory: Path,
         over: Callable[[ClaimedBlock], None],
-        on_unstartable: Callable[[ClaimedBlock, Failure], None],
+        on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
         log: Log,
     ) -> None:
         self._node = node
@@ -84,7 +84,7 @@ class Checkpoints:
         self._directory = directory
         self._log = log
         self._over = over
-        self._open: dict[ClaimedBlock, Case] = {}
+        self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
         self._own: dict[ClaimedBlock, LocalPart] = {}
         self._places: dict[ClaimedBlock, Path] = {}
@@ -149,9 +149,9 @@ class Checkpoints:
         self._untouched.made(place)
         return place
 
-    def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[Part]:
+    def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[JobDirectory]:
         """Its directories, this node's first."""
-        found: list[Part] = [self.own_part(block)]
+        found: list[JobDirectory] = [self.own_part(block)]
         allocation, peers, key = block.data.allocation, self._shared.peers, block.key
         for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
             assert peers is not None
@@ -167,7 +167,7 @@ class Checkpoints:
             )
         return found
 
-    def lane_of(self, block: ClaimedBlock) -> Lane | None:
+    def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
     def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
@@ -203,7 +203,7 @@ class Checkpoints:
             elif not is_stop:
                 self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
             return
-        if not block.live or (case is not None and case.phase is Phase.LEAVING):
+        if not block.live or (case is not None and case.phase is CheckpointPhase.LEAVING):
             return
         if extra.get("unbegun") == "1":
             self.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
@@ -249,13 +249,15 @@ class Checkpoints:
         number = self._numbers[block] = self._numbers.get(block, 0) + 1
         return number
 
-    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> Case:
+    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
         """A new one. more: its other fields."""
         number = self.next_number(block)
-        found = self._open[block] = Case(block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more)
+        found = self._open[block] = OpenCheckpoint(
+            block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more
+        )
         return found
 
-    def _begin(self, case: Case) -> None:
+    def _begin(self, case: OpenCheckpoint) -> None:
         block, is_stop, why = case.block, case.is_stop, case.why
         self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
@@ -272,21 +274,21 @@ class Checkpoints:
             parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
             self.background(lambda: check(parts, store, limit), partial(self._measured, case))
 
-    def _measured(self, case: Case, result: Exception | None) -> None:
-        if case.is_over or case.phase is not Phase.MEASURING:
+    def _measured(self, case: OpenCheckpoint, result: Exception | None) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.MEASURING:
             return
         if isinstance(result, Exception):
             self.refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
         else:
             self._ask(case)
 
-    def _ask(self, case: Case) -> None:
+    def _ask(self, case: OpenCheckpoint) -> None:
         self._asked.add(case.block)
         self._asking.begin(case)
 
-    def end(self, case: Case, grace_us: int) -> None:
+    def end(self, case: OpenCheckpoint, grace_us: int) -> None:
         """The attempt ends now, whatever it does."""
-        case.phase = Phase.ENDING
+        case.phase = CheckpointPhase.ENDING
         self._node.stop_tasks(case.block, None, case.reason, grace_us)
 
     # -- the end of the attempt --------------------------------------------------------------------------------------------------
@@ -311,17 +313,17 @@ class Checkpoints:
         self.copy(case)
         return True
 
-    def _ended_as_stop(self, block: ClaimedBlock, case: Case | None) -> Case:
+    def _ended_as_stop(self, block: ClaimedBlock, case: OpenCheckpoint | None) -> OpenCheckpoint:
         """It was asked to save its state and might have gone on, and wants to be run again."""
         if case is not None:
             self._close(case)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
         return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
 
-    def copy(self, case: Case) -> None:
+    def copy(self, case: OpenCheckpoint) -> None:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
-        case.phase = Phase.COPYING
+        case.phase = CheckpointPhase.COPYING
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
@@ -341,17 +343,17 @@ class Checkpoints:
         self.background(job, partial(self._copied, case), copies=True)
         self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
 
-    def _tell_copy(self, case: Case) -> None:
-        if not case.is_over and case.phase is Phase.COPYING:
+    def _tell_copy(self, case: OpenCheckpoint) -> None:
+        if not case.is_over and case.phase is CheckpointPhase.COPYING:
             how = "it has answered" if case.answered else "without an answer"
             self.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
 
-    def _learn(self, case: Case) -> None:
+    def _learn(self, case: OpenCheckpoint) -> None:
         """That its program answers goes with the next commit of the block."""
         if case.answered and not case.block.data.answered:
             case.block.data = msgspec.structs.replace(case.block.data, answered=True)
 
-    def _copied(self, case: Case, result: str | Exception) -> None:
+    def _copied(self, case: OpenCheckpoint, result: str | Exception) -> None:
         if case.is_over:
             return
         block = case.block
@@ -375,7 +377,7 @@ class Checkpoints:
             self.notes.tell(block, result, orders=case.orders, saving="")
             self._close(case)
 
-    def _not_stored(self, case: Case, error: Exception) -> None:
+    def _not_stored(self, case: OpenCheckpoint, error: Exception) -> None:
         if case.ending is None:
             self.refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
             return
@@ -384,7 +386,7 @@ class Checkpoints:
         self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
         self._leave(case, words)
 
-    def _leave(self, case: Case, words: str) -> None:
+    def _leave(self, case: OpenCheckpoint, words: str) -> None:
         """STOP."""
         block, ending = case.block, case.ending
         assert ending is not None
@@ -394,7 +396,7 @@ class Checkpoints:
             ending.reason = Reason.USER_CANCEL
             case.tell()
             return
-        case.phase = Phase.LEAVING
+        case.phase = CheckpointPhase.LEAVING
         told = "; ".join(filter(None, (case.why, words)))
         self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
         past = PastAttempt(
@@ -413,14 +415,14 @@ class Checkpoints:
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
         case = self._open.get(block)
-        if case is None or case.ending is None or case.tell is None or case.phase is Phase.LEAVING:
+        if case is None or case.ending is None or case.tell is None or case.phase is CheckpointPhase.LEAVING:
             return False
         self._close(case)
         case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {node} was lost while the job was being stopped"
         case.tell()
         return True
 
-    def refuse(self, case: Case, why: str, *, large: bool = False, outcome: str = "refused") -> None:
+    def refuse(self, case: OpenCheckpoint, why: str, *, large: bool = False, outcome: str = "refused") -> None:
         """It is not to be, the job goes on."""
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
@@ -429,7 +431,7 @@ class Checkpoints:
         self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
         self._close(case)
 
-    def _close(self, case: Case) -> None:
+    def _close(self, case: OpenCheckpoint) -> None:
         """It is over. A request that was not answered stands: an answer that comes late says nothing of the next one."""
         case.is_over = True
         if self._open.get(case.block) is case:

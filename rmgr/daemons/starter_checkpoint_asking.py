@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord import paths
 from rmgr.daemons.starter_checkpoint_ask import answered
-from rmgr.daemons.starter_checkpoint_case import Case, Phase
-from rmgr.daemons.starter_checkpoint_parts import Asked, Part, each, sentence
+from rmgr.daemons.starter_checkpoint_case import CheckpointPhase, OpenCheckpoint
+from rmgr.daemons.starter_checkpoint_parts import JobDirectory, SaveRequest, each, sentence
 from rmgr.model.units import utc
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -39,13 +39,13 @@ class Asking:
         self._shared = shared
         self._log = log
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case: OpenCheckpoint) -> None:
         """The program is told, again and again while it has not answered: it may have begun to listen only now."""
         block, owner = case.block, self._owner
-        case.phase = Phase.ASKED
+        case.phase = CheckpointPhase.ASKED
         case.end_s = machine.monotonic() + case.grace_us / 1e6
         now_us = machine.wall_us()
-        asked = Asked(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
+        asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
         lane, parts = owner.lane_of(block), owner.parts(block, lambda: case.is_over)
         if lane is not None:
             part = owner.own_part(block)
@@ -57,8 +57,8 @@ class Asking:
         self._tell(case, parts, asked)
         self._shared.after(_LOOK_S, partial(self._look, case))
 
-    def _tell(self, case: Case, parts: list[Part], asked: Asked) -> None:
-        if case.is_over or case.phase is not Phase.ASKED:  # its slot may be another job's by now
+    def _tell(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.ASKED:  # its slot may be another job's by now
             return
 
         def told(result: object) -> None:
@@ -67,16 +67,16 @@ class Asking:
                 return
             if isinstance(result, Exception):
                 self._log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(result))
-            if case.phase is Phase.WITHDRAWING:
+            if case.phase is CheckpointPhase.WITHDRAWING:
                 self._withdraw(case)
-            elif case.phase is Phase.ASKED:
+            elif case.phase is CheckpointPhase.ASKED:
                 self._shared.after(_AGAIN_S, partial(self._tell, case, parts, asked))
 
         case.is_telling = True
         self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)
 
-    def _look(self, case: Case) -> None:
-        if case.is_over or case.phase is not Phase.ASKED:
+    def _look(self, case: OpenCheckpoint) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.ASKED:
             return
         if not case.answered and self._has_answered(case):
             case.answered = True
@@ -88,25 +88,25 @@ class Asking:
             self._owner.copy(case)
         elif case.goes_on and not case.answered:
             self._log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-            case.phase = Phase.WITHDRAWING
+            case.phase = CheckpointPhase.WITHDRAWING
             if not case.is_telling:  # else that would come after it
                 self._withdraw(case)
         else:
             self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
             self._owner.end(case, KILL_US)
 
-    def _has_answered(self, case: Case) -> bool:
+    def _has_answered(self, case: OpenCheckpoint) -> bool:
         return answered(self._owner.own_part(case.block).directory, case.block.info.account) >= case.number
 
-    def _withdraw(self, case: Case) -> None:
+    def _withdraw(self, case: OpenCheckpoint) -> None:
         """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
         grace_s = case.grace_us / 1e6
         case.number = self._owner.next_number(case.block)
         parts = self._owner.parts(case.block, lambda: case.is_over)
-        asked = Asked(number=case.number, stop=False, deadline_us=machine.wall_us())
+        asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
 
         def told(result: object) -> None:
-            if case.is_over or case.phase is not Phase.WITHDRAWING:
+            if case.is_over or case.phase is not CheckpointPhase.WITHDRAWING:
                 return  # it has ended meanwhile, as an answer or by itself
             if isinstance(result, Exception):
                 self._log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(result))

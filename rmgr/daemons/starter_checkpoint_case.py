@@ -14,7 +14,7 @@ from rmgr.model.placing import Rigid
 from rmgr.model.states import Reason
 
 
-class Phase(StrEnum):
+class CheckpointPhase(StrEnum):
     """How far a checkpoint is."""
 
     MEASURING = "measuring"
@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Case:
+class OpenCheckpoint:
     """One checkpoint under way. kills: none, the attempt ends now. ending: of the attempt, once it has; tell: what it would end as then.
 
     goes_on: a job that has not saved its state in its grace is not ended. by_policy: a policy moves it. is_telling: its processes are being
@@ -45,7 +45,7 @@ class Case:
     answered: bool = False
     made_us: int  #: the same however often it is written: a row never changes
     orders: list[str] = field(default_factory=list)
-    phase: Phase = Phase.MEASURING
+    phase: CheckpointPhase = CheckpointPhase.MEASURING
     end_s: float = -math.inf
     copies: int = 0
     is_over: bool = False
@@ -64,11 +64,11 @@ def rigid_of(block: ClaimedBlock) -> Rigid:
     return found or Rigid()
 
 
-def was_stopped(case: Case, ending: Ending) -> bool:
+def was_stopped(case: OpenCheckpoint, ending: Ending) -> bool:
     """The end of an attempt is that of one that was asked to stop, or was stopped."""
     if ending.reason in {Reason.MIGRATED, Reason.PREEMPTED}:
         return True
-    if case.phase not in {Phase.ASKED, Phase.WITHDRAWING, Phase.ENDING}:
+    if case.phase not in {CheckpointPhase.ASKED, CheckpointPhase.WITHDRAWING, CheckpointPhase.ENDING}:
         return False
     return says_saved(ending)
 

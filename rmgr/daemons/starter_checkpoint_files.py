@@ -110,7 +110,7 @@ class Seen:
 
 
 @dataclass(slots=True, kw_only=True)
-class Listing:
+class DirectoryListing:
     """What is in a directory, by path below it.
 
     left_out: what cannot be kept (sockets, pipes, links that lead out, names that are no text). closed: what its owner may not read.
@@ -122,12 +122,12 @@ class Listing:
     closed: list[str] = field(default_factory=list)
 
 
-def scan(directory: Path, account: Account | None) -> Listing:
+def scan(directory: Path, account: Account | None) -> DirectoryListing:
     """Everything below a directory but `.rmgr`.
 
     Raises: OSError; StateConflict when no directory stands there any more; ValueTooLarge for more than `MAX_FILES`.
     """
-    listing = Listing()
+    listing = DirectoryListing()
     reader = account.uid if account is not None else os.geteuid()
     home, todo = f"{directory}/", [""]
     with acting(account):
@@ -196,7 +196,7 @@ def _leads_inside(path: str, link: str) -> bool:
 
 
 def pack(
-    directory: Path, account: Account | None, listing: Listing, put: Callable[[str, bytes], None], *, max_bytes: int
+    directory: Path, account: Account | None, listing: DirectoryListing, put: Callable[[str, bytes], None], *, max_bytes: int
 ) -> tuple[FileEntry, ...]:
     """Hands all content to `put` (digest, bytes) and says what is where.
 
@@ -218,7 +218,7 @@ def pack(
     return tuple(sorted((*entries.values(), *packer.entries), key=lambda entry: entry.path))
 
 
-def missing(listing: Listing) -> str:
+def missing(listing: DirectoryListing) -> str:
     """What of a directory is not in its checkpoint, for people; "" = nothing."""
     names = [*listing.closed, *listing.left_out]
     if not names:

@@ -9,14 +9,14 @@ from rmgr.coord.ports import Store
 from rmgr.daemons.starter_checkpoint_ask import children_of
 from rmgr.daemons.starter_checkpoint_parts import LocalPart
 from rmgr.daemons.starter_checkpoint_seal import Seals
-from rmgr.daemons.starter_holds import CHECKPOINTS, Holds
+from rmgr.daemons.starter_holds import CHECKPOINTS, HeldParts
 from rmgr.runner import ranks
 
 
 class HelperParts:
     """Those of one node. Owner's thread only."""
 
-    def __init__(self, holds: Holds, store: Store, node: str, seals: Seals) -> None:
+    def __init__(self, holds: HeldParts, store: Store, node: str, seals: Seals) -> None:
         self._seals = seals
         self._holds = holds
         self._store = store

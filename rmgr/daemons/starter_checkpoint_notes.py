@@ -13,7 +13,7 @@ import msgspec
 
 from rmgr.coord import paths, stop_ops
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
-from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
+from rmgr.daemons.starter_blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY, STORY_CHARS, PastAttempt
 from rmgr.runtime import machine
@@ -109,12 +109,12 @@ class Notes:
         self._sent[block] = wish
         if wish.past is None:
             data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12])
-            block.sending = Noted(data=data)
+            block.sending = PendingNote(data=data)
             fence = self.shared.committer.fence(self.node.name)
             multi = stop_ops.note(self.node.name, fence, block.key, data, block.version, orders=wish.orders)
             self.shared.committer.commit(multi, partial(self._answered, wish))
             return
-        block.sending = Noted(data=block.data)
+        block.sending = PendingNote(data=block.data)
         future = self.shared.coordinator.stat(paths.gate(block.key.submission))
         future.add_done_callback(lambda done: self.shared.post(partial(self._gate_known, wish, done)))
 
@@ -149,7 +149,7 @@ class Notes:
     def _again(self, wish: _Wish) -> None:
         block = wish.block
         self._sent.pop(block, None)
-        if isinstance(block.sending, Noted):
+        if isinstance(block.sending, PendingNote):
             block.sending = None
         self._waiting.setdefault(block, deque()).appendleft(wish)
         self._later(block)

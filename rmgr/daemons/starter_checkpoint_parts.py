@@ -37,7 +37,7 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SaveRequest:
     """A request to save. number: as the program sees it."""
 
     number: int
@@ -45,7 +45,7 @@ class Asked:
     deadline_us: int
 
 
-class Part(Protocol):
+class JobDirectory(Protocol):
     """The directory of a job on one node. Everything may raise OSError and errors of `rmgr.errors`."""
 
     node: str
@@ -54,7 +54,7 @@ class Part(Protocol):
     def measure(self) -> int:
         """Bytes of its files. Raises: PermissionError for one that may not be read."""
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: SaveRequest) -> None:
         """Tells the processes there, each once, however often this is called."""
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
@@ -96,7 +96,7 @@ class LocalPart:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), listing.closed[0])
         return listing.size_bytes
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: SaveRequest) -> None:
         if asked.number != self.number:
             asking.ask(self.directory, self.account, number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us)
             self.number = asked.number
@@ -143,7 +143,7 @@ class RemotePart:
     def measure(self) -> int:
         return self._step(Step(step="measure"))[0]
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: SaveRequest) -> None:
         self._step(Step(step="ask", number=asked.number, stop=asked.stop, deadline_us=asked.deadline_us))
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
@@ -175,12 +175,12 @@ class RemotePart:
 
 
 def answer(part: LocalPart, step: Step) -> tuple[int, str]:
-    """What a helper's Starter does when the head asks. Raises: as `Part`; NotFound for a step that this release does not know."""
+    """What a helper's Starter does when the head asks. Raises: as `JobDirectory`; NotFound for a step that this release does not know."""
     match step.step:
         case "measure":
             return part.measure(), ""
         case "ask":
-            part.ask(Asked(number=step.number, stop=step.stop, deadline_us=step.deadline_us))
+            part.ask(SaveRequest(number=step.number, stop=step.stop, deadline_us=step.deadline_us))
         case "collect":
             listed = encode_files(part.collect(stop=step.stop, max_bytes=step.max_bytes))
             digest = hashlib.sha256(listed).hexdigest()
@@ -199,7 +199,7 @@ def answer(part: LocalPart, step: Step) -> tuple[int, str]:
     return 0, ""
 
 
-def each(parts: Sequence[Part], call: Callable[[Part], T]) -> list[T]:
+def each(parts: Sequence[JobDirectory], call: Callable[[JobDirectory], T]) -> list[T]:
     """The same of every part, several at once; the first error is raised when all have ended."""
     if len(parts) == 1:
         return [call(parts[0])]

@@ -17,8 +17,8 @@ from rmgr.coord.ports import Store
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, clear
-from rmgr.daemons.starter_checkpoint_parts import LocalPart, Part, each, sentence
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_checkpoint_parts import JobDirectory, LocalPart, each, sentence
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.log import audit
 from rmgr.model.placing import FROM_START
@@ -34,7 +34,7 @@ _PAUSE_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class RestoredCheckpoint:
     """What was restored here. manifest: None = nothing, it begins from the start. lost: sentences about those that cannot be read."""
 
     manifest: Manifest | None = None
@@ -46,7 +46,7 @@ class Found:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
     block: ClaimedBlock
-    found: Found = field(default_factory=Found)
+    found: RestoredCheckpoint = field(default_factory=RestoredCheckpoint)
     is_busy: bool = False
     is_here: bool = False  #: in the directory of this node
     is_everywhere: bool = False
@@ -61,7 +61,7 @@ class Restores:
         owner: Checkpoints,
         node: NodeAgent,
         shared: Shared,
-        on_unstartable: Callable[[ClaimedBlock, Failure], None],
+        on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
         log: Log,
     ) -> None:
         self._on_unstartable = on_unstartable
@@ -95,7 +95,7 @@ class Restores:
         if not case.is_busy and case.is_here:
             case.is_busy = True
             manifest, key = case.found.manifest, case.found.key
-            others: list[Part] = self._owner.parts(block, lambda: case.is_over or block.is_revoked)[1:]
+            others: list[JobDirectory] = self._owner.parts(block, lambda: case.is_over or block.is_revoked)[1:]
             self._owner.background(lambda: each(others, lambda part: part.restore(manifest, key)), partial(self._spread, case))
         return False
 
@@ -113,7 +113,7 @@ class Restores:
         found = case.found
         self._owner.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
 
-    def _restored(self, case: _Case, result: Found | Exception) -> None:
+    def _restored(self, case: _Case, result: RestoredCheckpoint | Exception) -> None:
         case.is_busy = False
         block = case.block
         if case.is_over:
@@ -125,7 +125,7 @@ class Restores:
             return
         if isinstance(result, Exception):
             words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(result)}"
-            self._on_unstartable(block, Failure(Reason.NODE_LOST, words))
+            self._on_unstartable(block, FetchFailure(Reason.NODE_LOST, words))
             return
         case.is_here = True
         for words in result.lost:
@@ -167,7 +167,7 @@ class Restores:
         self._shared.wake()
 
 
-def newest(store: Store, part: LocalPart, sub: int, index: int, found: Found) -> Found:
+def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:
     """Restores the newest checkpoint of a task that can be read, was sealed and is not in `found.bad`.
 
     Raises: StoreUnavailable, CoordinationUnavailable, OSError.

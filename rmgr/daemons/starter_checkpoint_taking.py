@@ -11,7 +11,7 @@ from rmgr.coord.keys import Checkpoint
 from rmgr.coord.ports import Store
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest, check_size, size_text
-from rmgr.daemons.starter_checkpoint_parts import Part, each
+from rmgr.daemons.starter_checkpoint_parts import JobDirectory, each
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.daemons.starter_checkpoint_union import united
 from rmgr.daemons.starter_outputs import Ending, Flushed, discard, write
@@ -22,7 +22,7 @@ from rmgr.model.frames import NO_OUTPUT
 NOTHING = "nothing was saved: its checkpoint directory has no files"
 
 
-def check(parts: Sequence[Part], store: Store, limit: int) -> None:
+def check(parts: Sequence[JobDirectory], store: Store, limit: int) -> None:
     """Raises: ValueTooLarge naming both sizes, StoreUnavailable when nothing could be stored now."""
     wrong = store.health()
     if wrong is not None:
@@ -31,7 +31,7 @@ def check(parts: Sequence[Part], store: Store, limit: int) -> None:
 
 
 def take(
-    parts: Sequence[Part],
+    parts: Sequence[JobDirectory],
     store: Store,
     saved: Checkpoint,
     base: Sequence[FileEntry],

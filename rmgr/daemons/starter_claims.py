@@ -16,7 +16,7 @@ import msgspec
 
 from rmgr.coord import nowhere, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome
-from rmgr.daemons.starter_blocks import ClaimedBlock, Noted
+from rmgr.daemons.starter_blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY
 from rmgr.runtime import machine
@@ -66,7 +66,7 @@ class Claims:
         name = self._node.name
         told = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S', time.localtime(machine.wall_s()))}, and node {name} put it back"
         data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, told)[-MAX_STORY:])
-        block.sending = Noted(data=data)
+        block.sending = PendingNote(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))
         multi = nowhere.put_back(name, self._shared.committer.fence(name), block.key, data)
         self._shared.committer.commit(multi, partial(self._answered, block))

@@ -17,17 +17,17 @@ import msgspec
 from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
-from rmgr.daemons.starter_arguments import Arguments, Piece, where
+from rmgr.daemons.starter_arguments import Arguments, ArgumentsPiece, where
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
-from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher
+from rmgr.daemons.starter_fetch import Blob, Fetcher, FetchFailure
 from rmgr.daemons.starter_jobs import Jobs
-from rmgr.daemons.starter_lanes import Lane, Lanes
+from rmgr.daemons.starter_lanes import Lanes, WorkerLane
 from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
 from rmgr.daemons.starter_trust import Gate, refusal_of
 from rmgr.model.block import BlockKey
-from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command
 from rmgr.runtime import machine
@@ -47,7 +47,7 @@ _WORTH_S = 0.005
 class Kit:
     """What all tasks of a block need to start."""
 
-    shape: Shape
+    shape: BatchShape
     spec: WorkerSpec | None = None
     function: str = ""
     blob: Blob | None = None
@@ -62,7 +62,7 @@ class Kit:
         return blobs + list(self.spec.archives if self.spec is not None else ())
 
 
-class Dispatch:
+class Dispatcher:
     """Hands the ready tasks of one node's blocks to its lanes.
 
     Args:
@@ -83,7 +83,7 @@ class Dispatch:
         stager: Stager,
         environ: dict[str, str],
         output_cap: int,
-        on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
         accounts: Accounts | None = None,
         separate: bool = False,
         gate: Gate | None = None,
@@ -158,7 +158,7 @@ class Dispatch:
                 self._coming.add(block.key)
                 is_reserved = is_reserved or block.is_placed
                 continue
-            if isinstance(kit, Failure):
+            if isinstance(kit, FetchFailure):
                 self._on_unstartable(block, block.take_ready(), kit)
                 continue
             if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
@@ -200,24 +200,24 @@ class Dispatch:
 
     # -- one block ---------------------------------------------------------------------------------------------------------
 
-    def _kit(self, block: ClaimedBlock) -> Kit | Failure | None:
+    def _kit(self, block: ClaimedBlock) -> Kit | FetchFailure | None:
         kit = self._kits.get(block.key)
         if kit is not None:
             return kit
         refusal = refusal_of(block, self._gate)
-        if refusal is None or isinstance(refusal, Failure):
+        if refusal is None or isinstance(refusal, FetchFailure):
             return refusal
         if block.payloads is None:
             row = self._fetcher.rows.get(block.data.row)
-            if row is None or isinstance(row, Failure):
+            if row is None or isinstance(row, FetchFailure):
                 return row
             if len(row) < block.key.end - block.base:
-                return Failure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
+                return FetchFailure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
             block.payloads = row
         info: Info = block.info
         if self._accounts is not None:
             account = self._accounts.get(info.record.user)
-            if account is None or isinstance(account, Failure):
+            if account is None or isinstance(account, FetchFailure):
                 return account
             info.account = account
             if info.is_python and not block.data.keyed and isinstance(block.payloads, Arguments):
@@ -237,7 +237,7 @@ class Dispatch:
             self._coming.discard(key)
         return made
 
-    def _own(self, kit: Kit, info: Info) -> Kit | Failure | None:
+    def _own(self, kit: Kit, info: Info) -> Kit | FetchFailure | None:
         """The kit with files that its user may read, and workers that are his alone."""
         if self._separate and kit.spec is not None:
             size = kit.shape.cores, kit.shape.memory_bytes
@@ -266,43 +266,43 @@ class Dispatch:
                 kit.stdin = replace(blob, path=mine)
         return kit
 
-    def _python_kit(self, block: ClaimedBlock, info: Info, shape: Shape) -> Kit | Failure | None:
+    def _python_kit(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
         blob = self._fetcher.blobs.get(keys.function(block.data.function))
         if info.python:
             trouble = self._python_trouble(info, block.node)
-            if trouble is None or isinstance(trouble, Failure):
+            if trouble is None or isinstance(trouble, FetchFailure):
                 return trouble
-        if spec is None or isinstance(spec, Failure):
+        if spec is None or isinstance(spec, FetchFailure):
             return spec
-        if blob is None or isinstance(blob, Failure):
+        if blob is None or isinstance(blob, FetchFailure):
             return blob
         return Kit(shape, spec=spec, function=block.data.function, blob=blob)
 
-    def _python_trouble(self, info: Info, node: str) -> Failure | str | None:
+    def _python_trouble(self, info: Info, node: str) -> FetchFailure | str | None:
         """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
         if self._accounts is None or info.account is None:
             missing = f"there is no Python interpreter {info.python} on node {node}"
-            return "" if os.access(info.python, os.X_OK) else Failure(Reason.START_FAILED, missing)
+            return "" if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
         problem = self._accounts.python(info.account, info.python)
         if not problem:
             return problem
         why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
-        return Failure(Reason.START_FAILED, why, blames_node=False)
+        return FetchFailure(Reason.START_FAILED, why, blames_node=False)
 
-    def _command_kit(self, info: Info, shape: Shape) -> Kit | Failure | None:
+    def _command_kit(self, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
         command = info.record.command
         if command is None:
             return Kit(shape, command=Command())
         kit = Kit(shape, command=command)
         if command.script_sha256:
             script = self._fetcher.blobs.get(keys.upload(command.script_sha256))
-            if script is None or isinstance(script, Failure):
+            if script is None or isinstance(script, FetchFailure):
                 return script
             kit.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
         if command.stdin_sha256:
             stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
-            if stdin is None or isinstance(stdin, Failure):
+            if stdin is None or isinstance(stdin, FetchFailure):
                 return stdin
             kit.stdin = stdin
         return kit
@@ -327,7 +327,7 @@ class Dispatch:
             self._send(lane, block, kit, min(most, startable), now_s)
         return False
 
-    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> Lane | None:
+    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> WorkerLane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
         size = cores, memory_mib, needs = self._lanes.size_of(block)
         if block.data.serial:
@@ -345,7 +345,7 @@ class Dispatch:
         ]
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
-    def _has_little(self, lane: Lane, task_s: float) -> bool:
+    def _has_little(self, lane: WorkerLane, task_s: float) -> bool:
         """It would ask for more soon: what it has takes little time, as its running task can tell, and what it was sent is with it."""
         if lane.lags(_BATCH_BYTES):
             return False
@@ -353,7 +353,7 @@ class Dispatch:
         low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S
         return now_s is not None and len(lane.tasks) <= max(1, int(low_s / max(now_s, task_s)))
 
-    def _send(self, lane: Lane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
+    def _send(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
         indices = block.hand_out(count)
         send = self._send_calls if kit.spec is not None else self._send_commands
         sent = send(lane, block, kit, indices)
@@ -366,7 +366,7 @@ class Dispatch:
             if not lane.tasks:
                 self._lanes.give_up(lane)
 
-    def _send_calls(self, lane: Lane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+    def _send_calls(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
         assert lane.worker is not None
         assert kit.blob is not None
         next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
@@ -375,7 +375,7 @@ class Dispatch:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
             payload = argument(index) if staged is None else staged.payload
-            if self._accounts is not None and type(payload) is Piece:
+            if self._accounts is not None and type(payload) is ArgumentsPiece:
                 payload = payload.read()  # the file is not its user's
             there = None if isinstance(payload, bytes) else where(payload)
             size += len(payload) if there is None else 0
@@ -399,7 +399,7 @@ class Dispatch:
         failpoint("starter.running")
         return sent
 
-    def _send_commands(self, lane: Lane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+    def _send_commands(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
         command = kit.command
         assert command is not None
         info: Info = block.info
@@ -409,7 +409,7 @@ class Dispatch:
             lane.tasks[seq] = (block, index)
             staged: Staged | None = self._stager.take(block, index) if is_staged else None
             payload = block.payload(index)
-            payload = payload.read() if isinstance(payload, Piece) else payload
+            payload = payload.read() if isinstance(payload, ArgumentsPiece) else payload
             environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
             out, err = self._stager.named_outputs(block, index) if has_named else ("", "")
             items.append(
@@ -472,11 +472,11 @@ class Dispatch:
                 return True
         return False
 
-    def _is_long(self, lane: Lane, now_s: float) -> bool:
+    def _is_long(self, lane: WorkerLane, now_s: float) -> bool:
         """What runs there takes much longer than was to be expected."""
         return now_s - lane.since_s > _LONG_S + 3 * self._task_s(lane)
 
-    def _task_s(self, lane: Lane) -> float:
+    def _task_s(self, lane: WorkerLane) -> float:
         return self._times.of(lane.kind) or 0.0
 
     def recall_all(self) -> None:
@@ -489,7 +489,7 @@ class Dispatch:
         return any(block.ready for block in self._blocks.values())
 
 
-def _with(shape: Shape, lane: Lane) -> Shape:
+def _with(shape: BatchShape, lane: WorkerLane) -> BatchShape:
     """The shape with the variables of what is the lane's own."""
     return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
 

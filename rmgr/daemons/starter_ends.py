@@ -28,13 +28,13 @@ from rmgr.client.repair import delete_pointers
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
-from rmgr.daemons.starter_holds import Hold
+from rmgr.daemons.starter_fetch import FetchFailure
+from rmgr.daemons.starter_holds import HeldPart
 from rmgr.daemons.starter_lanes import Lanes, Task
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
 from rmgr.daemons.starter_reopen import Reopening
-from rmgr.daemons.starter_rows import Leaving
+from rmgr.daemons.starter_rows import StoringEnding
 from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_stage_files import inside
@@ -237,7 +237,7 @@ class Ends:
         for end in event.ends:
             task = lane.tasks.get(end.seq)
             if task is None:
-                if isinstance(lane.owner, Hold):
+                if isinstance(lane.owner, HeldPart):
                     lane.owner.ended(end)
                 continue
             block, index = task
@@ -313,7 +313,7 @@ class Ends:
                 )
                 self.ended(block, index, ending, now_s)
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
-        if isinstance(owner, Hold) and owner.seq in event.running:
+        if isinstance(owner, HeldPart) and owner.seq in event.running:
             owner.lost(lost_words(event.why))
         if event.expected:
             self.reopening.closed(event.slot, now_s)
@@ -332,7 +332,7 @@ class Ends:
                 block.take_ready((index,))
                 block.settle([cancelled(index, words)], now_s)
 
-    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: Failure) -> None:
+    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
         now_s = machine.monotonic()
         for index in indices:
@@ -367,7 +367,7 @@ class Ends:
             return
         block.writing += 1
         done = partial(self._written, block, index, ending)
-        self._rows.add(Leaving(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
+        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
 
     def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         block.writing -= 1

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_arguments import Arguments, read_arguments
 from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_room import Room
+from rmgr.daemons.starter_room import StagingRoom
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
 from rmgr.model.frames import MAX_INLINE_FUNCTION
@@ -47,7 +47,7 @@ _OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELO
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FetchFailure:
     """It cannot be had: what that means for the work that needs it.
 
     blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
@@ -61,7 +61,7 @@ class Failure:
     is_refusal: bool = False
 
     @classmethod
-    def of(cls, error: Exception, words: str) -> Failure:
+    def of(cls, error: Exception, words: str) -> FetchFailure:
         """What `error` means for the work; `words` are shown to its user."""
         theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge | UsageError | ValueError)
         theirs = theirs or (isinstance(error, OSError) and error.errno in _OF_NAMES)
@@ -116,16 +116,16 @@ class Fetched(Generic[V]):
         self._wake = wake
         self._load = load
         self._keep = keep
-        self._here: OrderedDict[str, V | Failure] = OrderedDict()
+        self._here: OrderedDict[str, V | FetchFailure] = OrderedDict()
         self._bytes = 0
         self._asked_s: dict[str, float] = {}
         self._coming: set[str] = set()
         self._failed_s: dict[str, float] = {}
 
-    def get(self, key: str) -> V | Failure | None:
+    def get(self, key: str) -> V | FetchFailure | None:
         """The value, why there is none, or None: it is on its way. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
-        if found is None or (type(found) is Failure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
+        if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
                 self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
@@ -137,8 +137,8 @@ class Fetched(Generic[V]):
     def forget_lost(self, path_of: Callable[[V], str]) -> None:
         """What was kept in a file that is gone is fetched again at the next use. Owner's thread only. Cost: an lstat each."""
         for key, found in list(self._here.items()):
-            path = "" if isinstance(found, Failure) else path_of(found)
-            if isinstance(found, Failure) or (path and not os.path.lexists(path)):
+            path = "" if isinstance(found, FetchFailure) else path_of(found)
+            if isinstance(found, FetchFailure) or (path and not os.path.lexists(path)):
                 self._forget(key)
 
     def forget(self, key: str) -> None:
@@ -149,7 +149,7 @@ class Fetched(Generic[V]):
         self._coming.discard(key)
         self._forget(key)
         if isinstance(result, Exception):
-            self._here[key] = Failure.of(result, str(result))
+            self._here[key] = FetchFailure.of(result, str(result))
             self._failed_s[key] = machine.monotonic()
         else:
             self._here[key] = result
@@ -175,7 +175,7 @@ class Fetcher:
         directory: where files are kept. room: for uploads, and what is staged.
     """
 
-    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path, room: Room | None = None) -> None:
+    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path, room: StagingRoom | None = None) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         #: store key -> bytes, in a file when they are large
@@ -186,7 +186,7 @@ class Fetcher:
         self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
         self.uploads = Uploads(directory / "uploads", room=room)
 
-    def function(self, sha256_key: str) -> Blob | Failure | None:
+    def function(self, sha256_key: str) -> Blob | FetchFailure | None:
         """The pickled function of a batch: inline when small, else a file."""
         return self.blobs.get(sha256_key)
 

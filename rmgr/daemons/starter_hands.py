@@ -26,7 +26,7 @@ from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_board import PendingQueue
 from rmgr.daemons.starter_hints import Hints
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
@@ -36,7 +36,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.line import Line
+    from rmgr.adapters.line import DirectLine
     from rmgr.daemons.starter_node import NodeAgent
     from rmgr.daemons.starter_shared import Shared
 
@@ -81,7 +81,7 @@ class Hands:
         """Something may have been handed over that is not among the node's blocks yet."""
         return self._listing or bool(self._reading) or bool(self._met)
 
-    def settle(self, boards: Sequence[Board], now_s: float) -> None:
+    def settle(self, boards: Sequence[PendingQueue], now_s: float) -> None:
         """Watches the mark while it stands; takes what has come."""
         idle = self._node.idle
         self.due_s = math.inf
@@ -103,7 +103,7 @@ class Hands:
         elif sets_mark and not self._watched:
             self._watch()
 
-    def heard(self, line: Line, hint: Hint) -> None:
+    def heard(self, line: DirectLine, hint: Hint) -> None:
         """A client says what it is handing over. On the line's thread."""
         self.hints.heard(line, hint, self._generation)
 
@@ -239,7 +239,7 @@ class Hands:
             self._log.warning("block_not_readable", node=self._node.name, block=name, error=error.message)
         self._strange.add(name)
 
-    def _take(self, key: BlockKey, boards: Sequence[Board]) -> None:
+    def _take(self, key: BlockKey, boards: Sequence[PendingQueue]) -> None:
         info = self._records.get(key.submission)
         if info is None:
             if self._records.is_refused(key.submission):  # it cannot be run, nor ended: not looked at again while it stands there

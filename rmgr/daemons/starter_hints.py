@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import Line, LineServer
+from rmgr.adapters.line import DirectLine, LineServer
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Multi, Stamped
@@ -41,7 +41,7 @@ _MOST, _KEEP_S = 8, 2.0
 class Announced:
     """block: verified as far as possible. data: as announced."""
 
-    line: Line
+    line: DirectLine
     block: ClaimedBlock
     data: bytes
     until_s: float
@@ -51,7 +51,7 @@ class Announced:
 class News:
     """What a client is told of one COMPLETE."""
 
-    line: Line
+    line: DirectLine
     submission: int
     fragment: bytes
     serial: int
@@ -59,7 +59,7 @@ class News:
     @classmethod
     def of(cls, block: ClaimedBlock, multi: Multi) -> News | None:
         """None: there is nobody to tell, or nothing."""
-        line: Line | None = block.line
+        line: DirectLine | None = block.line
         if line is None or not line.is_open:
             return None
         prefix = paths.fragment_prefix(block.key.submission)
@@ -94,7 +94,7 @@ class Hints:
         self._announced: dict[BlockKey, Announced] = {}
         self._asking: set[BlockKey] = set()
 
-    def heard(self, line: Line, hint: Hint, generation: int) -> None:
+    def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
         """On the line's thread: asks before anything else is done. generation: of the registration."""
         try:
             key = paths.parse_block(hint.block)
@@ -133,7 +133,7 @@ class Hints:
         if found is not None:
             self._node.stager.forget(found.block)
 
-    def _announce(self, line: Line, key: BlockKey, data: bytes) -> None:
+    def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""
         now_s = machine.monotonic()
         self.settle(now_s)
@@ -162,7 +162,7 @@ class Hints:
         self._read(generation, key, asked)
 
 
-def _is_his(line: Line, block: ClaimedBlock) -> bool:
+def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
     """The client at the other end is the user of that block."""
     return line.peer is None or line.peer.name == block.info.record.user
 
@@ -201,7 +201,7 @@ class Switchboard:
         self._server.close()
         self._loop.close()
 
-    def _heard(self, line: Line, message: Message) -> None:
+    def _heard(self, line: DirectLine, message: Message) -> None:
         node = self._nodes.get(message.node) if isinstance(message, Hint) else None
         if isinstance(message, Hint) and node is not None:
             node.hands.heard(line, message)

@@ -20,11 +20,11 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_accounts import Accounts, hand_over
-from rmgr.daemons.starter_fetch import Failure
-from rmgr.daemons.starter_lanes import Lane
+from rmgr.daemons.starter_fetch import FetchFailure
+from rmgr.daemons.starter_lanes import WorkerLane
 from rmgr.daemons.starter_reservations import Reservations
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape
+from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
 from rmgr.model.states import OWN_FAILURES, Reason
@@ -46,7 +46,7 @@ _LONG_PAUSE_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Hold:
+class HeldPart:
     """One part of a job that runs elsewhere. lane: what it has here, None = nothing yet."""
 
     name: str
@@ -54,7 +54,7 @@ class Hold:
     index: int
     attempt: int
     record: NodeHold | None = None
-    lane: Lane | None = None
+    lane: WorkerLane | None = None
     seq: int = 0  #: of the program that runs its processes
     place: Path | None = None  #: its private directory, with the socket of that program
     is_reading: bool = False
@@ -101,7 +101,7 @@ class Hold:
         return self.lane.info if self.lane is not None and self.is_ready else None
 
 
-class Holds:
+class HeldParts:
     """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold.
 
     life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
@@ -116,17 +116,17 @@ class Holds:
         self._accounts = accounts
         self._directory = directory
         self._log = log
-        self._holds: dict[str, Hold] = {}
-        self._waiters: dict[str, list[tuple[str, int, Future[Hold]]]] = {}
+        self._holds: dict[str, HeldPart] = {}
+        self._waiters: dict[str, list[tuple[str, int, Future[HeldPart]]]] = {}
         self.life = machine.guid()[:12]
 
-    def __iter__(self) -> Iterator[Hold]:
+    def __iter__(self) -> Iterator[HeldPart]:
         return iter(self._holds.values())
 
     def __len__(self) -> int:
         return len(self._holds)
 
-    def parts_of(self, submission: int, index: int) -> list[Hold]:
+    def parts_of(self, submission: int, index: int) -> list[HeldPart]:
         """Of one job, whether or not they have their cores."""
         return [hold for hold in self._holds.values() if (hold.submission, hold.index) == (submission, index)]
 
@@ -134,14 +134,14 @@ class Holds:
         """It stands, whether or not it has its cores."""
         return name in self._holds
 
-    def get(self, name: str) -> Hold | None:
+    def get(self, name: str) -> HeldPart | None:
         """A hold that stands and has its cores."""
         hold = self._holds.get(name)
         return hold if hold is not None and hold.is_ready else None
 
-    def when_ready(self, name: str, *, head: str, cores: int) -> Future[Hold]:
+    def when_ready(self, name: str, *, head: str, cores: int) -> Future[HeldPart]:
         """Done once the hold stands, is what was asked for, and has its cores; whoever gives up waiting cancels it."""
-        future: Future[Hold] = Future()
+        future: Future[HeldPart] = Future()
         hold = self._holds.get(name)
         if hold is not None and hold.suits(head, cores):
             future.set_result(hold)
@@ -175,7 +175,7 @@ class Holds:
                 submission, index, attempt = paths.parse_hold(name)
             except ValueError:
                 continue
-            self._holds[name] = Hold(name=name, submission=submission, index=index, attempt=attempt)
+            self._holds[name] = HeldPart(name=name, submission=submission, index=index, attempt=attempt)
 
     def forget_lost(self) -> None:
         """The private directory of a hold was removed: nothing more can be started in it, so what fails there is the node's loss."""
@@ -211,7 +211,7 @@ class Holds:
                 owed, unsure = owed or taken is False, unsure or taken is None
         lanes.is_owed, lanes.is_unsure = owed, unsure
 
-    def _take(self, hold: Hold, record: NodeHold) -> bool | None:
+    def _take(self, hold: HeldPart, record: NodeHold) -> bool | None:
         """False: there is no room. None: whose it is, and what it takes, is being read."""
         lanes = self._node.lanes
         info = self._shared.records.get(hold.submission)
@@ -226,7 +226,7 @@ class Holds:
             account = self._accounts.get(info.record.user)
             if account is None:
                 return None
-            if isinstance(account, Failure):
+            if isinstance(account, FetchFailure):
                 return True  # the start is revoked in time
             info.account = account
         needs = lanes.all_resources if record.whole else tuple((name, count * max(1, record.processes)) for name, count in info.needs)
@@ -262,7 +262,7 @@ class Holds:
             self._waiters[hold.name] = left
         return True
 
-    def _serve(self, hold: Hold, lane: Lane, info: Info) -> None:
+    def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
         """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
         hold.seq = self._node.lanes.runner.next_seq()
         place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
@@ -276,7 +276,7 @@ class Holds:
         (place / CHECKPOINTS).mkdir(mode=0o700)
         if info.account is not None:
             hand_over(place, info.account)
-        shape = Shape(
+        shape = BatchShape(
             submission=hold.submission,
             cores=lane.cores,
             memory_bytes=lane.memory_mib * MIB,
@@ -292,7 +292,7 @@ class Holds:
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
         lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
 
-    def _end(self, hold: Hold) -> None:
+    def _end(self, hold: HeldPart) -> None:
         """Its processes are killed; its lane is given up when they are dead."""
         lane = hold.lane if hold.is_ready else None
         hold.lane = None
@@ -302,7 +302,7 @@ class Holds:
         if place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 
-    def _read(self, hold: Hold) -> None:
+    def _read(self, hold: HeldPart) -> None:
         if hold.is_reading or machine.monotonic() < hold.retry_s:
             hold.is_stale = True
             return
@@ -310,7 +310,7 @@ class Holds:
         future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
         future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
 
-    def _arrived(self, hold: Hold, done: Future[Stamped | None]) -> None:
+    def _arrived(self, hold: HeldPart, done: Future[Stamped | None]) -> None:
         hold.is_reading = False
         if self._holds.get(hold.name) is not hold:
             return
@@ -324,7 +324,7 @@ class Holds:
             elif record != hold.record:
                 self._log.info("hold_replaced", name=hold.name)
                 self._end(hold)
-                fresh = Hold(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
+                fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
                 self._holds[hold.name] = fresh
         except RmgrError as error:
             if error.message != hold.error:

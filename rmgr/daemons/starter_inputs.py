@@ -58,7 +58,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class TaskReads:
     """What one task reads. user: whose it is. trust: users whose pickles it loads; None: it loads none. outputs: keys that must be his."""
 
     user: str
@@ -100,7 +100,7 @@ class Inputs:
 
         Raises: NotFound naming the key that has no value; PermissionDenied; StoreUnavailable, CoordinationUnavailable.
         """
-        found = self.find_many(store, [Ask(user=user, inputs=user_keys, trust=trust)], largest=_POINTER_BYTES)[0]
+        found = self.find_many(store, [TaskReads(user=user, inputs=user_keys, trust=trust)], largest=_POINTER_BYTES)[0]
         if isinstance(found, Exception):
             raise found
         return found
@@ -109,7 +109,7 @@ class Inputs:
         """The store key of each value, in order. Raises: as `find`."""
         return [found.row for found in self.find(store, "", user_keys, trust=None)]
 
-    def find_many(self, store: Store, asks: Sequence[Ask], *, largest: int) -> list[list[Input] | Exception]:
+    def find_many(self, store: Store, asks: Sequence[TaskReads], *, largest: int) -> list[list[Input] | Exception]:
         """What each task reads, with the values of up to `largest` bytes; or why it cannot have one of them.
 
         Cost: a read of the store for all of them together, another one where keys lead to outputs of tasks.
@@ -124,7 +124,7 @@ class Inputs:
                 return [error]
         return [self.find_many(store, [ask], largest=largest)[0] for ask in asks]
 
-    def _find_many(self, store: Store, asks: Sequence[Ask], largest: int) -> list[list[Input] | Exception]:
+    def _find_many(self, store: Store, asks: Sequence[TaskReads], largest: int) -> list[list[Input] | Exception]:
         names = {key for ask in asks for key in (*ask.inputs, *(ask.outputs if self._deeds is not None else ()))}
         there = _values(store, [keys.named(key) for key in names], largest)
         found = [_attempt(lambda ask=ask: self._named(store, ask, there)) for ask in asks]  # type: ignore[misc]
@@ -135,7 +135,7 @@ class Inputs:
             for ask, ones in zip(asks, found, strict=True)
         ]
 
-    def _named(self, store: Store, ask: Ask, there: Rows) -> list[_Found]:
+    def _named(self, store: Store, ask: TaskReads, there: Rows) -> list[_Found]:
         """What lies under the keys, followed where it is a pointer. Raises: NotFound, PermissionDenied, CoordinationUnavailable."""
         person, deeds = Person(name=ask.user), self._deeds
         for key in ask.outputs if deeds is not None else ():
@@ -156,7 +156,7 @@ class Inputs:
             found.append(_Found(key=key, row=row, data=data, about=about, holder=holder))
         return found
 
-    def _read(self, store: Store, ask: Ask, found: list[_Found], values: Rows) -> list[Input]:
+    def _read(self, store: Store, ask: TaskReads, found: list[_Found], values: Rows) -> list[Input]:
         """The values. Raises: NotFound, PermissionDenied, DataLost."""
         person, deeds = Person(name=ask.user), self._deeds
         inputs = []

@@ -28,8 +28,8 @@ from rmgr.daemons.starter_barrier import Barriers
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_checkpoint import Checkpoints
 from rmgr.daemons.starter_checkpoint_helper import HelperParts
-from rmgr.daemons.starter_fetch import Failure
-from rmgr.daemons.starter_holds import Holds
+from rmgr.daemons.starter_fetch import FetchFailure
+from rmgr.daemons.starter_holds import HeldParts
 from rmgr.daemons.starter_outputs import Ending
 from rmgr.daemons.starter_ranks import Door
 from rmgr.daemons.starter_reservations import Reservations
@@ -38,7 +38,7 @@ from rmgr.daemons.starter_unplaced import Unplaced
 from rmgr.daemons.starter_verdict import Verdicts
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.frames import Shape
+from rmgr.model.frames import BatchShape
 from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
@@ -99,7 +99,7 @@ class Jobs:
         accounts: Accounts | None,
         directory: Path,
         over: Callable[[ClaimedBlock], None],
-        on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
         log: Log,
     ) -> None:
         self._node = node
@@ -107,11 +107,11 @@ class Jobs:
         self._directory = directory
         self._log = log
         self.reservations = Reservations(node, shared, log=log)
-        self.holds = Holds(node, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations)
+        self.holds = HeldParts(node, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations)
         self.barriers = Barriers(node, shared, log)
         self.verdicts = Verdicts(node, shared, log)
 
-        def cannot_start(block: ClaimedBlock, failure: Failure) -> None:
+        def cannot_start(block: ClaimedBlock, failure: FetchFailure) -> None:
             on_unstartable(block, block.take_ready(), failure)
 
         self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
@@ -123,7 +123,7 @@ class Jobs:
         self._spares = Spares(shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
-        self._shapes: dict[tuple[Any, ...], Shape] = {}  #: of jobs on this node alone, by all that theirs differ in
+        self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
         self._generation = 0
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o711)
@@ -266,7 +266,7 @@ class Jobs:
 
     # -- what a job finds --------------------------------------------------------------------------------------------------
 
-    def shape(self, block: ClaimedBlock, shape: Shape) -> Shape:
+    def shape(self, block: ClaimedBlock, shape: BatchShape) -> BatchShape:
         """The shape of its script: `shape` with the variables of its allocation. Raises: OSError when its host file cannot be made.
 
         Cost: a directory and a file the first time; one that has the directories of another job of its submission has its shape, too.
@@ -285,7 +285,7 @@ class Jobs:
             found = self._shapes[key] = self._shape(block, allocation, shape, place, saved)
         return found
 
-    def _shape(self, block: ClaimedBlock, allocation: Allocation, shape: Shape, place: Path, saved: Path) -> Shape:
+    def _shape(self, block: ClaimedBlock, allocation: Allocation, shape: BatchShape, place: Path, saved: Path) -> BatchShape:
         hosts = place / "hosts"
         threads = str(allocation.threads)
         variables = {

@@ -16,7 +16,7 @@ import msgspec
 from rmgr.coord import ops, paths, place_ops
 from rmgr.coord.multi import Committed, Conflict, Outcome
 from rmgr.coord.records import brief
-from rmgr.daemons.starter_blocks import ClaimedBlock, Part
+from rmgr.daemons.starter_blocks import ClaimedBlock, CompletePart
 from rmgr.model.outcome import MAX_INLINE_BYTES, Fragment
 from rmgr.model.outcome import Outcome as Ended
 from rmgr.runtime.failpoint import failpoint
@@ -63,7 +63,7 @@ class Joint:
                 continue  # it has nothing to tell
             if not block.is_placed:
                 rest.append(block)
-            elif isinstance(sending, Part):
+            elif isinstance(sending, CompletePart):
                 if not sending.row:
                     flying.add((block.key.submission, block.key.attempt))
             elif _is_plain(block):
@@ -115,7 +115,7 @@ class Joint:
         failpoint("starter.before_complete")
         self._shared.committer.commit(multi, partial(self._completed, some, go_idle))
 
-    def _completed(self, some: Sequence[tuple[ClaimedBlock, Part]], go_idle: bool, outcome: Outcome) -> None:
+    def _completed(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], go_idle: bool, outcome: Outcome) -> None:
         idle = self._node.idle
         if go_idle:
             idle.changing = False
@@ -131,7 +131,7 @@ class Joint:
             self._node.orders.settled(block, part.indices, part.orders)
             self._over(block)
 
-    def _refused(self, some: Sequence[tuple[ClaimedBlock, Part]], conflict: Conflict) -> None:
+    def _refused(self, some: Sequence[tuple[ClaimedBlock, CompletePart]], conflict: Conflict) -> None:
         """The mark, an order that is gone, or a block that is not what it should be: the others go with the next commit."""
         node = self._node
         gone = {paths.inbox(node.name, guid): guid for _, part in some for guid in part.orders}.get(conflict.path)

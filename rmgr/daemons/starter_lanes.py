@@ -48,7 +48,7 @@ _NOTHING = _Kept(0, 0, {})
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class WorkerLane:
     """tasks: by seq, in order. since_s: monotonic time of the last thing heard of it (a sending, an end)."""
 
     slot: Slot
@@ -136,12 +136,12 @@ class Lanes:
         self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
         self._processors = list(processors)  #: nobody's, ascending
         self._python = python
-        self._workers: dict[Worker, Lane] = {}
-        self._commands: dict[Slot, Lane] = {}
+        self._workers: dict[Worker, WorkerLane] = {}
+        self._commands: dict[Slot, WorkerLane] = {}
         self._slots: dict[int, list[Slot]] = {}  #: of each place, the one used last at the end
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
-        self._waiting: deque[Lane] = deque()
+        self._waiting: deque[WorkerLane] = deque()
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
@@ -152,7 +152,7 @@ class Lanes:
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Lane]:
+    def __iter__(self) -> Iterator[WorkerLane]:
         """Lanes with tasks."""
         return iter([lane for lanes in (self._workers, self._commands) for lane in lanes.values() if lane.tasks])
 
@@ -210,17 +210,17 @@ class Lanes:
         another = (other.account == slot.account and other.is_up and other is not slot for other in self.slots())
         return self.has_chosen_python(slot) or (slot.account is not None and any(another))
 
-    def of_worker(self, worker: Worker) -> Lane | None:
+    def of_worker(self, worker: Worker) -> WorkerLane | None:
         """The lane of a worker."""
         return self._workers.get(worker)
 
-    def of_slot(self, slot: Slot) -> Lane | None:
+    def of_slot(self, slot: Slot) -> WorkerLane | None:
         """The lane of a slot's commands."""
         return self._commands.get(slot)
 
     # -- taking and giving up --------------------------------------------------------------------------------------------
 
-    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> Lane | None:
+    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> WorkerLane | None:
         """An idle lane for a task of this size, holding what it needs; None when it does not fit now.
 
         Raises: OSError when no slot can be opened.
@@ -238,10 +238,10 @@ class Lanes:
                 return None
             if spec is not None:
                 self._forget_idle(slot)
-                lane = Lane(slot, slot.start_worker(spec), spec)
+                lane = WorkerLane(slot, slot.start_worker(spec), spec)
                 self._workers[lane.worker] = lane  # type: ignore[index]
             else:
-                lane = self._commands.get(slot) or Lane(slot, None)
+                lane = self._commands.get(slot) or WorkerLane(slot, None)
                 self._commands[slot] = lane
         lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib, needs), False, None
         lane.asked = asked
@@ -252,14 +252,14 @@ class Lanes:
                 del self._pieces[name][:count]
         return lane
 
-    def ended(self, lane: Lane, seqs: Iterable[int], now_s: float | None) -> list[Task]:
+    def ended(self, lane: WorkerLane, seqs: Iterable[int], now_s: float | None) -> list[Task]:
         """These tasks of a lane ended (now_s None: were taken back): what they were; after the last one it is given up."""
         pop = lane.tasks.pop
         found = [task for task in [pop(seq, None) for seq in seqs] if task is not None]
         self.left(lane, now_s)
         return found
 
-    def left(self, lane: Lane, now_s: float | None) -> None:
+    def left(self, lane: WorkerLane, now_s: float | None) -> None:
         """Tasks have been taken out of a lane (now_s: because they ended, None: otherwise); after the last one it is given up."""
         if now_s is not None:
             lane.since_s = now_s
@@ -268,7 +268,7 @@ class Lanes:
         if not lane.tasks:
             self.give_up(lane)
 
-    def give_up(self, lane: Lane) -> None:
+    def give_up(self, lane: WorkerLane) -> None:
         """The lane holds nothing any more."""
         self._release(lane)
         for name, pieces in lane.lent.items():
@@ -283,14 +283,14 @@ class Lanes:
         if self._retired:
             self.close_retired()
 
-    def drop_worker(self, worker: Worker) -> Lane | None:
+    def drop_worker(self, worker: Worker) -> WorkerLane | None:
         """A worker is dead: its lane goes, with the tasks that it still has."""
         lane = self._workers.pop(worker, None)
         if lane is not None:
             self.give_up(lane)
         return lane
 
-    def drop_slot(self, slot: Slot) -> Lane | None:
+    def drop_slot(self, slot: Slot) -> WorkerLane | None:
         """A slot is dead (its workers have been dropped before)."""
         self._kinds.pop(slot, None)
         if slot in self._retired:
@@ -354,13 +354,13 @@ class Lanes:
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 
-    def block(self, lane: Lane, seq: int) -> None:
+    def block(self, lane: WorkerLane, seq: int) -> None:
         """Its task waits for another one: what it holds is free."""
         if seq in lane.tasks:
             lane.blocked_seq = seq
             self._release(lane)
 
-    def unblock(self, lane: Lane, seq: int) -> None:
+    def unblock(self, lane: WorkerLane, seq: int) -> None:
         """It could go on: it is granted what it needs before anything new starts."""
         if lane.blocked_seq == seq and lane not in self._waiting:
             self._waiting.append(lane)
@@ -381,11 +381,11 @@ class Lanes:
 
     # -- ending ------------------------------------------------------------------------------------------------------------
 
-    def stop(self, lane: Lane, seq: int, reason: Reason, grace_us: int) -> None:
+    def stop(self, lane: WorkerLane, seq: int, reason: Reason, grace_us: int) -> None:
         """Ends one task: if it runs it is killed, if it waits behind another one it is taken back or dropped."""
         (lane.worker or lane.slot).stop(seq, reason=reason, grace_us=grace_us)
 
-    def recall(self, lane: Lane, keep: int = 0) -> None:
+    def recall(self, lane: WorkerLane, keep: int = 0) -> None:
         """Takes back what has not begun beyond the next `keep` tasks."""
         lane.recalling = True
         if lane.worker is None:
@@ -395,7 +395,7 @@ class Lanes:
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _hold(self, lane: Lane) -> None:
+    def _hold(self, lane: WorkerLane) -> None:
         lane.cores, lane.memory_mib, _ = lane.shape
         slots = self._slots.get(lane.slot.number, [])
         if slots and slots[-1] is not lane.slot and lane.slot in slots:
@@ -409,7 +409,7 @@ class Lanes:
         assert self.free_cores >= 0
         assert self.free_memory_mib >= 0
 
-    def _release(self, lane: Lane) -> None:
+    def _release(self, lane: WorkerLane) -> None:
         if lane.cores:
             for cpu in lane.cpus:
                 insort(self._processors, cpu)
@@ -419,7 +419,7 @@ class Lanes:
             lane.cores = lane.memory_mib = 0
             self._active[lane.slot.number] -= 1
 
-    def _idle_worker(self, spec: WorkerSpec, kind: Kind) -> Lane | None:
+    def _idle_worker(self, spec: WorkerSpec, kind: Kind) -> WorkerLane | None:
         best = None
         for lane in self._workers.values():
             if lane.tasks or lane.cores or lane.worker is None or (lane.spec is not spec and lane.spec != spec):

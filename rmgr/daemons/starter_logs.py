@@ -9,7 +9,7 @@ from functools import partial
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_lanes import Lane
+from rmgr.daemons.starter_lanes import WorkerLane
 from rmgr.daemons.starter_outputs import LOG_PART_BYTES, Flushed
 from rmgr.model.outcome import FailedRange, Outcome
 from rmgr.runtime import machine
@@ -47,7 +47,7 @@ class LiveLogs:
         if len(self.recent) > _RECENT:
             self.recent.popitem(last=False)
 
-    def flush(self, lanes: Iterable[Lane], now_s: float) -> float | None:
+    def flush(self, lanes: Iterable[WorkerLane], now_s: float) -> float | None:
         """Writes what running tasks have put out since the last time; returns when to come again, None: no need to."""
         next_s = None
         for lane in lanes:
@@ -68,7 +68,7 @@ class LiveLogs:
             next_s = due_s if next_s is None else min(next_s, due_s)
         return next_s
 
-    def _start(self, lane: Lane, seq: int, flushed: Flushed, now_s: float) -> None:
+    def _start(self, lane: WorkerLane, seq: int, flushed: Flushed, now_s: float) -> None:
         block, index = lane.tasks[seq]
         flushed.is_flushing = True
         flushed.next_s = now_s + flushed.every_s

@@ -15,7 +15,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_watch import Watched
+from rmgr.daemons.starter_watch import WatchedZnode
 from rmgr.errors import RmgrError
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime.logger import Log
@@ -56,7 +56,7 @@ class Lookouts:
         self._shared = shared
         self._log = log
         self._tell = tell
-        self._watches: dict[str, Watched[Stamped | None]] = {}
+        self._watches: dict[str, WatchedZnode[Stamped | None]] = {}
         self._jobs: dict[str, list[ClaimedBlock]] = {}
 
     def begin(self, block: ClaimedBlock) -> None:
@@ -65,7 +65,7 @@ class Lookouts:
         for node, _ in allocation.helpers if allocation is not None else ():
             self._jobs.setdefault(node, []).append(block)
             if node not in self._watches:
-                self._watches[node] = Watched(
+                self._watches[node] = WatchedZnode(
                     partial(self._ask, node),
                     partial(self._seen, node),
                     post=self._shared.post,

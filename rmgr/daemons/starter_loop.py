@@ -18,7 +18,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, SessionState
 from rmgr.coord.records import decode_record
-from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_board import PendingQueue
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
@@ -26,7 +26,7 @@ from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent
 from rmgr.daemons.starter_registry import Registry, Stopping
 from rmgr.daemons.starter_shared import Quietly
-from rmgr.daemons.starter_watch import Watched
+from rmgr.daemons.starter_watch import WatchedZnode
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.node import Drain
 from rmgr.model.queue import ClusterSettings, Dispatch
@@ -110,7 +110,7 @@ class Starter:
         self._backoff = Backoff(0.1, 2.0)
         self._was_acting = self._was_quiet = False
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
-        self._boards: list[Board] = []
+        self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
         self._stop_s: float | None = None  #: when running work is killed
         self._signals = 0
@@ -341,10 +341,10 @@ class Starter:
 
     # -- watches -----------------------------------------------------------------------------------------------------------
 
-    def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> Watched[Any]:
-        return Watched(ask, tell, post=self.mailbox.put, after=self.mailbox.after, **options)
+    def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> WatchedZnode[Any]:
+        return WatchedZnode(ask, tell, post=self.mailbox.put, after=self.mailbox.after, **options)
 
-    def _make_watches(self) -> list[Watched[Any]]:
+    def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get
         watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
         for name in self.agents:
@@ -353,7 +353,7 @@ class Starter:
             watches.append(self._watch(lambda watch, name=name: get(paths.hold(name), watch=watch), partial(self._on_hold_place, name)))
         return watches
 
-    def _watch_holds(self, node: str) -> Watched[Any]:
+    def _watch_holds(self, node: str) -> WatchedZnode[Any]:
         holds = self.agents[node].jobs.holds
         return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen)
 
@@ -398,7 +398,7 @@ class Starter:
         for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
             board = old.get(queue.name)
             if board is None:
-                board = Board(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
+                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
             board.spec = queue
             boards.append(board)
         self._boards = boards

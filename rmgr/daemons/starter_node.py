@@ -18,10 +18,10 @@ from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter_barred import Barred
-from rmgr.daemons.starter_blocks import ClaimedBlock, Part, Return, split_share
-from rmgr.daemons.starter_board import Board
+from rmgr.daemons.starter_blocks import ClaimedBlock, CompletePart, Return, split_share
+from rmgr.daemons.starter_board import PendingQueue
 from rmgr.daemons.starter_claims import Claims
-from rmgr.daemons.starter_dispatch import Dispatch
+from rmgr.daemons.starter_dispatch import Dispatcher
 from rmgr.daemons.starter_ends import Ends, cancelled
 from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_hints import News
@@ -30,7 +30,7 @@ from rmgr.daemons.starter_jobs import Jobs
 from rmgr.daemons.starter_joint import Joint, discard
 from rmgr.daemons.starter_lanes import Lanes
 from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_orders import Orders
+from rmgr.daemons.starter_orders import Inbox
 from rmgr.daemons.starter_pull import IdleMark, Puller
 from rmgr.daemons.starter_reach import settle_refused
 from rmgr.daemons.starter_shared import Shared
@@ -125,7 +125,7 @@ class NodeAgent:
             spool=files,
             log=self.log,
         )
-        self._dispatch = Dispatch(
+        self._dispatch = Dispatcher(
             self.blocks,
             self.lanes,
             times=shared.times,
@@ -146,7 +146,7 @@ class NodeAgent:
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
         )
         self.hands = Hands(self, shared, log=self.log)
-        self.orders = Orders(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
+        self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
         self._claims = Claims(self, shared, self.log)
@@ -215,7 +215,7 @@ class NodeAgent:
         """Nothing is claimed, nothing runs, nothing waits for a commit."""
         return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
 
-    def settle(self, boards: Sequence[Board], hungry_nodes: frozenset[str], now_s: float) -> None:
+    def settle(self, boards: Sequence[PendingQueue], hungry_nodes: frozenset[str], now_s: float) -> None:
         """Does what can be done now; only while the Starter is registered and its lease is valid."""
         self.next_s = math.inf
         self._trouble.settle(now_s)
@@ -295,7 +295,7 @@ class NodeAgent:
             else:
                 self._complete(block, part)
 
-    def _row_written(self, block: ClaimedBlock, part: Part, result: Exception | None) -> None:
+    def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
         if self.blocks.get(block.key) is not block or block.sending is not part:
             return
         if isinstance(result, Exception):
@@ -307,7 +307,7 @@ class NodeAgent:
         else:
             block.refused(machine.monotonic())
 
-    def _complete(self, block: ClaimedBlock, part: Part) -> None:
+    def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
         part.orders = self.orders.obeyed_by(block, part.indices)
         part.go_idle = self.puller.is_hungry and not self.idle.present and not self.idle.changing
         if part.go_idle:
@@ -323,7 +323,7 @@ class NodeAgent:
             news.ahead()
         self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
 
-    def _completed(self, block: ClaimedBlock, part: Part, outcome: Outcome) -> None:
+    def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
         if part.go_idle:
             self.idle.changing = False
         if isinstance(outcome, Committed):

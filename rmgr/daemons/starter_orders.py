@@ -18,7 +18,7 @@ from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_shared import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -44,7 +44,7 @@ class _Active:
     crossing: bool = False
 
 
-class Orders:
+class Inbox:
     """The inbox of one node."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Orders:
                     found.append(active.guid)
                 continue
             left = self._remaining(active.order)
-            if left and left <= done and active.order.order is Order.CANCEL:
+            if left and left <= done and active.order.order is OrderKind.CANCEL:
                 active.crossing = True
                 found.append(active.guid)
         return tuple(found)
@@ -229,7 +229,7 @@ class Orders:
                 continue
             starts = paths.parse_start_order(guid)
             if starts is not None:
-                self._add(guid, InboxOrder(order=Order.START, submission=starts.submission, index=starts.first), starts)
+                self._add(guid, InboxOrder(order=OrderKind.START, submission=starts.submission, index=starts.first), starts)
                 begun.append((guid, starts))
             else:
                 self._reading.add(guid)
@@ -252,7 +252,7 @@ class Orders:
             if not isinstance(error, CoordinationUnavailable):  # what stands there is no order: not read again while it stands there
                 self._unreadable.add(guid)
             return
-        if order.order is Order.START:
+        if order.order is OrderKind.START:
             starts = _block_of(order)
             self._add(guid, order, starts)
             if starts is not None:
@@ -282,17 +282,17 @@ class Orders:
                 continue
             if order.extra.get("block", name := paths.block_name(block.key)) != name:
                 continue  # of an attempt before
-            if order.order is Order.LOST:
+            if order.order is OrderKind.LOST:
                 self._node.jobs.lose(block, order.detail)
-            elif order.order is Order.CANCEL:
+            elif order.order is OrderKind.CANCEL:
                 self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
                 self._node.jobs.verdicts.cancelled(block)
-            elif order.order is Order.CHECKPOINT:
+            elif order.order is OrderKind.CHECKPOINT:
                 self._node.jobs.checkpoints.order(block, guid, order)
             else:
                 self._tell(order, block, index)
-                if block.is_placed and order.order in {Order.SUSPEND, Order.RESUME}:
-                    self._node.jobs.suspend(block, resume=order.order is Order.RESUME)
+                if block.is_placed and order.order in {OrderKind.SUSPEND, OrderKind.RESUME}:
+                    self._node.jobs.suspend(block, resume=order.order is OrderKind.RESUME)
 
     def _tell(self, order: InboxOrder, block: ClaimedBlock, index: int | None) -> None:
         for lane in list(self._node.lanes):
@@ -300,18 +300,18 @@ class Orders:
             if not seq or lane.tasks[seq][0] is not block or index not in (None, lane.tasks[seq][1]):
                 continue
             match order.order:
-                case Order.SIGNAL if lane.worker is not None:
+                case OrderKind.SIGNAL if lane.worker is not None:
                     lane.worker.signal(order.signal, seq)
-                case Order.SIGNAL:
+                case OrderKind.SIGNAL:
                     lane.slot.signal(seq, order.signal)
-                case Order.SUSPEND:
+                case OrderKind.SUSPEND:
                     lane.worker.suspend() if lane.worker is not None else lane.slot.suspend(seq)
-                case Order.RESUME:
+                case OrderKind.RESUME:
                     lane.worker.resume() if lane.worker is not None else lane.slot.resume(seq)
 
     def _remaining(self, order: InboxOrder) -> set[int]:
         """Tasks of a cancel that are here and not committed; nothing for other orders, which are obeyed at once."""
-        if order.order is not Order.CANCEL:
+        if order.order is not OrderKind.CANCEL:
             return set()
         left: set[int] = set()
         for block in self._node.blocks.values():

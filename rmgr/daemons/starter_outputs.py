@@ -196,7 +196,7 @@ class Written:
     data: bytes = b""
 
 
-class Row(NamedTuple):
+class OutputRow(NamedTuple):
     """A value that is to be stored. is_named: it is found under an output key."""
 
     key: str
@@ -205,19 +205,19 @@ class Row(NamedTuple):
     is_named: bool
 
 
-def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[Row], Written] | None:
+def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[OutputRow], Written] | None:
     """What `write` would store of an ending, where all of it is in memory; None: it has files, or logs of its own."""
     values = ending.values or ()
     if ending.has_files:
         return None
     written = Written(data=ending.data, outputs=len(values), log=(ending.out.data, ending.err.data))
     rows = [
-        Row(keys.output(submission, index, attempt, number), value.data, _encoding(pickled=value.pickled), is_named=True)
+        OutputRow(keys.output(submission, index, attempt, number), value.data, _encoding(pickled=value.pickled), is_named=True)
         for number, value in enumerate(values)
     ]
     alone = ending.value or (Value(data=ending.data, pickled=ending.pickled) if len(ending.data) > MAX_INLINE_VALUE else None)
     if alone is not None:
-        rows.append(Row(keys.output(submission, index, attempt), alone.data, _encoding(pickled=alone.pickled), is_named=False))
+        rows.append(OutputRow(keys.output(submission, index, attempt), alone.data, _encoding(pickled=alone.pickled), is_named=False))
         written.value_size, written.value_sha256, written.data = len(alone.data), hashlib.sha256(alone.data).digest(), b""
     return rows, written
 

@@ -19,12 +19,12 @@ from rmgr.coord.admitted import not_admitted
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_board import Board, Candidate
+from rmgr.daemons.starter_board import Candidate, PendingQueue
 from rmgr.daemons.starter_commits import Committer
 from rmgr.daemons.starter_estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter_hands import Hands
 from rmgr.daemons.starter_lanes import Lanes
-from rmgr.daemons.starter_records import Info, Records
+from rmgr.daemons.starter_records import Info, RecordCache
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.resources import Capacity, Needs, NodeAttributes
@@ -77,7 +77,7 @@ class _Flying:
     info: Info
     queue: str
     data: BlockData
-    board: Board
+    board: PendingQueue
     card: Candidate
     rest: Candidate | None
     clears_idle: bool
@@ -122,7 +122,7 @@ class Puller:
         node: Claimer,
         *,
         committer: Committer,
-        records: Records,
+        records: RecordCache,
         times: TaskTimes,
         log: Log,
         on_claim: Any,
@@ -172,7 +172,7 @@ class Puller:
         self._flying.clear()
         self.is_hungry = False
 
-    def run(self, boards: Sequence[Board], now_s: float) -> None:
+    def run(self, boards: Sequence[PendingQueue], now_s: float) -> None:
         """One pass over the queues, highest rank first."""
         self.is_hungry = False
         self.retry_s = math.inf
@@ -193,7 +193,7 @@ class Puller:
 
     # -- one queue ---------------------------------------------------------------------------------------------------------
 
-    def _from(self, board: Board, now_s: float) -> bool:
+    def _from(self, board: PendingQueue, now_s: float) -> bool:
         """Claims from one queue. True: the next queue may be looked at."""
         passed: set[str] = set()
         while True:
@@ -218,7 +218,7 @@ class Puller:
             if not verdict:
                 passed.add(card.name)
 
-    def _consider(self, board: Board, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
+    def _consider(self, board: PendingQueue, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
         """True: claimed. False: not this one, look at the next. None: this one, but not now."""
         key = card.key
         info = self._records.get(key.submission)
@@ -369,7 +369,7 @@ class Puller:
 
     # -- the claim -----------------------------------------------------------------------------------------------------------
 
-    def _claim(self, board: Board, card: Candidate, info: Info, take: int) -> None:
+    def _claim(self, board: PendingQueue, card: Candidate, info: Info, take: int) -> None:
         node, key = self._node, card.key
         assert card.data is not None
         data = msgspec.structs.replace(

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.rpc_ranks import Link, Peers, Step
+from rmgr.adapters.rpc_ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter_checkpoint_parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.units import counted
@@ -29,7 +29,7 @@ from rmgr.runner import ranks
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter_holds import Hold
+    from rmgr.daemons.starter_holds import HeldPart
     from rmgr.daemons.starter_loop import Starter
     from rmgr.daemons.starter_node import NodeAgent
 
@@ -75,7 +75,7 @@ class RanksAnswering:
         except OSError as error:
             raise RmgrError(f"node {node}: {sentence(error)}") from None
 
-    def launch(self, node: str, hold: str) -> Link:
+    def launch(self, node: str, hold: str) -> RanksLink:
         """See `RanksAnswers.launch`."""
         agent = self._agent(node)
         found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
@@ -97,7 +97,7 @@ class RanksAnswering:
                     raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
                 machine.sleep(_CONNECT_PAUSE_S)
 
-    def _last_words(self, node: str, hold: Hold, seq: int) -> bytes:
+    def _last_words(self, node: str, hold: HeldPart, seq: int) -> bytes:
         """What is said of processes that are gone all at once."""
         end_s = machine.monotonic() + _WORDS_S
         while seq not in hold.fates and machine.monotonic() < end_s:  # it is on the way

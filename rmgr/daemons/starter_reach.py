@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ReachRefusal:
     """Why work of a user cannot run on this node, and what to type there."""
 
     why: str

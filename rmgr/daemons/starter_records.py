@@ -21,10 +21,10 @@ from rmgr.coord.records import decode_record
 from rmgr.coord.validity import check
 from rmgr.coord.validity import submission as checked_record
 from rmgr.daemons.starter_ended import Endings
-from rmgr.daemons.starter_fetch import Failure, Fetcher
+from rmgr.daemons.starter_fetch import Fetcher, FetchFailure
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
 from rmgr.model.array import Array, parse_array
-from rmgr.model.frames import Shape
+from rmgr.model.frames import BatchShape
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.resources import MIB, Needs, needs_of
 from rmgr.model.states import Reason
@@ -45,7 +45,7 @@ class Info:
     record: Submission
     queue: QueueSpec
     array: Array | None
-    shapes: dict[tuple[int, int], Shape] = field(default_factory=dict)
+    shapes: dict[tuple[int, int], BatchShape] = field(default_factory=dict)
     specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
     own_specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)  #: of workers that only its user has
     account: Account | None = None  #: who its work runs as; None = as the Starter, or not known yet
@@ -92,12 +92,12 @@ class Info:
         """Number that people and RMGR_ARRAY_INDEX see for the task at `index`."""
         return self.array.index_at(index) if self.array is not None and index < len(self.array) else index
 
-    def shape(self, cores: int, memory_mib: int, *, environ: dict[str, str], output_cap: int) -> Shape:
+    def shape(self, cores: int, memory_mib: int, *, environ: dict[str, str], output_cap: int) -> BatchShape:
         """What its batches share; built once a size."""
         shape = self.shapes.get((cores, memory_mib))
         if shape is None:
             record = self.record
-            shape = self.shapes[cores, memory_mib] = Shape(
+            shape = self.shapes[cores, memory_mib] = BatchShape(
                 submission=record.id,
                 cores=cores,
                 limit_us=self.limit_us,
@@ -109,7 +109,7 @@ class Info:
             )
         return shape
 
-    def worker_spec(self, cores: int, memory_mib: int, fetcher: Fetcher) -> WorkerSpec | Failure | None:
+    def worker_spec(self, cores: int, memory_mib: int, fetcher: Fetcher) -> WorkerSpec | FetchFailure | None:
         """The worker that its functions need; None while archives or initializer are on their way."""
         spec = self.specs.get((cores, memory_mib))
         if spec is not None:
@@ -121,13 +121,13 @@ class Info:
             archives = []
             for sha256 in python.modules:
                 archive = fetcher.files.get(keys.module(sha256))
-                if archive is None or isinstance(archive, Failure):
+                if archive is None or isinstance(archive, FetchFailure):
                     return archive
                 archives.append(archive)
             initializer = b""
             if python.initializer:
                 blob = fetcher.blobs.get(keys.function(python.initializer))
-                if blob is None or isinstance(blob, Failure):
+                if blob is None or isinstance(blob, FetchFailure):
                     return blob
                 initializer = blob.data or Path(blob.path).read_bytes()
             spec = WorkerSpec(
@@ -144,7 +144,7 @@ class Info:
         return spec
 
 
-class Records:
+class RecordCache:
     """Level-triggered cache of `Info`.
 
     Args:
@@ -161,7 +161,7 @@ class Records:
         post: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
         settings: Callable[[], ClusterSettings],
-        expand: Callable[[Submission], Submission | Failure | None],
+        expand: Callable[[Submission], Submission | FetchFailure | None],
         log: Log,
         endings: Endings | None = None,
     ) -> None:
@@ -270,7 +270,7 @@ class Records:
         if expanded is None:
             return None
         del self._read[record.id]
-        if isinstance(expanded, Failure):
+        if isinstance(expanded, FetchFailure):
             if expanded.reason is Reason.UNTRUSTED:
                 return self._distrust(record.id, expanded.error)
             self._pauses_s.pop(record.id, None)  # the store may be back at any moment
@@ -314,12 +314,12 @@ class _Spec:
     python: PythonEnvironment | None = None
 
 
-def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | Failure | None]:
+def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | FetchFailure | None]:
     """Completes records whose command or environment is row `file/<spec_sha256>` of the store (JSON)."""
 
-    def expand(record: Submission) -> Submission | Failure | None:
+    def expand(record: Submission) -> Submission | FetchFailure | None:
         blob = fetcher.blobs.get(keys.upload(record.spec_sha256))
-        if blob is None or isinstance(blob, Failure):
+        if blob is None or isinstance(blob, FetchFailure):
             return blob
         try:
             where = keys.upload(record.spec_sha256)
@@ -327,7 +327,7 @@ def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | Failure | 
             whole = replace(record, command=spec.command, python=spec.python, spec_sha256="")
             check(whole, where=where)
         except (RmgrError, OSError) as error:
-            return Failure(Reason.UNTRUSTED if isinstance(error, InvalidRecord | WrongCluster) else Reason.START_FAILED, str(error))
+            return FetchFailure(Reason.UNTRUSTED if isinstance(error, InvalidRecord | WrongCluster) else Reason.START_FAILED, str(error))
         return whole
 
     return expand

@@ -51,7 +51,7 @@ class Stopping(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Registrant:
     """Who registers."""
 
     endpoint: str
@@ -73,7 +73,7 @@ class Registry:
         self,
         coordinator: Coordinator,
         committer: Committer,
-        identity: Identity,
+        identity: Registrant,
         *,
         progress: Callable[[], None],
         is_stopping: Callable[[], bool],

@@ -24,7 +24,7 @@ _STEP_BYTES = 1024 * 1024
 
 
 class NoRoom(Exception):
-    """The limit is reached now: it is worth asking again once `Room.given` has changed. user: it is that user's own limit."""
+    """The limit is reached now: it is worth asking again once `StagingRoom.given` has changed. user: it is that user's own limit."""
 
     def __init__(self, user: str = "") -> None:
         super().__init__(user)
@@ -35,7 +35,7 @@ class GivenUpError(Exception):
     """Nobody waits for it any more."""
 
 
-class Room:
+class StagingRoom:
     """Bytes on disk that a Starter's staged files may take. Thread-safe.
 
     Attributes:
@@ -109,10 +109,10 @@ class Wish:
     is_wanted: bool = True
 
 
-class Share:
+class StagingShare:
     """What one task takes of the room while it is staged. what: for messages. user: whose it is."""
 
-    def __init__(self, room: Room, wish: Wish, what: str, user: str = "") -> None:
+    def __init__(self, room: StagingRoom, wish: Wish, what: str, user: str = "") -> None:
         self._user = user
         self._room = room
         self._wish = wish
@@ -121,7 +121,7 @@ class Share:
         self._taken = self._made = 0
 
     def take(self, need_bytes: int) -> None:
-        """So much is going to be written. Raises: ValueTooLarge, NoRoom (see `Room.take`); GivenUpError."""
+        """So much is going to be written. Raises: ValueTooLarge, NoRoom (see `StagingRoom.take`); GivenUpError."""
         if not self._wish.is_wanted:
             raise GivenUpError
         self._room.take(need_bytes, self._what, held_bytes=self.held_bytes + self._taken, user=self._user)

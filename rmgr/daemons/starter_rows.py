@@ -19,7 +19,7 @@ from rmgr.coord.ports import Encoding, Store
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_convoy import Convoy
 from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_outputs import Ending, Row, Seal, Written, discard, rows_of, spill, write
+from rmgr.daemons.starter_outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
 from rmgr.errors import StoreUnavailable
 from rmgr.runtime.failpoint import failpoint
 
@@ -31,7 +31,7 @@ _LARGE_BYTES = 256 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class Leaving:
+class StoringEnding:
     """An ending whose parts are being stored.
 
     spool: for what is in memory, while the store is away. log_ttl_s: see `write`. done: told what is in the store, or why it is not.
@@ -66,7 +66,7 @@ class OutputRows:
     def __init__(self, io: StoreIO, deeds: Deeds | None, *, cap_bytes: int) -> None:
         self._io = io
         self._deeds = deeds
-        self._convoy: Convoy[Leaving] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
+        self._convoy: Convoy[StoringEnding] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
         self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
         self._lock = threading.Lock()
         self._cap_bytes = cap_bytes
@@ -76,7 +76,7 @@ class OutputRows:
         """Slots make more than the store takes: they wait until it has caught up."""
         return self.in_memory_bytes > self._cap_bytes
 
-    def add(self, leaving: Leaving) -> None:
+    def add(self, leaving: StoringEnding) -> None:
         """It will be stored, and its `done` be told. Owner's thread."""
         ending = leaving.ending
         with self._lock:
@@ -89,7 +89,7 @@ class OutputRows:
 
     # -- on an IO thread
 
-    def _carry(self, store: Store, load: list[Leaving]) -> list[Written | Exception]:
+    def _carry(self, store: Store, load: list[StoringEnding]) -> list[Written | Exception]:
         try:
             try:
                 return list(self._together(store, load))
@@ -104,8 +104,8 @@ class OutputRows:
                 self._spill(leaving)
             raise
 
-    def _together(self, store: Store, load: list[Leaving]) -> list[Written]:
-        rows: dict[Encoding, list[tuple[Row, str]]] = {}
+    def _together(self, store: Store, load: list[StoringEnding]) -> list[Written]:
+        rows: dict[Encoding, list[tuple[OutputRow, str]]] = {}
         told: list[Written] = []
         for leaving in load:
             key = leaving.block.key
@@ -123,7 +123,7 @@ class OutputRows:
             store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, **self._notes(some, encoding))
         return told
 
-    def _notes(self, rows: list[tuple[Row, str]], encoding: Encoding) -> dict[str, list[bytes]]:
+    def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> dict[str, list[bytes]]:
         """Deeds of values under output keys; what else is stored has its hash in the fragment, which is signed."""
         named = [(row.key, sha256(row.data).digest(), owner) for row, owner in rows if row.is_named]
         if self._deeds is None or not named:
@@ -131,7 +131,7 @@ class OutputRows:
         made = iter(self._deeds.notes(named, encoding))
         return {"notes": [next(made) if row.is_named else b"" for row, _ in rows]}
 
-    def _tried(self, store: Store, leaving: Leaving) -> Written | Exception:
+    def _tried(self, store: Store, leaving: StoringEnding) -> Written | Exception:
         try:
             return self._together(store, [leaving])[0]
         except StoreUnavailable:
@@ -139,7 +139,7 @@ class OutputRows:
         except Exception as error:  # noqa: BLE001 - whatever it is, its task is told
             return error
 
-    def _alone(self, store: Store, leaving: Leaving) -> Written:
+    def _alone(self, store: Store, leaving: StoringEnding) -> Written:
         key = leaving.block.key
         seal: Seal | None = None
         if self._deeds is not None:
@@ -153,27 +153,27 @@ class OutputRows:
         discard(leaving.ending)
         return written
 
-    def _spill(self, leaving: Leaving) -> None:
+    def _spill(self, leaving: StoringEnding) -> None:
         with suppress(OSError):  # a full disk: it stays in memory, within the same bound
             spill(leaving.ending, leaving.spool)
         self._left_memory(leaving, leaving.ending.in_memory_bytes)
 
-    def _left_memory(self, leaving: Leaving, rest_bytes: int) -> None:
+    def _left_memory(self, leaving: StoringEnding, rest_bytes: int) -> None:
         with self._lock:
             self.in_memory_bytes -= max(0, leaving.in_memory_bytes - rest_bytes)
             leaving.in_memory_bytes = min(leaving.in_memory_bytes, rest_bytes)
 
     # -- on the owner's thread
 
-    def _arrived(self, load: list[Leaving], result: list[Written | Exception] | Exception) -> None:
+    def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> None:
         for number, leaving in enumerate(load):
             self._ended(leaving, result if isinstance(result, Exception) else result[number])
 
-    def _ended(self, leaving: Leaving, result: Written | Exception) -> None:
+    def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
         self._left_memory(leaving, 0)
         leaving.done(result)
 
 
-def _weight(leaving: Leaving) -> int:
+def _weight(leaving: StoringEnding) -> int:
     ending = leaving.ending
     return leaving.in_memory_bytes + _ROW_BYTES * (1 + len(ending.values or ()))

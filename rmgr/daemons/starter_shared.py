@@ -10,7 +10,7 @@ from rmgr.adapters.rpc_ranks import Peers
 from rmgr.client.deeds import Deeds
 from rmgr.coord.ports import Coordinator
 from rmgr.daemons.placing_seals import Placings
-from rmgr.daemons.starter_accounts import Accounts, Policy
+from rmgr.daemons.starter_accounts import Accounts, AccountsPolicy
 from rmgr.daemons.starter_ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals
 from rmgr.daemons.starter_commits import Committer
@@ -21,7 +21,7 @@ from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_reach import Reach
-from rmgr.daemons.starter_records import Records
+from rmgr.daemons.starter_records import RecordCache
 from rmgr.daemons.starter_rows import OutputRows
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.queue import ClusterSettings
@@ -50,7 +50,7 @@ class Shared:
     home: Home
     forget_lost: Callable[[], None]  #: looks at all that is kept in files, and forgets what is gone
     committer: Committer
-    records: Records
+    records: RecordCache
     fetcher: Fetcher
     inputs: Inputs
     times: TaskTimes
@@ -69,7 +69,7 @@ class Shared:
     seals: Seals = OPEN  #: of checkpoints
     placings: Placings = field(default_factory=Placings)  #: of leaders
     deeds: Deeds | None = None  #: of a secured cluster: whose values are
-    users: Policy | None = None  #: work runs as its users; None: as the Starter
+    users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
     processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job

@@ -21,15 +21,15 @@ from rmgr.adapters.store_rules import fetch
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_keyed
 from rmgr.daemons.starter_accounts import Accounts, hand_over
-from rmgr.daemons.starter_ahead import CAP_BYTES, INLINE_INPUT, Found, Message, ReadAhead, Want, encode_call
-from rmgr.daemons.starter_arguments import Piece
+from rmgr.daemons.starter_ahead import CAP_BYTES, INLINE_INPUT, FoundInputs, Message, ReadAhead, Want, encode_call
+from rmgr.daemons.starter_arguments import ArgumentsPiece
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import BATCH_TASKS
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.daemons.starter_inputs import Input, Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
-from rmgr.daemons.starter_room import GivenUpError, NoRoom, Share, Wish, disk_bytes, on_disk
+from rmgr.daemons.starter_room import GivenUpError, NoRoom, StagingShare, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter_stage_files import inside, make_way, plain, to_file
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import NotFound, RmgrError
@@ -79,7 +79,7 @@ class _State:
 
 @dataclass(slots=True)
 class _Short:
-    """The task that gets the next room. given: `Room.given` when there was none for it, at since_s (monotonic)."""
+    """The task that gets the next room. given: `StagingRoom.given` when there was none for it, at since_s (monotonic)."""
 
     block: ClaimedBlock
     index: int
@@ -105,7 +105,7 @@ class Stager:
         *,
         wake: Callable[[], None],
         directory: Path,
-        on_unstartable: Callable[[ClaimedBlock, list[int], Failure], None],
+        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
         uploads: Uploads,
         blocks: Mapping[BlockKey, ClaimedBlock],
         log: Log,
@@ -258,7 +258,7 @@ class Stager:
         if not block.data.keyed:
             return ()
         payload = block.payload(index)
-        return decode_keyed(payload.read() if isinstance(payload, Piece) else payload).outputs
+        return decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload).outputs
 
     # -- files that the user named -------------------------------------------------------------------------------------------
 
@@ -282,13 +282,13 @@ class Stager:
     # -- on an IO thread --------------------------------------------------------------------------------------------------------
 
     def _stage(
-        self, store: Store, block: ClaimedBlock, index: int, wish: Wish, want: Want | None = None, found: Found | None = None
+        self, store: Store, block: ClaimedBlock, index: int, wish: Wish, want: Want | None = None, found: FoundInputs | None = None
     ) -> Staged:
         """Of a command all that it needs; of a keyed call what of its inputs must become files."""
         begun_s = machine.monotonic() if want is None else want.since_s
         info = block.info
         what = f"task {block.key.submission}_{info.label(index) if info.array is not None else index}"
-        share = Share(self._room, wish, what, info.record.user)
+        share = StagingShare(self._room, wish, what, info.record.user)
         account = self._accounts.resolve(info.record.user) if self._accounts is not None else None
         staged = Staged()
         try:
@@ -312,7 +312,7 @@ class Stager:
         staged.took_s = staged.since_s - begun_s
         return staged
 
-    def _stage_call(self, store: Store, keyed: KeyedPayload, found: Found, share: Share) -> Staged:
+    def _stage_call(self, store: Store, keyed: KeyedPayload, found: FoundInputs, share: StagingShare) -> Staged:
         inputs: list[KeyedInput] = []
         files: list[str] = []
         left_bytes = MAX_INLINE_PAYLOAD - INLINE_INPUT
@@ -334,7 +334,7 @@ class Stager:
             raise
         return Staged(payload=call, files=tuple(files), outputs=len(keyed.outputs), memory_bytes=len(call))
 
-    def _input(self, store: Store, user_key: str, found_in: Input, files: list[str], share: Share) -> KeyedInput:
+    def _input(self, store: Store, user_key: str, found_in: Input, files: list[str], share: StagingShare) -> KeyedInput:
         share.making(on_disk(found_in.size))
         files.append(self._new_file())
         if found_in.data is not None:
@@ -349,7 +349,7 @@ class Stager:
                 Path(files[-1]).write_bytes(found[0])
         return KeyedInput(pickled=found_in.pickled, path=files[-1])
 
-    def _stage_command(self, store: Store, block: ClaimedBlock, share: Share) -> Staged:
+    def _stage_command(self, store: Store, block: ClaimedBlock, share: StagingShare) -> Staged:
         command: Command = block.info.record.command
         with contextlib.ExitStack() as stack:
             kept = []
@@ -380,7 +380,7 @@ class Stager:
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
-    def _read(self, want: Want, result: Message | Found | Exception) -> None:
+    def _read(self, want: Want, result: Message | FoundInputs | Exception) -> None:
         """The inputs of a keyed call are here, or some of them are to become files."""
         block, index, wish = want.block, want.index, want.wish
         state = self._states.get(block)
@@ -389,7 +389,7 @@ class Stager:
             now_s = machine.monotonic()
             size, user = len(result.data), block.info.record.user
             staged = Staged(payload=result.data, user=user, took_s=now_s - want.since_s, since_s=now_s, memory_bytes=size)
-        if state is not None and wish.is_wanted and isinstance(result, Found):
+        if state is not None and wish.is_wanted and isinstance(result, FoundInputs):
             self._io.run(
                 lambda store: self._stage(store, block, index, wish, want, result),
                 lambda staged: self._settled(want, state, staged),
@@ -422,7 +422,7 @@ class Stager:
             state.here[index] = result
             state.is_fetched = True
         elif index in block.ready:
-            self._on_unstartable(block, block.take_ready([index]), Failure.of(result, _sentence(result)))
+            self._on_unstartable(block, block.take_ready([index]), FetchFailure.of(result, _sentence(result)))
         self._wake()
 
     # -- when the room is full -------------------------------------------------------------------------------------------------

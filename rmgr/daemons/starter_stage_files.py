@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter_inputs import Input
-from rmgr.daemons.starter_room import Share
+from rmgr.daemons.starter_room import StagingShare
 from rmgr.errors import NotFound, PermissionDenied, UsageError
 
 #: Bytes of one step of a file's name, and of all (what is above it is ours).
@@ -45,7 +45,7 @@ def plain(name: str) -> str:
     return name
 
 
-def to_file(store: Store, key: str, found_in: Input, path: str, share: Share) -> None:
+def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingShare) -> None:
     chunks = store.stream(found_in.row)
     if chunks is None:
         raise NotFound(f"{found_in.row} is not in the data store")

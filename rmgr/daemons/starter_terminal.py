@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_ranks import Link
+from rmgr.adapters.rpc_ranks import RanksLink
 from rmgr.coord.rights import denied
 from rmgr.daemons.people import audited, person_of
 from rmgr.daemons.starter_ranks import SocketLink
@@ -31,7 +31,7 @@ class TerminalAnswering:
         self._operators = tuple(operators)
         self._log = log
 
-    def attach(self, submission: int, index: int, *, caller: Caller) -> Link:
+    def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
         """See `TerminalAnswers.attach`. Only its owner may type into a command, operators may not."""
         try:
             found = self._starter.ask(lambda: self._look(submission, index))

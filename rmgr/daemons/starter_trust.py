@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rmgr.coord.seal import block_statement, check_shape, seal_fragment, spec_digest
 from rmgr.coord.seal_tree import NotSealed, opened
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import Reason
 from rmgr.runtime import machine
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.credentials import Credentials
     from rmgr.adapters.trust import Trust
     from rmgr.daemons.starter_blocks import ClaimedBlock
-    from rmgr.daemons.starter_records import Info, Records
+    from rmgr.daemons.starter_records import Info, RecordCache
     from rmgr.model.block import Seal
 
 #: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
@@ -28,10 +28,10 @@ _KEEP = 1024
 FRESH_S = 1.0
 
 
-def refusal_of(block: ClaimedBlock, gate: Gate | None) -> Failure | Literal[False] | None:
+def refusal_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Literal[False] | None:
     """As `Gate.refusal`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
     if why := block.refusal or block.info.refusal:
-        return Failure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
+        return FetchFailure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
     if block.turned_away:
         return None  # it is on its way back
     return gate.refusal(block) if gate is not None else False
@@ -40,7 +40,7 @@ def refusal_of(block: ClaimedBlock, gate: Gate | None) -> Failure | Literal[Fals
 class Gate:
     """Verifies blocks and signs fragments for all nodes of a Starter. Owner's thread only."""
 
-    def __init__(self, credentials: Credentials, trust: Trust, records: Records, *, cluster_id: str) -> None:
+    def __init__(self, credentials: Credentials, trust: Trust, records: RecordCache, *, cluster_id: str) -> None:
         self._credentials = credentials
         self._trust = trust
         self._records = records
@@ -65,7 +65,7 @@ class Gate:
         """Its submission has ended since it was verified."""
         return self._records.endings is not None and self._records.endings.last(block.key.submission)
 
-    def refusal(self, block: ClaimedBlock) -> Failure | Literal[False] | None:
+    def refusal(self, block: ClaimedBlock) -> FetchFailure | Literal[False] | None:
         """False: the block may be fetched and run. Else why not; None: not known yet, or barred.
 
         Cost: 0.2 ms once a signature, 0.05 ms a block.
@@ -81,7 +81,7 @@ class Gate:
         try:
             known = self._verify(block, info)
         except NotSealed as error:
-            return Failure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
+            return FetchFailure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
         if known:
             block.is_verified = True
             return False

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_room import Room, disk_bytes, on_disk
+from rmgr.daemons.starter_room import StagingRoom, disk_bytes, on_disk
 from rmgr.daemons.starter_unpack import unpack
 from rmgr.errors import PermissionDenied, RowGone
 from rmgr.model.submission import MAX_UPLOAD_BYTES
@@ -58,12 +58,12 @@ class Uploads:
         room: what is kept is taken from it, and thrown out for others who need it.
     """
 
-    def __init__(self, directory: Path, *, cap_bytes: int = CAP_BYTES, room: Room | None = None) -> None:
+    def __init__(self, directory: Path, *, cap_bytes: int = CAP_BYTES, room: StagingRoom | None = None) -> None:
         self._directory = directory
         self._cap_bytes = cap_bytes
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, Kept] = OrderedDict()
-        self.room = room or Room()
+        self.room = room or StagingRoom()
         self.room.throw_out = self._throw_out
         self.fetched = 0  #: from the store, so far
 
@@ -101,7 +101,7 @@ class Uploads:
         """An upload that stays here until the end of the block; fetched first if it is not here.
 
         Args: held_bytes: of room, which the same task has already.
-        Raises: RowGone; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `Room.take`);
+        Raises: RowGone; PermissionDenied when the bytes are not those of the hash; NoRoom, ValueTooLarge (see `StagingRoom.take`);
             DataLost, OSError, StoreUnavailable.
         """
         key = keys.upload(sha256)

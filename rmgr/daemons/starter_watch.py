@@ -20,7 +20,7 @@ _FAILED_PAUSE_S = 0.5
 Ask = Callable[[Callable[[], None]], "Future[V]"]
 
 
-class Watched(Generic[V]):
+class WatchedZnode(Generic[V]):
     """One thing to watch.
 
     Args:

@@ -20,7 +20,7 @@ from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.pki import signing_certificate
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway_answers import Commit
+from rmgr.adapters.rpc_gateway_answers import RequestedCommit
 from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
@@ -54,7 +54,7 @@ from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_loose import Loose
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.daemons.submitter_owners import Owners
-from rmgr.daemons.submitter_room import Room
+from rmgr.daemons.submitter_room import QuotaRoom
 from rmgr.daemons.submitter_routes import ClusterRoutes
 from rmgr.daemons.submitter_use import GatewayUse, LeaderAsk
 from rmgr.daemons.submitter_values import OwnedStore
@@ -117,7 +117,7 @@ class Gateway:
         self._log = log
 
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         if logs.BOOK.admits(
             f"{caller.user} (sessions)", lambda more: self._log.info("gateway_sessions_opened", user=caller.user, count=more)
         ):
@@ -132,8 +132,8 @@ class Gateway:
         for coordinator in list(self._opened):
             coordinator.renew(options["security"])
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> Commit | Conflict:
-        """See `Gate`."""
+    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         target = multi.ops[-1].path if multi.ops else ""
         with audited(self._log, person, multi.name, target):
@@ -155,23 +155,23 @@ class Gateway:
             why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
             audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
         self._cluster.sends(built)
-        return Commit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
+        return RequestedCommit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
 
     def permit_create(self, caller: Caller, path: str) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         with audited(self._log, person, "MAKE", path):
             submitter_rights.check_create(person, path)
 
     def permit_read(self, caller: Caller, kind: str, path: str) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         if not person.is_free:
             with audited(self._log, person, "READ", path):
                 submitter_rights.check_read(person, kind, path, self._owner_of)
 
     def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         if path == paths.IDS:
             self._cluster.saw(found)
         person = person_of(caller, self._operators)
@@ -180,33 +180,33 @@ class Gateway:
                 submitter_rights.check_answer(person, path, found.data)
 
     def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         with audited(self._log, person, verb, keys[0] if keys else ""):
             submitter_rows.check_rows(person, verb, keys, self._owner_of)
 
     def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         with audited(self._log, person_of(caller, self._operators), "PUT", key):
             submitter_rows.check_content(key, sha256)
 
     def store_of(self, caller: Caller) -> Store:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         return self.store if person.is_open or self._owned is None else self._owned(person)
 
     def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         person = person_of(caller, self._operators)
         rows = submitter_rows.visible(person, keys, self._owner_of)
         return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
 
     def count(self, what: str, kind: str, amount: float = 1) -> None:
-        """See `Gate`."""
+        """See `GatewayPort`."""
         self._metrics.count(what, kind, amount)
 
 
-class Watch:
+class SessionWatch:
     """The gateway's own session: is ZooKeeper there, and is it still our cluster? Decides what the health service says."""
 
     def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Log) -> None:
@@ -309,7 +309,7 @@ def _serve(
     routes = ClusterRoutes(coordinator, metrics.count)
     leader_use = LeaderAsk(routes, credentials)
     quota_look = QuotaLook(hosts, chroot, options.get("security"), (paths.QUEUES, paths.SUBS))
-    cluster_use = ClusterUse(bounds, leader_use, room=Room(quota_look)).start()
+    cluster_use = ClusterUse(bounds, leader_use, room=QuotaRoom(quota_look)).start()
     operators = config.security.operators
     certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
     cluster = Cluster(coordinator, Owners(coordinator, store), certify)
@@ -362,7 +362,7 @@ def _serve(
             log,
             renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
         ).start()
-    watch = Watch(coordinator, meta, server, metrics, log)
+    watch = SessionWatch(coordinator, meta, server, metrics, log)
     working = Working(coordinator, store, guard, lambda: voice.trouble)
     end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
     try:

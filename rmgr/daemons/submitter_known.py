@@ -16,7 +16,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import ConflictKind, Set, Stamped
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.rebuild import Built
-from rmgr.coord.rebuild_parts import Facts, Moved
+from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
 from rmgr.coord.validity import decode
 from rmgr.daemons.submitter_owners import Owners
 from rmgr.errors import NotConnected, PermissionDenied, RmgrError
@@ -71,9 +71,9 @@ class Cluster:
         self._settings: ClusterSettings | None = None
         self._settings_read = 0
 
-    def asked_by(self, caller: Caller) -> Asked:
+    def asked_by(self, caller: Caller) -> KnownToCaller:
         """The same for one caller."""
-        return Asked(self, caller)
+        return KnownToCaller(self, caller)
 
     def number(self, version: int) -> int:
         """See `Known`. What a SUBMIT on its way will leave counts: its version exists only if it, or another like it, is committed."""
@@ -86,7 +86,7 @@ class Cluster:
             self._numbers.put(version, known)
         return known
 
-    def facts(self, submission: int) -> Facts:
+    def facts(self, submission: int) -> SubmissionFacts:
         """See `Known`."""
         facts = self.owners.facts(submission)
         if facts is None or not facts.queue:
@@ -168,7 +168,7 @@ class Cluster:
             self._settings_read += 1
 
 
-class Asked:
+class KnownToCaller:
     """`Known` of one caller."""
 
     def __init__(self, cluster: Cluster, caller: Caller) -> None:

@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import Told, UserUse
+from rmgr.adapters.rpc_use import UseAnswer, UserUse
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Multi
 from rmgr.coord.quotas import Quota
-from rmgr.daemons.submitter_room import NOTHING, Room
+from rmgr.daemons.submitter_room import NOTHING, QuotaRoom
 from rmgr.errors import RmgrError, UsageError
 from rmgr.runtime import machine
 
@@ -40,7 +40,7 @@ _CLUSTER = ("open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class MultiCost:
     """What one multi adds: `sizes` are (tasks, bytes) of its blocks, `size` and `znodes` are of everything else."""
 
     submissions: int
@@ -56,7 +56,7 @@ class Added:
         return {paths.QUEUES: blocks, paths.SUBS: Quota(self.znodes, self.size)}
 
 
-def added(multi: Multi) -> Added | None:
+def added(multi: Multi) -> MultiCost | None:
     """None for what adds nothing. Cost: 3 us a block. Raises UsageError for a name that no block has."""
     if multi.name not in _ADDING:
         return None
@@ -74,7 +74,7 @@ def added(multi: Multi) -> Added | None:
         else:
             size, znodes = size + len(op.data) + _ZNODE_BYTES, znodes + 1
             submissions += len(parts) == 4 and parts[1] == "subs"
-    return Added(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
+    return MultiCost(submissions, sum(count for count, _ in sizes), size, tuple(sizes), znodes)
 
 
 class _Ledger:
@@ -86,7 +86,7 @@ class _Ledger:
         self.sizes = [0] * 32
         self.blocks = [0.0] * 32
 
-    def add(self, now_s: float, new: Added) -> None:
+    def add(self, now_s: float, new: MultiCost) -> None:
         self.recent.append((now_s, new.submissions, new.tasks, new.size, new.znodes))
         for count, size in new.sizes:
             at = min(31, (size // max(1, count)).bit_length())
@@ -118,7 +118,7 @@ class ClusterUse:
     """
 
     def __init__(
-        self, bounds: Bounds, ask: Callable[[bool], Told], *, clock: Callable[[], float] | None = None, room: Room | None = None
+        self, bounds: Bounds, ask: Callable[[bool], UseAnswer], *, clock: Callable[[], float] | None = None, room: QuotaRoom | None = None
     ) -> None:
         self._bounds = bounds
         self._ask = ask
@@ -183,7 +183,7 @@ class ClusterUse:
         told["zookeeper_bytes"] += waiting + sum(one[3] for one in recent)
         return told
 
-    def _lacks(self, user: str, new: Added) -> str:
+    def _lacks(self, user: str, new: MultiCost) -> str:
         """Why ZooKeeper has no room for more of him, "" when it has."""
         assert self._room is not None
         known = self._known.get(user)
@@ -227,7 +227,7 @@ class ClusterUse:
                         del self._ledgers[user]
             self._asked_s = began_s
 
-    def _exceeded(self, user: str, new: Added) -> str:
+    def _exceeded(self, user: str, new: MultiCost) -> str:
         """The limit beyond which he would be, "" = none."""
         limits = self._bounds.limits
         amounts = (new.submissions, new.tasks, new.size + sum(size for _, size in new.sizes))

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from rmgr.coord import keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.rebuild_parts import Facts
+from rmgr.coord.rebuild_parts import SubmissionFacts
 from rmgr.model.submission import Submission
 
 _KEEP = 20_000
@@ -22,14 +22,14 @@ class Owners:
         self._coordinator = coordinator
         self._store = store
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, Facts] = OrderedDict()
+        self._known: OrderedDict[int, SubmissionFacts] = OrderedDict()
 
     def __call__(self, submission: int) -> str | None:
         """Its user, None when nothing is known of it. Cost: two reads the first time. Raises: CoordinationUnavailable, StoreUnavailable."""
         facts = self.facts(submission)
         return facts.user or None if facts is not None else None
 
-    def facts(self, submission: int) -> Facts | None:
+    def facts(self, submission: int) -> SubmissionFacts | None:
         """What is known of it; without a queue: it has left ZooKeeper. Cost, raises: as `__call__`."""
         with self._lock:
             facts = self._known.get(submission)
@@ -43,18 +43,18 @@ class Owners:
 
     def made(self, record: Submission) -> None:
         """A submission has come into being."""
-        self._keep(record.id, Facts.of(record))
+        self._keep(record.id, SubmissionFacts.of(record))
 
-    def _keep(self, submission: int, facts: Facts) -> None:
+    def _keep(self, submission: int, facts: SubmissionFacts) -> None:
         with self._lock:
             self._known[submission] = facts
             while len(self._known) > _KEEP:
                 self._known.popitem(last=False)
 
-    def _read(self, submission: int) -> Facts | None:
+    def _read(self, submission: int) -> SubmissionFacts | None:
         path = paths.sub(submission)
         found = self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)
         if found is not None:
-            return Facts.of(validity.decode(found.data, Submission, path))
+            return SubmissionFacts.of(validity.decode(found.data, Submission, path))
         row = self._store.get(keys.history(submission), timeout_s=_TIMEOUT_S)
-        return None if row is None else Facts(user=decode_summary(row[0]).user)
+        return None if row is None else SubmissionFacts(user=decode_summary(row[0]).user)

@@ -22,7 +22,7 @@ from rmgr.model.submission import Submission
 _SECRET = frozenset({paths.JOINS, paths.SECRETS})
 
 
-class Place(Enum):
+class ZnodeKind(Enum):
     """Kinds of znodes that a client may have to do with."""
 
     IDS = auto()
@@ -50,22 +50,22 @@ class Place(Enum):
     OTHER = auto()
 
 
-_Allowed = frozenset[tuple[type[Op], Place]]
+_Allowed = frozenset[tuple[type[Op], ZnodeKind]]
 
 
-def _set(*places: Place) -> _Allowed:
+def _set(*places: ZnodeKind) -> _Allowed:
     return frozenset((Set, place) for place in places)
 
 
-def _create(*places: Place) -> _Allowed:
+def _create(*places: ZnodeKind) -> _Allowed:
     return frozenset((Create, place) for place in places)
 
 
-def _delete(*places: Place) -> _Allowed:
+def _delete(*places: ZnodeKind) -> _Allowed:
     return frozenset((Delete, place) for place in places)
 
 
-_P = Place
+_P = ZnodeKind
 _ENTER_QUEUE = _create(_P.PENDING, _P.HELD)
 
 #: Operation -> what it consists of. A multi of this name that does anything else is refused.
@@ -162,7 +162,7 @@ def check_new(person: Person, record: Submission) -> None:
 
 def _check_record(op: Op, number: int, owner: str | None) -> None:
     """A submission stays whose it is."""
-    if isinstance(op, Set) and place_of(op.path) is Place.RECORD:
+    if isinstance(op, Set) and place_of(op.path) is ZnodeKind.RECORD:
         record = validity.decode(op.data, Submission, op.path)
         if (record.id, record.user) != (number, owner):
             raise PermissionDenied(f"submission {number} belongs to {owner}, and cannot be given away")
@@ -171,7 +171,7 @@ def _check_record(op: Op, number: int, owner: str | None) -> None:
 def check_create(person: Person, path: str) -> None:
     """Of empty znodes only the directories of queues are made, by those who make queues. Raises PermissionDenied."""
     check_operator(person, "making a queue")
-    if path != paths.QUEUES and place_of(path) is not Place.QUEUE:
+    if path != paths.QUEUES and place_of(path) is not ZnodeKind.QUEUE:
         raise PermissionDenied(f"{path}: clients of a gateway may not make it", hint="daemons need ZooKeeper itself: --zk")
 
 
@@ -199,7 +199,7 @@ def check_read(person: Person, kind: str, path: str, owner_of: OwnerOf = nobody_
 
 def check_answer(person: Person, path: str, data: bytes) -> None:
     """A record that was not there when `check_read` looked for its owner names him itself. Raises PermissionDenied."""
-    if not person.is_free and place_of(path) is Place.RECORD:
+    if not person.is_free and place_of(path) is ZnodeKind.RECORD:
         record = validity.decode(data, Submission, path)
         check(person, record.id, record.user)
 
@@ -227,67 +227,67 @@ def submission_of(where: Op | str) -> int | None:
     return None
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> ZnodeKind:
     """What stands at `path`, as far as a client has to do with it; a name is compared with what its builder makes."""
     if path == paths.IDS:
-        return Place.IDS
+        return ZnodeKind.IDS
     if path == paths.CONFIG:
-        return Place.CONFIG
+        return ZnodeKind.CONFIG
     parts = path.split("/")
     if len(parts) < 3:
-        return Place.OTHER
+        return ZnodeKind.OTHER
     match f"/{parts[1]}":
         case paths.SUBS:
             return _of_submission(path, parts)
         case paths.QUEUES:
             return _of_queue(path, parts)
         case paths.TOKENS if len(parts) == 3:
-            return Place.TOKEN
+            return ZnodeKind.TOKEN
         case paths.SUBMITTERS if len(parts) == 3 and parts[2].startswith("s-"):
-            return Place.SUBMITTER
+            return ZnodeKind.SUBMITTER
         case paths.DRAINS if len(parts) == 3:
-            return Place.DRAIN
+            return ZnodeKind.DRAIN
         case paths.INBOX if len(parts) == 4:
-            return Place.ORDER
+            return ZnodeKind.ORDER
         case paths.REQUESTS if len(parts) == 3:
-            return Place.REQUEST
+            return ZnodeKind.REQUEST
         case paths.IDENTITIES if len(parts) == 3:
-            return Place.IDENTITY
+            return ZnodeKind.IDENTITY
         case paths.NODES if len(parts) == 3:
-            return Place.NODE
+            return ZnodeKind.NODE
         case paths.IDLE if len(parts) == 3:
-            return Place.IDLE
+            return ZnodeKind.IDLE
         case paths.RUNNING if len(parts) == 4:
-            return Place.RUNNING
-    return Place.OTHER
+            return ZnodeKind.RUNNING
+    return ZnodeKind.OTHER
 
 
-def _of_submission(path: str, parts: list[str]) -> Place:
+def _of_submission(path: str, parts: list[str]) -> ZnodeKind:
     if len(parts) == 3:
-        return Place.BUCKET if parts[2].isdecimal() else Place.OTHER
+        return ZnodeKind.BUCKET if parts[2].isdecimal() else ZnodeKind.OTHER
     if not (parts[3].isascii() and parts[3].isdecimal() and len(parts[3]) <= 10):
-        return Place.OTHER
+        return ZnodeKind.OTHER
     number = int(parts[3])
     known = {
-        paths.sub(number): Place.RECORD,
-        paths.gate(number): Place.GATE,
-        paths.tail(number): Place.TAIL,
-        paths.done(number): Place.DONE,
-        paths.failed(number): Place.FAILED,
+        paths.sub(number): ZnodeKind.RECORD,
+        paths.gate(number): ZnodeKind.GATE,
+        paths.tail(number): ZnodeKind.TAIL,
+        paths.done(number): ZnodeKind.DONE,
+        paths.failed(number): ZnodeKind.FAILED,
     }
     if path in known:
         return known[path]
     above = path.rpartition("/")[0]
     if above == paths.done(number) and path.startswith(paths.fragment_prefix(number)):
-        return Place.FRAGMENT
-    return Place.FAILED_RANGE if above == paths.failed(number) else Place.OTHER
+        return ZnodeKind.FRAGMENT
+    return ZnodeKind.FAILED_RANGE if above == paths.failed(number) else ZnodeKind.OTHER
 
 
-def _of_queue(path: str, parts: list[str]) -> Place:
+def _of_queue(path: str, parts: list[str]) -> ZnodeKind:
     name = parts[2]
     if path in {paths.queue(name), paths.pending(name), paths.held(name)}:
-        return Place.QUEUE
+        return ZnodeKind.QUEUE
     above = path.rpartition("/")[0]
     if above == paths.pending(name):
-        return Place.PENDING
-    return Place.HELD if above == paths.held(name) else Place.OTHER
+        return ZnodeKind.PENDING
+    return ZnodeKind.HELD if above == paths.held(name) else ZnodeKind.OTHER

@@ -26,7 +26,7 @@ Look = Callable[[], Mapping[str, tuple[Quota, Quota]]]
 NOTHING = Quota(0, 0)
 
 
-class Room:
+class QuotaRoom:
     """Args: look: asks ZooKeeper; raises RmgrError. clock: monotonic seconds. Thread-safe."""
 
     def __init__(self, look: Look, *, clock: Callable[[], float] | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import Told, UseClient, UserUse
+from rmgr.adapters.rpc_use import UseAnswer, UseClient, UserUse
 from rmgr.daemons.limits_answers import wanted
 from rmgr.daemons.submitter_limits import ClusterUse
 from rmgr.daemons.submitter_routes import ClusterRoutes
@@ -30,7 +30,7 @@ class LeaderAsk:
         self._lock = threading.Lock()
         self._client: UseClient | None = None
 
-    def __call__(self, fresh: bool) -> Told:
+    def __call__(self, fresh: bool) -> UseAnswer:
         """Of everybody. Raises Unavailable, PermissionDenied."""
         with self._lock:
             endpoint = self._routes.leader("")
@@ -64,7 +64,7 @@ class GatewayUse:
         self._operators = tuple(operators)
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
-    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         """See `UseAnswers`."""
         with self._room:
             try:
@@ -73,11 +73,11 @@ class GatewayUse:
                 machine.sleep(_SLOW_S)
             return self._told(users, fresh=fresh, caller=caller)
 
-    def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> Told:
+    def _told(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
         names = wanted(users, caller, self._operators, lambda: sorted({*self._cluster.users(), *self._bounds.users()}))
         self._cluster.refresh(fresh=fresh)
         told = {
             user: UserUse(used={**self._bounds.used(user), **self._cluster.used(user)}, refused=self._bounds.refused(user))
             for user in names
         }
-        return Told(users=told, limits=self._bounds.limits, problem=self._cluster.problem)
+        return UseAnswer(users=told, limits=self._bounds.limits, problem=self._cluster.problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rmgr.runtime import machine
-from rmgr.runtime.lease import Answered
+from rmgr.runtime.lease import LastAnswer
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
 
@@ -21,7 +21,7 @@ class Working:
     Args: unable: what else is asked why it cannot work; each answers "" while it can.
     """
 
-    def __init__(self, coordinator: Answered, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
+    def __init__(self, coordinator: LastAnswer, store: WatchedStore, guard: StallGuard, *unable: Callable[[], str]) -> None:
         self._coordinator = coordinator
         self._store = store
         self._guard = guard

@@ -46,7 +46,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
 NO_OUTPUT = Output()
 
 
-class Shape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class BatchShape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What all tasks of a batch share.
 
     limit_us: time limit of each task, 0 = none. grace_us: between SIGTERM and SIGKILL. memory_bytes: 0 = no limit.
@@ -135,7 +135,7 @@ class CommandBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, t
     stdin: bytes, or a file. keep: the work directory is left to the Starter. append: out/err files are appended to.
     """
 
-    shape: Shape
+    shape: BatchShape
     argv: tuple[str, ...] = ()
     script: str = ""
     cwd: str = ""
@@ -168,7 +168,7 @@ class Signal(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=5):
     signum: int
 
 
-class Suspend(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=6):
+class SuspendWork(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=6):
     """Stops (resume=False) or continues all processes of the work in place."""
 
     worker: int = 0
@@ -182,7 +182,7 @@ class RecallCommands(msgspec.Struct, frozen=True, array_like=True, kw_only=True,
     keep: int = 0
 
 
-class Lease(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=8):
+class LeaseEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=8):
     """Exclusive work may run until then (CLOCK_BOOTTIME); 0 = it may not run."""
 
     end_ns: int
@@ -194,7 +194,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=9
     grace_us: int = 0
 
 
-ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | Suspend | RecallCommands | Lease | Shutdown
+ToSpawner = Setup | StartWorker | CommandBatch | Stop | Signal | SuspendWork | RecallCommands | LeaseEnd | Shutdown
 
 
 # -- spawner -> Starter -----------------------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ class KeyedCall(msgspec.Struct, frozen=True, array_like=True):
 class TaskBatch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=40):
     """Calls of one function, one after another. function: sha256 of its cloudpickle; blob, or path of a file with it."""
 
-    shape: Shape
+    shape: BatchShape
     function: str
     blob: bytes = b""
     path: str = ""

@@ -145,7 +145,7 @@ class Meta:
     newer: Newer = newer()
 
 
-class Order(StrEnum):
+class OrderKind(StrEnum):
     """What an inbox order asks of a Starter."""
 
     CANCEL = "cancel"
@@ -165,7 +165,7 @@ class InboxOrder:
     alone is meant: not the next attempt.
     """
 
-    order: Order
+    order: OrderKind
     submission: int
     index: int = -1
     reason: str = ""

@@ -11,7 +11,7 @@ class TaskTerminated(BaseException):
     """Raised inside a task by SIGTERM (time limit, cancel): it may clean up, within the grace time."""
 
 
-class Gate:
+class BlockingGate:
     """Where the worker hangs itself in. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ def _nothing(_seq: int) -> None:
     """Outside of a worker."""
 
 
-gate = Gate()
+gate = BlockingGate()
 
 
 @contextmanager

@@ -27,7 +27,7 @@ class WrongCount(RmgrError):
     """A function of the keyed form returned another number of values than it has output keys."""
 
 
-class Functions:
+class FunctionCache:
     """The last functions, by hash."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def read_part(fd: int, start: int, size: int) -> bytes:
     return whole.getvalue()
 
 
-class Results:
+class ResultWriter:
     """Turns what a call returned into bytes; large values go to files in `directory`."""
 
     def __init__(self, directory: str) -> None:

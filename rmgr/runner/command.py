@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.model.states import Reason
-from rmgr.runner.contain import Group
+from rmgr.runner.contain import ControlGroup
 from rmgr.runner.dispositions import PYTHONS_OWN
 from rmgr.runner.environment import command_environment, shared_variables
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
@@ -57,7 +57,7 @@ class DirectoryGone(Exception):
 
 
 @dataclass(slots=True)
-class Running:
+class RunningCommand:
     """A command that was started."""
 
     batch: CommandBatch
@@ -71,7 +71,7 @@ class Running:
     err_path: str
     out_fd: int  #: -1: the launcher's own file
     err_fd: int
-    group: Group | None
+    group: ControlGroup | None
     ooms: int
     is_told: bool = False
 
@@ -104,7 +104,7 @@ class Launcher:
         self._at = directory  #: the present directory of this process
         self.removers: set[int] = set()  #: processes that remove work directories
 
-    def start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
+    def start(self, batch: CommandBatch, item: CommandItem, group: ControlGroup | None) -> RunningCommand:
         """Starts one command. Raises: StartFailed (its work directory is gone again), DirectoryGone."""
         try:
             return self._start(batch, item, group)
@@ -120,7 +120,7 @@ class Launcher:
             self._identity = None  # for good, whatever is made there
             raise DirectoryGone
 
-    def _start(self, batch: CommandBatch, item: CommandItem, group: Group | None) -> Running:
+    def _start(self, batch: CommandBatch, item: CommandItem, group: ControlGroup | None) -> RunningCommand:
         if batch is not self._batch:
             try:
                 self._prepare(batch)
@@ -161,7 +161,7 @@ class Launcher:
             raise
         if self._at != directory or not owns:  # a directory of its own may be the next one's, too
             self._go_home()
-        return Running(
+        return RunningCommand(
             batch=batch,
             item=item,
             pid=pid,
@@ -188,7 +188,7 @@ class Launcher:
             directory=item.directory if batch.keep else "",
         )
 
-    def finish(self, run: Running, status: int, usage: resource.struct_rusage, *, reason: Reason, leftovers: int) -> CommandEnd:
+    def finish(self, run: RunningCommand, status: int, usage: resource.struct_rusage, *, reason: Reason, leftovers: int) -> CommandEnd:
         """End of a command whose processes are all dead.
 
         Args:
@@ -285,7 +285,7 @@ class Launcher:
                 self._found[name, search] = found
         return [found, *argv[1:]]
 
-    def _has_files(self, run: Running) -> bool:
+    def _has_files(self, run: RunningCommand) -> bool:
         """What rmgr has made for a command is still there. Cost: up to four lstats."""
         own = [path for path in (self._stdin, *self._script[-1:]) if path.startswith(self._directory)]
         return _identity(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
@@ -302,7 +302,7 @@ class Launcher:
             os.chdir(directory)
             self._at = directory
 
-    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
         try:
             try:
                 return self._execute(argv, environ, out, err, group)
@@ -315,13 +315,13 @@ class Launcher:
         except ValueError as error:
             raise StartFailed(f"the command line or environment cannot be used: {error}", 126) from None
 
-    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
         if group is not None or not hasattr(os, "posix_spawn"):
             return self._fork(argv, environ, out, err, group)
         actions = [(os.POSIX_SPAWN_OPEN, 0, self._stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)]
         return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=())
 
-    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None) -> int:
+    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
         """The slow start: into a cgroup of its own."""
         read, write = os.pipe()
         pid = os.fork()
@@ -336,7 +336,7 @@ class Launcher:
             raise OSError(code, os.strerror(code))
         return pid
 
-    def _child(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: Group | None, write: int) -> NoReturn:
+    def _child(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, write: int) -> NoReturn:
         try:
             os.setsid()
             if group is not None:
@@ -369,7 +369,7 @@ class Launcher:
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
-    def _had_oom(self, run: Running) -> bool:
+    def _had_oom(self, run: RunningCommand) -> bool:
         if run.group is not None and run.group.limits_memory:
             return run.group.had_oom()
         return bool(run.batch.shape.memory_bytes) and oom_kills() > run.ooms

@@ -15,8 +15,8 @@ from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem
 from rmgr.model.states import Reason
 from rmgr.runner import affinity
 from rmgr.runner.board import Board
-from rmgr.runner.command import DirectoryGone, Launcher, Running, StartFailed
-from rmgr.runner.contain import Group, resident_bytes, send, send_all, send_group
+from rmgr.runner.command import DirectoryGone, Launcher, RunningCommand, StartFailed
+from rmgr.runner.contain import ControlGroup, resident_bytes, send, send_all, send_group
 from rmgr.runner.kernel import CLOCK, DIRECTORY_GONE
 from rmgr.runner.outputs import trim_path
 
@@ -30,7 +30,7 @@ _MEMORY_TICK_NS = 100 * _MS
 
 
 @dataclass(slots=True)
-class Ending:
+class CommandEnding:
     """The running command is being ended: SIGTERM was sent, SIGKILL follows."""
 
     reason: Reason
@@ -49,7 +49,7 @@ class Commands:
         launcher: Launcher,
         board: Board,
         *,
-        make_group: Callable[[str], Group | None],
+        make_group: Callable[[str], ControlGroup | None],
         limits_memory: bool,
         strangers: Callable[[], list[int]],
         sweep: Callable[[], int],
@@ -65,9 +65,9 @@ class Commands:
         self._send = send
         self._surprise = surprise
         self._queue: deque[tuple[CommandBatch, CommandItem]] = deque()
-        self._current: Running | None = None
+        self._current: RunningCommand | None = None
         self._exit: tuple[int, resource.struct_rusage] | None = None  # of a command whose processes are not all gone yet
-        self._ending: Ending | None = None
+        self._ending: CommandEnding | None = None
         self._suspended_ns: int | None = None
         self._shift_ns = 0  # by how much suspensions move the time limit
         self._ends: list[CommandEnd] = []
@@ -121,7 +121,7 @@ class Commands:
             return
         kill_ns = now + grace_us * 1000
         if self._ending is None:
-            self._ending = Ending(reason, kill_ns)
+            self._ending = CommandEnding(reason, kill_ns)
         else:
             self._ending.kill_ns = min(self._ending.kill_ns, kill_ns)
         send_all(current.pid, signal.SIGTERM, current.group)
@@ -133,7 +133,7 @@ class Commands:
         if current is None:
             return
         reason = self._ending.reason if self._ending is not None else reason
-        self._ending = Ending(reason, 0, killed=True)
+        self._ending = CommandEnding(reason, 0, killed=True)
         if current.group is not None:
             current.group.kill()
         send_group(current.pid, signal.SIGKILL)
@@ -244,7 +244,7 @@ class Commands:
             moments.append(now + max(2 * _MS, min(_MEMORY_TICK_NS, (shape.memory_bytes - used) // 5)))  # it may grow by 5 bytes/ns
         return min(moments, default=None)
 
-    def _trim(self, current: Running) -> None:
+    def _trim(self, current: RunningCommand) -> None:
         for path in (current.out_path, current.err_path):
             if trim_path(path, current.batch.shape.output_cap) and self._capped != current.item.seq:
                 self._capped = current.item.seq
@@ -260,7 +260,7 @@ class Commands:
             self._finish(current, status, usage)
         return True  # else what it started has the rest of the grace time
 
-    def _finish(self, current: Running, status: int, usage: resource.struct_rusage) -> None:
+    def _finish(self, current: RunningCommand, status: int, usage: resource.struct_rusage) -> None:
         if current.group is not None:
             current.group.kill()
         leftovers = self._sweep()

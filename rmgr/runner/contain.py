@@ -102,7 +102,7 @@ def send_group(leader: int, signum: int) -> None:
         os.killpg(leader, signum)
 
 
-def send_all(leader: int, signum: int, group: Group | None = None, *, leader_too: bool = True) -> None:
+def send_all(leader: int, signum: int, group: ControlGroup | None = None, *, leader_too: bool = True) -> None:
     """Sends a signal to everything that `leader` started and that is still below it, in its session, or in its cgroup."""
     pids = {process.pid for process in descendants((leader,))} | {leader}
     if group is not None:
@@ -113,7 +113,7 @@ def send_all(leader: int, signum: int, group: Group | None = None, *, leader_too
         send(pid, signum)
 
 
-def resident_bytes(leader: int, group: Group | None = None, *, also: Iterable[int] = ()) -> int:
+def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iterable[int] = ()) -> int:
     """Resident memory of `leader` and what it started (shared pages count for each). Cost: about 15 us a process of its own."""
     pids = group.members() if group is not None else _tree(leader)
     total = 0
@@ -199,7 +199,7 @@ class Forks:
         write_file(self._path, self._old)
 
 
-class Group:
+class ControlGroup:
     """A leaf cgroup of one worker or one isolated command: version 2, with version 1 controllers beside it."""
 
     def __init__(self, unified: str, freezer: str, memory: str, name: str, *, has_memory: bool) -> None:

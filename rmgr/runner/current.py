@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rmgr.model.frames import Shape, TaskItem
+    from rmgr.model.frames import BatchShape, TaskItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class _Running:
     __slots__ = ("item", "node", "shape")
 
     def __init__(self) -> None:
-        self.shape: Shape | None = None
+        self.shape: BatchShape | None = None
         self.item: TaskItem | None = None
         self.node = ""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from rmgr.model.frames import CommandItem, Shape, TaskItem
+from rmgr.model.frames import BatchShape, CommandItem, TaskItem
 from rmgr.runner import affinity
 
 #: Variables that differ from task to task.
@@ -17,7 +17,7 @@ _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
 _ROOM = 64
 
 
-def shared_variables(shape: Shape, node: str) -> dict[str, str]:
+def shared_variables(shape: BatchShape, node: str) -> dict[str, str]:
     """Variables that all tasks of a batch share; `shape.environ` (jobs: ranks, host file) goes before them."""
     threads = str(shape.cores)
     return {
@@ -31,14 +31,14 @@ def shared_variables(shape: Shape, node: str) -> dict[str, str]:
     }
 
 
-def task_variables(shape: Shape, item: CommandItem | TaskItem) -> tuple[str, str, str, str]:
+def task_variables(shape: BatchShape, item: CommandItem | TaskItem) -> tuple[str, str, str, str]:
     """Values of `_CHANGING` for one attempt."""
     label = item.index if item.label < 0 else item.label
     task = f"{shape.submission}_{label}"
     return task, str(label), str(item.attempt), f"{task}.{item.attempt}"
 
 
-def command_environment(base: dict[str, str], shape: Shape, item: CommandItem) -> dict[str, str]:
+def command_environment(base: dict[str, str], shape: BatchShape, item: CommandItem) -> dict[str, str]:
     """The whole environment of one command. base: everything that its batch shares."""
     environ = dict(base)
     environ.update(zip(_CHANGING, task_variables(shape, item), strict=True))
@@ -65,7 +65,7 @@ class TaskEnvironment:
         self._tries = 0
         self._job = b""
 
-    def start_batch(self, shape: Shape) -> None:
+    def start_batch(self, shape: BatchShape) -> None:
         """Variables that the tasks to come share. OMP_NUM_THREADS has an effect only on libraries not yet loaded."""
         variables = shared_variables(shape, self._node)
         for name in self._batch:

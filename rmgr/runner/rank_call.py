@@ -53,8 +53,8 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     answer: str
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """Of rank 0, as `Worker._call` returns it."""
+class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """Of rank 0, as `WorkerProcess._call` returns it."""
 
     data: bytes
     pickled: bool
@@ -98,7 +98,7 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
         code = _launch(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1"})
         left = sorted(name for name in os.listdir(place) if name.startswith(ranks.LEFT_PREFIX))
         for one in (answer, *(os.path.join(place, name) for name in left)):
-            told = msgspec.msgpack.decode(_bytes(one), type=Answer) if os.path.exists(one) else None
+            told = msgspec.msgpack.decode(_bytes(one), type=RankAnswer) if os.path.exists(one) else None
             if told is not None and (code == 0 or (told.extra is not None and told.extra.error)):
                 return told.data, told.pickled, told.extra
         raise RankFailed(f"a rank ended with code {code}, and with it the others", hint="the task's log says which, and why")

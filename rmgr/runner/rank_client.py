@@ -39,7 +39,7 @@ class NotInJob(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OwnAllocation:
     """The allocation around this process. shares: (node, processes), the node of the script first."""
 
     here: str
@@ -47,7 +47,7 @@ class Place:
     door: str
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Place:
+    def of(cls, environ: Mapping[str, str]) -> OwnAllocation:
         """From the variables of the job. Raises: NotInJob."""
         try:
             with open(environ["RMGR_HOSTFILE"], encoding="utf-8") as file:
@@ -135,7 +135,7 @@ class Launch:
 
     def __init__(
         self,
-        place: Place,
+        place: OwnAllocation,
         argv: Sequence[str],
         spread: Sequence[tuple[str, int, int]],
         *,
@@ -407,7 +407,7 @@ def run(
         processes: how many ranks, 0 = as many as the job has.
     """
     environ = os.environ if environ is None else environ
-    place = Place.of(environ)
+    place = OwnAllocation.of(environ)
     spread = place.spread(processes or place.processes)
     kill = kill_on_bad_exit or environ.get("RMGR_KILL_ON_BAD_EXIT") == "1"
     theirs = {name: value for name, value in environ.items() if name != "RMGR_RANKS"}
@@ -420,7 +420,7 @@ def agent(words: Sequence[str], environ: Mapping[str, str] | None = None) -> int
     if len(words) < 2:
         raise NotInJob("rmgr agent NODE CMD...")
     node, argv = words[0], ["/bin/sh", "-c", " ".join(words[1:])]
-    place = Place.of(environ)
+    place = OwnAllocation.of(environ)
     # RMGR_RESOURCES neither: it starts ranks of its own, and all that the job has on that node is theirs
     plain = {name: value for name, value in environ.items() if not name.startswith(("OMPI_", "PMIX_", "PMI_", "RMGR_RESOURCES"))}
     return Launch(place, argv, [(node, 0, 1)], environ=plain, binds=False).run()

@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rmgr.model.frames import Shape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from rmgr.runner import ranks
-from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
+from rmgr.runner.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.kernel import NODE_TROUBLE
-from rmgr.runner.rank_call import Answer, Bundle
+from rmgr.runner.rank_call import Bundle, RankAnswer
 from rmgr.runner.versions import check_versions
 
 #: What mpirun calls a rank, and how work knows it.
@@ -46,7 +46,7 @@ def main() -> NoReturn:
         check_versions(bundle.spec, node)
         _find_modules(bundle, os.path.join(place, "modules"))
         comm = _communicator() if bundle.launch == "mpi" else None
-        function = Functions().get(TaskBatch(shape=Shape(), function=bundle.function, blob=bundle.blob, items=()))
+        function = FunctionCache().get(TaskBatch(shape=BatchShape(), function=bundle.function, blob=bundle.blob, items=()))
         args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)
         if comm is not None and _takes_comm(function):
             kwargs = {"comm": comm} | kwargs
@@ -58,12 +58,12 @@ def main() -> NoReturn:
         _fail(bundle, place, rank, error, Reason.EXCEPTION, comm)
     if rank == 0:
         try:
-            results = Results(bundle.directory)
+            results = ResultWriter(bundle.directory)
             if outputs >= 0:
                 data, pickled, extra = b"", True, results.keyed(bundle.seq, value, outputs)
             else:
                 data, pickled, extra = results.plain(bundle.seq, value)  # type: ignore[assignment]
-            _answer(bundle.answer, Answer(data, pickled, extra))
+            _answer(bundle.answer, RankAnswer(data, pickled, extra))
         except WrongCount as error:
             _fail(bundle, place, rank, error, Reason.BAD_OUTPUT, comm)
         except OSError as error:
@@ -103,7 +103,7 @@ def _takes_comm(function: Callable[..., object]) -> bool:
         return False
 
 
-def _answer(path: str, answer: Answer) -> None:
+def _answer(path: str, answer: RankAnswer) -> None:
     hidden = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
     with open(hidden, "wb") as file:
         file.write(msgspec.msgpack.encode(answer))
@@ -112,7 +112,7 @@ def _answer(path: str, answer: Answer) -> None:
 
 def _fail(bundle: Bundle, place: str, rank: int, error: BaseException, reason: Reason, comm: Any) -> NoReturn:
     """Tells it, and ends the others, which may be waiting for this one. place: directory of the bundle."""
-    answer = Answer(b"", True, failure(error, reason))
+    answer = RankAnswer(b"", True, failure(error, reason))
     if rank == 0:
         _answer(bundle.answer, answer)
     if isinstance(error, SystemExit) and error.code == ranks.SAVED_EXIT_CODE:

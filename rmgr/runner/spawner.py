@@ -32,7 +32,7 @@ from rmgr.runner import dispositions
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.command import DirectoryGone, Launcher
 from rmgr.runner.commands import Commands
-from rmgr.runner.contain import OF_WORK, Children, Forks, Group, kill_strangers, send_group, write_file
+from rmgr.runner.contain import OF_WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
 from rmgr.runner.kernel import (
     CLOCK,
     DIRECTORY_GONE,
@@ -184,14 +184,14 @@ class Spawner:
                 self._commands.add(order)
             case frames.StartWorker():
                 self._start_worker(order)
-            case frames.Lease():
+            case frames.LeaseEnd():
                 self._set_lease(order.end_ns)
             case frames.RecallCommands():
                 self._commands.give_back(keep=order.keep)
             case frames.Shutdown():
                 self._commands.give_back()
                 self._stop_all(Reason.USER_CANCEL, order.grace_us, now)
-            case frames.Stop() | frames.Signal() | frames.Suspend():
+            case frames.Stop() | frames.Signal() | frames.SuspendWork():
                 if order.worker:
                     self._to_worker(order, now)
                 else:
@@ -200,7 +200,7 @@ class Spawner:
                 self._surprise("unknown_order", type(order).__name__)
         self._next_tick = min(self._next_tick, now)
 
-    def _to_worker(self, order: frames.Stop | frames.Signal | frames.Suspend, now: int) -> None:
+    def _to_worker(self, order: frames.Stop | frames.Signal | frames.SuspendWork, now: int) -> None:
         watched = self._workers.get(order.worker)
         if watched is None or (order.seq and watched.board.seq != order.seq):
             return
@@ -209,16 +209,16 @@ class Spawner:
                 self._workers.stop(watched, order.seq, order.reason, order.grace_us, now)
             case frames.Signal():
                 self._workers.signal(watched, order.signum)
-            case frames.Suspend():
+            case frames.SuspendWork():
                 (self._workers.resume if order.resume else self._workers.suspend)(watched, now)
 
-    def _to_command(self, order: frames.Stop | frames.Signal | frames.Suspend, now: int) -> None:
+    def _to_command(self, order: frames.Stop | frames.Signal | frames.SuspendWork, now: int) -> None:
         match order:
             case frames.Stop():
                 self._commands.stop(order.seq, order.reason, order.grace_us, now)
             case frames.Signal() if self._commands.is_running(order.seq):
                 self._commands.signal(order.signum)
-            case frames.Suspend() if self._commands.is_running(order.seq):
+            case frames.SuspendWork() if self._commands.is_running(order.seq):
                 (self._commands.resume if order.resume else self._commands.suspend)(now)
 
     def _start_worker(self, spec: frames.StartWorker) -> None:
@@ -246,12 +246,12 @@ class Spawner:
         for watched in self._workers:
             self._workers.stop(watched, 0, reason, grace_us, now)
 
-    def _make_group(self, name: str) -> Group | None:
+    def _make_group(self, name: str) -> ControlGroup | None:
         setup = self._setup
         if not (setup.cgroup or setup.freezer or setup.memory):
             return None
         try:
-            return Group(setup.cgroup, setup.freezer, setup.memory, name, has_memory=setup.has_memory)
+            return ControlGroup(setup.cgroup, setup.freezer, setup.memory, name, has_memory=setup.has_memory)
         except OSError as error:
             self._surprise("cgroup_failed", f"{name}: {error.strerror}")
             return None

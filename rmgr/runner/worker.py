@@ -30,13 +30,13 @@ import msgspec
 
 from rmgr.model.frames import (
     NO_OUTPUT,
+    BatchShape,
     Blocked,
     FrameError,
     FrameReader,
     Granted,
     Leaving,
     Output,
-    Shape,
     Skipped,
     StartWorker,
     TaskBatch,
@@ -51,7 +51,7 @@ from rmgr.model.frames import (
 from rmgr.model.states import Reason
 from rmgr.runner.blocking import TaskTerminated, gate
 from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
-from rmgr.runner.calls import Functions, Results, WrongCount, arguments, failure
+from rmgr.runner.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
 from rmgr.runner.current import running
 from rmgr.runner.environment import TaskEnvironment
 from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, keep_memory
@@ -71,13 +71,13 @@ _RECEIVE = 256 * 1024
 
 def run(spec: StartWorker, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> NoReturn:
     """The whole life of a worker, from after the fork (session, descriptors, cgroup are settled) to its `_exit`."""
-    worker = Worker(sock, board, directory, node, poke)
+    worker = WorkerProcess(sock, board, directory, node, poke)
     if worker.furnish(spec):
         worker.serve()
     os._exit(0)
 
 
-class Worker:
+class WorkerProcess:
     """State of the worker process; everything but `blocking()` happens on its main thread."""
 
     def __init__(self, sock: socket.socket, board: Board, directory: str, node: str, poke: Callable[[], None]) -> None:
@@ -92,8 +92,8 @@ class Worker:
         self._queue: deque[TaskBatch] = deque()
         # Pages of it exist as far as a message has ever been long: an idle worker has a few.
         self._buffer = memoryview(mmap.mmap(-1, _RECEIVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        self._functions = Functions()
-        self._results = Results(directory)
+        self._functions = FunctionCache()
+        self._results = ResultWriter(directory)
         self._encoder = msgspec.msgpack.Encoder()
         self._size = self._count = 0
         self._unsent_since = -math.inf
@@ -104,7 +104,7 @@ class Worker:
         self._in_call = False
         self._missed = 0  # task of a SIGTERM that came outside of a call
         self._submission = -1
-        self._shape: Shape | None = None
+        self._shape: BatchShape | None = None
         self._paths = [os.path.join(directory, "stdout"), os.path.join(directory, "stderr")]
         self._fds = [-1, -1]
         self._cpu_us = 0

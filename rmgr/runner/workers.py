@@ -18,7 +18,7 @@ from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, Work
 from rmgr.model.states import Reason
 from rmgr.runner import worker as worker_process
 from rmgr.runner.board import Board, create_board
-from rmgr.runner.contain import OF_WORK, Group, resident_bytes, send, send_all, send_group
+from rmgr.runner.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
 from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, open_to_others, prefer_for_oom
 from rmgr.runner.outputs import open_output, take, trim_path
 
@@ -44,7 +44,7 @@ class Watched:
     pid: int
     board: Board
     directory: str
-    group: Group | None
+    group: ControlGroup | None
     memory_bytes: int
     ooms: int
     stopping: _Stopping | None = None
@@ -60,7 +60,13 @@ class Workers:
     """All workers of one slot."""
 
     def __init__(
-        self, *, directory: str, node: str, make_group: Callable[[str], Group | None], poke_fd: int, surprise: Callable[[str, str], None]
+        self,
+        *,
+        directory: str,
+        node: str,
+        make_group: Callable[[str], ControlGroup | None],
+        poke_fd: int,
+        surprise: Callable[[str, str], None],
     ) -> None:
         self._directory = directory
         self._node = node
@@ -114,7 +120,9 @@ class Workers:
         self._by_pid[pid] = self._by_number[spec.worker] = watched
         return WorkerForked(worker=spec.worker, pid=pid, directory=directory), [theirs.detach(), fd]
 
-    def _child(self, spec: StartWorker, sock: socket.socket, board: Board, directory: str, group: Group | None, parent: int) -> NoReturn:
+    def _child(
+        self, spec: StartWorker, sock: socket.socket, board: Board, directory: str, group: ControlGroup | None, parent: int
+    ) -> NoReturn:
         """In the child: nothing of the spawner's is kept but what a worker needs."""
         try:
             signal.set_wakeup_fd(-1)

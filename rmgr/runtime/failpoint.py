@@ -23,7 +23,7 @@ class FailpointError(RmgrError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trigger:
+class FailpointTrigger:
     """What happens at the `nth` pass of a failpoint."""
 
     nth: int
@@ -31,17 +31,17 @@ class Trigger:
     seconds: float = 0.0
 
 
-def parse(text: str) -> dict[str, tuple[Trigger, ...]]:
+def parse(text: str) -> dict[str, tuple[FailpointTrigger, ...]]:
     """The variable's value, by name. Raises: ConfigError."""
-    found: dict[str, tuple[Trigger, ...]] = {}
+    found: dict[str, tuple[FailpointTrigger, ...]] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         where, equals, what = entry.partition("=")
         name, _, nth = where.partition(":")
         action, _, argument = what.partition(":")
         try:
-            trigger = Trigger(nth=int(nth or 1), action=action, seconds=float(argument or 0))
+            trigger = FailpointTrigger(nth=int(nth or 1), action=action, seconds=float(argument or 0))
         except ValueError:
-            trigger = Trigger(nth=0, action="")
+            trigger = FailpointTrigger(nth=0, action="")
         if not name or not equals or trigger.nth < 1 or action not in _ACTIONS or (action == "delay") != bool(argument):
             msg = f"{VARIABLE}: '{entry}' is not name:n=kill|stop|delay:SECONDS|error"
             raise ConfigError(msg)
@@ -69,7 +69,7 @@ class Failpoints:
                 _act(name, trigger)
 
 
-def _act(name: str, trigger: Trigger) -> None:
+def _act(name: str, trigger: FailpointTrigger) -> None:
     match trigger.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)

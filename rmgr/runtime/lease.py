@@ -17,7 +17,7 @@ from rmgr.runtime import machine
 _NOISE_S = 0.05
 
 
-class Answered(Protocol):
+class LastAnswer(Protocol):
     """The part of `coord.ports.Coordinator` that a lease is counted from."""
 
     @property
@@ -38,7 +38,7 @@ class Lease:
 
     def __init__(
         self,
-        coordinator: Answered,
+        coordinator: LastAnswer,
         *,
         share: float = 2 / 3,
         clock: Callable[[], float] | None = None,

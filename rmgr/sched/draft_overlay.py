@@ -1,7 +1,7 @@
 """What a draft lays over the state in one pass, how all of it is taken back, and what its promises leave free.
 
-Starts and promises, which every pass has, are fields of the draft. All other changes are in `Changes`, made when the first one comes, with
-a list of what undoes them: a pass that moves nothing pays nothing for them.
+Starts and promises, which every pass has, are fields of the draft. All other changes are in `DraftChanges`, made when the first one comes,
+with a list of what undoes them: a pass that moves nothing pays nothing for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
     rest: Why | None
 
 
-class Changes:
+class DraftChanges:
     """What a pass has changed beside starts and promises. Every change is written with `put`, `drop` or `did`, so that it can be undone."""
 
     __slots__ = (
@@ -129,7 +129,7 @@ class Overlay:
         self._pool = part.pool
         self._started: dict[int, Running] = {}
         self._promises: dict[int, Reservation] = {}
-        self._more: Changes | None = None
+        self._more: DraftChanges | None = None
         self._timeline: Timeline | None = None  #: of all promises, where there may be many
         self._horizon: Horizon | None = None  #: the timeline, or the shadow of the only promise, or windows of maintenance
         self._open = True
@@ -206,9 +206,9 @@ class Overlay:
 
     # -- changes ------------------------------------------------------------------------------------------------------------
 
-    def _changes(self) -> Changes:
+    def _changes(self) -> DraftChanges:
         if self._more is None:
-            self._more = Changes(self._part)
+            self._more = DraftChanges(self._part)
         return self._more
 
     def _waiting(self, job_id: int) -> Job | None:
@@ -370,7 +370,7 @@ class Overlay:
         return run or self._part.running[job_id]
 
     def _breaks_promises(self, mark: int) -> Insufficient | None:
-        """After a change that takes capacity: back to the mark of `Changes.undo` if a promise cannot be kept.
+        """After a change that takes capacity: back to the mark of `DraftChanges.undo` if a promise cannot be kept.
 
         Also where it could not be kept before (a node was lost): what is answered must not depend on how the draft came to where it is.
         """

@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import islice
 from types import MappingProxyType
 
-from rmgr.sched.draft_overlay import ELSEWHERE, Changes, Overlay
+from rmgr.sched.draft_overlay import ELSEWHERE, DraftChanges, Overlay
 from rmgr.sched.holds import room
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.partition import arrival
@@ -222,7 +222,7 @@ class View(Overlay):
         return (job for job in jobs if job.id not in started) if started else iter(jobs)
 
     @staticmethod
-    def _with_changes(more: Changes, jobs: Iterable[Job], key: Callable[[Job], tuple[int, ...]], queue: str | None) -> Iterator[Job]:
+    def _with_changes(more: DraftChanges, jobs: Iterable[Job], key: Callable[[Job], tuple[int, ...]], queue: str | None) -> Iterator[Job]:
         stayed = (job for job in jobs if job.id not in more.gone)
         extra = sorted((job for job in more.extra.values() if queue is None or job.queue == queue), key=key)
         return merge(stayed, extra, key=key) if extra else stayed

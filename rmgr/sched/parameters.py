@@ -46,7 +46,7 @@ class Kind(StrEnum):
     OTHER = "other"  #: no text says it: a type of the policy's own
 
 
-class About(NamedTuple):
+class FieldRules(NamedTuple):
     """What a field's type does not say of it."""
 
     what: str
@@ -58,9 +58,9 @@ class About(NamedTuple):
 
 def about(
     what: str, *, unit: str = "", least: float | None = None, most: float | None = None, choices: Iterable[str] = ()
-) -> dict[str, About]:
+) -> dict[str, FieldRules]:
     """Metadata of a dataclass field. unit: told beside values (durations, sizes: theirs). least, most: allowed themselves; as held (us)."""
-    return {_METADATA: About(what, unit, least, most, tuple(choices))}
+    return {_METADATA: FieldRules(what, unit, least, most, tuple(choices))}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +268,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _parameter(item: dataclasses.Field[Any], hint: Any) -> Parameter:
-    told: About = item.metadata.get(_METADATA) or About("", "", None, None, ())
+    told: FieldRules = item.metadata.get(_METADATA) or FieldRules("", "", None, None, ())
     required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
     default = None
     if not required:

@@ -48,7 +48,7 @@ class OutOfDate(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ForeignPlan:
     """What another process planned for one partition. left, rest: why its other jobs wait."""
 
     decisions: tuple[Decision, ...] = ()
@@ -72,7 +72,7 @@ def encode_plan(plan: Plan, partition: str) -> dict[str, Any]:
     }
 
 
-def decode_plan(plain: Mapping[str, Any], partition: str) -> Told:
+def decode_plan(plain: Mapping[str, Any], partition: str) -> ForeignPlan:
     """Raises: LogError naming what is wrong, also for a decision of another partition."""
     try:
         decisions = tuple(_decision(one) for one in plain["decisions"])
@@ -84,7 +84,7 @@ def decode_plan(plain: Mapping[str, Any], partition: str) -> Told:
     for decision in decisions:
         if decision.partition != partition:
             raise LogError(f"a decision for partition {decision.partition}")
-    return Told(decisions=decisions, left=left, rest=rest, faults=faults)
+    return ForeignPlan(decisions=decisions, left=left, rest=rest, faults=faults)
 
 
 def _decision(plain: dict[str, Any]) -> Decision:
@@ -123,7 +123,7 @@ class Repeats:
     """A policy that writes what was planned elsewhere. name: of the policy that planned it."""
 
     name: str
-    told: Told = Told()
+    told: ForeignPlan = ForeignPlan()
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - they were looked at elsewhere
         """Raises: OutOfDate for the first decision that the draft refuses."""

@@ -23,7 +23,7 @@ from rmgr.sim.kernel import Rank
 from rmgr.sim.outcome import Result
 from rmgr.sim.setting import Setting
 from rmgr.sim.upsets import Upsets
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 from rmgr.sim.world import World
 
 #: Plain integers: compared once an event.
@@ -63,7 +63,7 @@ class _Run:
         self._upsets = Upsets(self._world, setting)
         self._kernel = self._world.kernel
         self._arrivals = self._world.arrivals()
-        self._expected: Job | None = None
+        self._expected: WorkloadJob | None = None
         self._wake_us = -1  # when the last plan asked for a pass
         self._tick_us = -1  # the multiple of the tick for which something waits
         self._timers = count()
@@ -201,5 +201,5 @@ class _Run:
             why = f"{closed} of {len(self._world.nodes)} nodes are down or drained, and nothing is to come that would open them"
         return RmgrError(f"policy {setting.policy} leaves {counted(len(stuck), 'job')} waiting for ever: {told}{more}{faults}", hint=why)
 
-    def _why(self, job: Job) -> str:
+    def _why(self, job: WorkloadJob) -> str:
         return str(self._plan.why(job.number, self._world.partition_of(job)) or "no reason given")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from rmgr.sched.job import Node, Placement
-from rmgr.sim.workload import Job
+from rmgr.sim.workload import WorkloadJob
 
 _UNIT = 1_000_000
 
@@ -22,15 +22,15 @@ Work: TypeAlias = tuple[int, ...]
 class Execution(Protocol):
     """A frozen, picklable object of parameters; every answer depends on its arguments only."""
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: WorkloadJob) -> Work:
         """All of the job, before it has run; and again after it lost what it had done (preempted, or its node failed)."""
         ...
 
-    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:
+    def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:
         """How long this much of the job takes there, at least 1 us; asked once a start, and again after each migration."""
         ...
 
-    def after_migration(self, job: Job, left: Work) -> Work:
+    def after_migration(self, job: WorkloadJob, left: Work) -> Work:
         """What a migration makes of the part that was not executed: a penalty is added here. The job may go on anywhere."""
         ...
 
@@ -41,13 +41,13 @@ class Recorded:
 
     penalty_us: int = 0
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: WorkloadJob) -> Work:
         return (job.run_us,)
 
-    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the same everywhere
+    def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the same everywhere
         return left[0]
 
-    def after_migration(self, job: Job, left: Work) -> Work:  # noqa: ARG002 - the same for all
+    def after_migration(self, job: WorkloadJob, left: Work) -> Work:  # noqa: ARG002 - the same for all
         return (left[0] + self.penalty_us,)
 
 
@@ -60,15 +60,15 @@ class BySpeed:
 
     millionths: Mapping[int, int]
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: WorkloadJob) -> Work:
         return (job.run_us,)
 
-    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
+    def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
         """Rounded up to a microsecond. Cost: O(nodes of the placement)."""
         slowest = min(self.millionths[node] for first, last, _ in placement for node in range(first, last + 1))
         return -(-left[0] * _UNIT // slowest)
 
-    def after_migration(self, job: Job, left: Work) -> Work:  # noqa: ARG002 - it is not asked who moves
+    def after_migration(self, job: WorkloadJob, left: Work) -> Work:  # noqa: ARG002 - it is not asked who moves
         return left
 
 

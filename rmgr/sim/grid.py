@@ -14,7 +14,7 @@ from rmgr.errors import UsageError
 from rmgr.sched.job import Node, Placement
 from rmgr.sim.execution import Work
 from rmgr.sim.streams import stream
-from rmgr.sim.workload import Job
+from rmgr.sim.workload import WorkloadJob
 
 MINUTE_US = 60_000_000
 #: Speeds are whole millionths of 1.
@@ -63,17 +63,17 @@ class Grid:
 
     # -- Execution --------------------------------------------------------------------------------------------------------
 
-    def work(self, job: Job) -> Work:
+    def work(self, job: WorkloadJob) -> Work:
         """(calculation, communication) in us."""
         return (job.run_us - job.communication_us, job.communication_us)
 
-    def duration_us(self, job: Job, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
+    def duration_us(self, job: WorkloadJob, left: Work, placement: Placement) -> int:  # noqa: ARG002 - the work says it all
         """(2) + (3). Cost: O(nodes of the placement), 10 us for a thousand."""
         calculation_us, communication_us = left
         above, below = calculation_us * self.total_spec, len(self.specs) * self.slowest(placement)
         return -(-above // below) + communication_us + (self.sites_of(placement) - 1) * self.delay_us
 
-    def after_migration(self, job: Job, left: Work) -> Work:
+    def after_migration(self, job: WorkloadJob, left: Work) -> Work:
         """(4)."""
         return (left[0] + job.processors * self.penalty_us, left[1])
 

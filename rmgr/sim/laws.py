@@ -60,7 +60,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LawsReport:
     """Every law, in their order."""
 
     findings: tuple[Finding, ...]
@@ -80,7 +80,7 @@ def check(
     budget_s: float = 0,
     drawn: Drawn = Drawn(),
     on_progress: Callable[[int], None] | None = None,
-) -> Report:
+) -> LawsReport:
     """Tries every law on worlds of the seeds `seed`, `seed` + 1, ...: a world that breaks one can be tried alone by its own seed.
 
     Args:
@@ -109,7 +109,7 @@ def check(
     findings = [_finding(law, counts[law], broken.get(law), waivers) for law in LAWS]
     if "in_time" not in broken:
         findings.append(_endless(make, budget, waivers, drawn))
-    return Report(tuple(findings), done, passes)
+    return LawsReport(tuple(findings), done, passes)
 
 
 def digest(make: Make, *, worlds: int, seed: int = 0, drawn: Drawn = Drawn()) -> str:

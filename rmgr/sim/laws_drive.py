@@ -15,7 +15,7 @@ from rmgr.sched.plan import Decision, Migrate, Plan, Preempt, Reject, Resume, St
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 from rmgr.sim.laws_budget import Budget
-from rmgr.sim.laws_world import Outage, SmallWorld, Window, Withdrawal, Work
+from rmgr.sim.laws_world import LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
 
 #: Passes in a row that nothing but a timer caused while nothing runs and nothing is to come: more, and the policy waits for nothing.
 MOST_IDLE_PASSES = 50
@@ -24,7 +24,7 @@ MOST_PASSES = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StoryLine:
     """A line of the story: what happened, or what was decided and why."""
 
     at_us: int
@@ -32,7 +32,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class Stay:
+class StoryStay:
     """A job on its nodes without a break; `end_us` None: still there."""
 
     job: Job
@@ -65,17 +65,17 @@ class Drive:
         self.causes: frozenset[Cause] = frozenset()
         self.plan = Plan()
         self.passes = 0
-        self.story: list[Told] = []
+        self.story: list[StoryLine] = []
         self.wrongs: list[str] = []
         self.gone: set[int] = set()
-        self.stays: list[Stay] = []
+        self.stays: list[StoryStay] = []
         self.started: set[int] = set()
         self._works = {work.job.id: work for work in world.works}
         self._left = {work.job.id: work.run_us for work in world.works}  # us of work still to do
         self._since: dict[int, int] = {}  # of what executes: when it went on
         self._wakes: dict[str, int] = {}  # partition -> when
         self._closed: set[int] = set()
-        self._windows: dict[int, Window] = {}
+        self._windows: dict[int, MaintenanceWindow] = {}
         self._to_come = sorted(self._events(), key=_order)
         self._idle = 0
 
@@ -100,7 +100,7 @@ class Drive:
         self.causes = frozenset(causes)
         return True
 
-    def _events(self) -> Iterator[tuple[int, int, Outage | Withdrawal | Window | Work]]:
+    def _events(self) -> Iterator[tuple[int, int, Outage | Withdrawal | MaintenanceWindow | LawsJob]]:
         for outage in self.world.outages:
             yield outage.at_us, 1, outage
             yield outage.until_us, 0, outage
@@ -112,9 +112,9 @@ class Drive:
         for withdrawal in self.world.withdrawals:
             yield withdrawal.at_us, 4, withdrawal
 
-    def _happen(self, event: Outage | Withdrawal | Window | Work) -> set[Cause]:
+    def _happen(self, event: Outage | Withdrawal | MaintenanceWindow | LawsJob) -> set[Cause]:
         match event:
-            case Work(job=job):
+            case LawsJob(job=job):
                 self._tell(f"job {job.id} arrives")
                 if not self.state.job_submitted(job) and self._hopeless(job):
                     self._refuse(job)
@@ -127,11 +127,11 @@ class Drive:
                 self._tell(f"node {node_id} is back")
                 self._closed.discard(node_id)
                 self._set_closed(node_id, closed=False)
-            case Window(at_us=at_us, plan=window) if at_us == self.now_us and window.end_us > self.now_us:
+            case MaintenanceWindow(at_us=at_us, plan=window) if at_us == self.now_us and window.end_us > self.now_us:
                 self._tell(f"maintenance {window.name} is planned from {window.start_us} to {window.end_us} on nodes {window.nodes}")
                 self._windows[window.id] = event
                 self.state.maintenance_planned(window)
-            case Window(plan=window):
+            case MaintenanceWindow(plan=window):
                 self._tell(f"maintenance {window.name} is over")
                 if self._windows.pop(window.id, None) is not None:
                     self.state.maintenance_over(window.id)
@@ -150,7 +150,7 @@ class Drive:
         """It executes from now on."""
         self._since[run.job.id] = self.now_us
         self.started.add(run.job.id)
-        self.stays.append(Stay(run.job, run.placement, self.now_us))
+        self.stays.append(StoryStay(run.job, run.placement, self.now_us))
 
     def _stop(self, job_id: int) -> None:
         """It executes no longer; what it has done is done."""
@@ -334,7 +334,7 @@ class Drive:
         self._leave(job.id)
 
     def _tell(self, text: str) -> None:
-        self.story.append(Told(self.now_us, text))
+        self.story.append(StoryLine(self.now_us, text))
 
 
 def described(job: Job, unit_us: int) -> str:
@@ -361,4 +361,4 @@ def where(placement: Placement) -> str:
 
 def _order(event: tuple[int, int, object]) -> tuple[int, int, int]:
     what = event[2]
-    return (event[0], event[1], what.job.id if isinstance(what, Work) else 0)
+    return (event[0], event[1], what.job.id if isinstance(what, LawsJob) else 0)

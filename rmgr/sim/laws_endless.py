@@ -11,7 +11,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sim.laws_budget import Budget, OutOfTime
 from rmgr.sim.laws_drive import Drive
 from rmgr.sim.laws_try import Breach, Make, Tried
-from rmgr.sim.laws_world import SmallWorld, Work
+from rmgr.sim.laws_world import LawsJob, SmallWorld
 
 LAW = "endless"
 SAYS = "no job waits for ever under an endless stream of others"
@@ -54,7 +54,7 @@ def streams(partition: str, queue: str) -> Mapping[str, SmallWorld]:
 def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tuple[int, int], every: int) -> SmallWorld:
     """victim, others: nodes and priority. every: minutes between two others; each runs for as many minutes as there are nodes."""
 
-    def work(job_id: int, submit: int, shape: tuple[int, int]) -> Work:
+    def work(job_id: int, submit: int, shape: tuple[int, int]) -> LawsJob:
         processes, priority = shape
         limit_us = NODES * UNIT_US
         job = Job(
@@ -67,7 +67,7 @@ def _stream(partition: str, queue: str, *, victim: tuple[int, int], others: tupl
             queue=queue,
             user="ann" if job_id == VICTIM else "bob",
         )
-        return Work(job=job, run_us=limit_us)
+        return LawsJob(job=job, run_us=limit_us)
 
     stream = [work(i + 1, i * every, others) for i in range(STREAM)]
     nodes = tuple(Node(id=i, partition=partition) for i in range(NODES))

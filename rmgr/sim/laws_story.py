@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmgr.model.units import format_duration
-from rmgr.sim.laws_drive import Stay, described
+from rmgr.sim.laws_drive import StoryStay, described
 from rmgr.sim.laws_try import Breach
 from rmgr.sim.laws_world import SmallWorld
 
@@ -50,7 +50,7 @@ def _machine(world: SmallWorld) -> Iterator[str]:
         yield f"  and {len(world.works) - MOST_WORKS} more jobs as the last"
 
 
-def chart(world: SmallWorld, stays: tuple[Stay, ...], until_us: int) -> Iterator[str]:
+def chart(world: SmallWorld, stays: tuple[StoryStay, ...], until_us: int) -> Iterator[str]:
     """A row for each core: the last character of the job's number in each unit of time, `.` where nothing stands."""
     unit = world.unit_us
     columns = until_us // unit + 1

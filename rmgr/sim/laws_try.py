@@ -19,7 +19,7 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
 from rmgr.sim.laws_budget import Budget, OutOfTime
-from rmgr.sim.laws_drive import MOST_PASSES, Drive, Stay, Told, where
+from rmgr.sim.laws_drive import MOST_PASSES, Drive, StoryLine, StoryStay, where
 from rmgr.sim.laws_records import overcommitted
 from rmgr.sim.laws_world import SmallWorld
 
@@ -48,8 +48,8 @@ class Breach:
     text: str
     at_us: int
     world: SmallWorld
-    story: tuple[Told, ...]
-    stays: tuple[Stay, ...] = ()
+    story: tuple[StoryLine, ...]
+    stays: tuple[StoryStay, ...] = ()
 
 
 class Broken(Exception):

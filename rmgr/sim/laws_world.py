@@ -48,7 +48,7 @@ class Seeded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class LawsJob:
     """A job and how long it will really run (us, never above its limit)."""
 
     job: Job
@@ -74,7 +74,7 @@ class Withdrawal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class MaintenanceWindow:
     """Maintenance that becomes known at `at_us`."""
 
     at_us: int
@@ -86,10 +86,10 @@ class SmallWorld:
     """A machine and all that will happen on it. half_life_us: of use; 0 = not kept. seed: of passes, and of what tests shuffle."""
 
     nodes: tuple[Node, ...]
-    works: tuple[Work, ...]
+    works: tuple[LawsJob, ...]
     outages: tuple[Outage, ...] = ()
     withdrawals: tuple[Withdrawal, ...] = ()
-    windows: tuple[Window, ...] = ()
+    windows: tuple[MaintenanceWindow, ...] = ()
     limits: dict[str, Limits] = field(default_factory=dict)
     half_life_us: int = 0
     seed: int = 0
@@ -187,7 +187,7 @@ def _node(chance: Chance, position: int, flat: bool, partition: str) -> Node:
 
 def _work(
     chance: Chance, job_id: int, flat: bool, unit: int, kinds: frozenset[str], partitions: Sequence[str], queues: Sequence[str]
-) -> Work:
+) -> LawsJob:
     limit = chance.between(1, 12)
     run = chance.between(1, limit)
     submit = chance.between(0, 15)
@@ -209,7 +209,7 @@ def _work(
         after=(chance.between(1, job_id - 1),) if "after" in kinds and job_id > 1 and chance.between(0, 2) == 2 else (),
         begin_us=unit * (submit + chance.between(0, 9)) if "begin" in kinds and chance.between(0, 2) == 2 else 0,
     )
-    return Work(job=job, run_us=unit * run)
+    return LawsJob(job=job, run_us=unit * run)
 
 
 def _outages(chance: Chance, nodes: tuple[Node, ...], unit: int) -> tuple[Outage, ...]:
@@ -224,13 +224,13 @@ def _outages(chance: Chance, nodes: tuple[Node, ...], unit: int) -> tuple[Outage
     return tuple(found)
 
 
-def _window(chance: Chance, nodes: tuple[Node, ...], unit: int) -> Window:
+def _window(chance: Chance, nodes: tuple[Node, ...], unit: int) -> MaintenanceWindow:
     known = chance.between(0, 12)
     start = known + chance.between(0, 12)
     partition = nodes[0].partition
     chosen = tuple(node.id for node in nodes if node.partition == partition and chance.between(0, 1)) or (nodes[0].id,)
     plan = Maintenance(1, unit * start, unit * (start + chance.between(1, 8)), chosen, "cooling", partition)
-    return Window(at_us=unit * known, plan=plan)
+    return MaintenanceWindow(at_us=unit * known, plan=plan)
 
 
 def _limits(chance: Chance, unit: int) -> Limits:
@@ -251,7 +251,7 @@ def _without_each(things: tuple[Option, ...]) -> Iterator[tuple[Option, ...]]:
         yield things[:i] + things[i + 1 :]
 
 
-def _plainer(work: Work) -> Iterator[Work]:
+def _plainer(work: LawsJob) -> Iterator[LawsJob]:
     job = work.job
     changes: list[dict[str, object]] = [
         {"processes": 1},

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rmgr.model.states import State
-from rmgr.sim.workload import Job
+from rmgr.sim.workload import WorkloadJob
 
 
 class Parting(StrEnum):
@@ -36,7 +36,7 @@ class Spell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     """The fate of one job. `spells` in order of time; more than one when it was suspended, migrated or lost its node; none when refused.
 
     turns: slots in which it ran, in a gang; 0: it had its cores for itself. served_us: how long it ran in them, where its spells do not
@@ -44,7 +44,7 @@ class Outcome:
     job: as it was submitted (a job that waited for the end of another may have been submitted at another time than its trace says).
     """
 
-    job: Job
+    job: WorkloadJob
     spells: tuple[Spell, ...]
     state: State = State.COMPLETED
     queue: str = ""
@@ -89,7 +89,7 @@ class Result:
         faults: what policies did that they must not -> how often.
     """
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[JobOutcome]
     processors: int
     policy: str
     seed: int

@@ -15,7 +15,7 @@ from typing import Any
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.states import State
 from rmgr.sim.metrics import reproducible, seconds, summary
-from rmgr.sim.outcome import Outcome, Result
+from rmgr.sim.outcome import JobOutcome, Result
 
 COLUMNS = (
     "job_id",
@@ -115,7 +115,7 @@ def write_run(directory: Path, result: Result, *, workload_name: str, manifest: 
             write_json(partial / "manifest.json", manifest)
 
 
-def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -> None:
+def write_jobs(path: Path, outcomes: Iterable[JobOutcome], *, workload_name: str) -> None:
     """One line a job, in job order, Batsim's columns, and those of jobs that shared cores; times in seconds."""
     name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
     outcomes = outcomes if isinstance(outcomes, Sequence) else list(outcomes)
@@ -126,7 +126,7 @@ def write_jobs(path: Path, outcomes: Iterable[Outcome], *, workload_name: str) -
     _write_lines(path, chain([",".join(COLUMNS)], (_line(outcome, name) for outcome in outcomes)))
 
 
-def write_spells(path: Path, outcomes: Iterable[Outcome]) -> None:
+def write_spells(path: Path, outcomes: Iterable[JobOutcome]) -> None:
     """One line for each stretch of running of each job, in job order; times in seconds; `ending` says why the job left its nodes."""
     rows = (
         f"{outcome.job.number},{at},{_time(spell.start_us)},{_time(spell.end_us)},{spell.parting},{ranges_text(spell.cores)}"
@@ -153,7 +153,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-def _line(outcome: Outcome, workload_name: str) -> str:
+def _line(outcome: JobOutcome, workload_name: str) -> str:
     job = outcome.job
     asked = f"{job.number},{workload_name},{job.number},{_time(job.submit_us)},{job.processors},{_time(job.estimate_us)}"
     if not outcome.spells:

@@ -17,10 +17,10 @@ from rmgr.sched.job import Node
 from rmgr.sched.policy import Stage
 from rmgr.sched.records import Limits, Maintenance
 from rmgr.sim.events import Cancel, Event, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
-from rmgr.sim.outcome import Outcome, Result, Spell
+from rmgr.sim.outcome import JobOutcome, Result, Spell
 from rmgr.sim.replay import History
 from rmgr.sim.setting import Setting
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def recorded(history: History, *, name: str) -> _Recorded:
         own = tuple(spells.get(job.id, ()))
         ran_us = history.ran_us.get(job.id, 0) or max(sum(spell.end_us - spell.start_us for spell in own), job.limit_us, 1)
         jobs.append(_as_drawn(job, numbers[job.id], job.submit_us - zero_us, ran_us))
-        outcomes.append(Outcome(job=jobs[-1], spells=own, state=history.states[job.id], queue=job.queue))
+        outcomes.append(JobOutcome(job=jobs[-1], spells=own, state=history.states[job.id], queue=job.queue))
     processors = sum(node.cores for node in nodes)
     workload = Workload(name=name, jobs=tuple(jobs), processors=processors)
     requests = {numbers[job.id]: replace(job, after=tuple(numbers[before] for before in job.after if before in numbers)) for job in known}
@@ -83,8 +83,8 @@ def under(run: _Recorded, pipeline: tuple[Stage, ...], policy: str, usage_half_l
     return replace(run.setting, pipeline=pipeline, policy=policy, usage_half_life_us=usage_half_life_us)
 
 
-def _as_drawn(job: sched.Job, number: int, submit_us: int, ran_us: int) -> Job:
-    return Job(
+def _as_drawn(job: sched.Job, number: int, submit_us: int, ran_us: int) -> WorkloadJob:
+    return WorkloadJob(
         number=number,
         submit_us=max(submit_us, 0),
         run_us=ran_us,

@@ -13,7 +13,7 @@ from rmgr.sim.execution import Execution, Recorded, Work, unexecuted
 from rmgr.sim.machine import Cores, Machine
 from rmgr.sim.outcome import Parting
 from rmgr.sim.stretches import Stretches
-from rmgr.sim.workload import Job
+from rmgr.sim.workload import WorkloadJob
 
 
 class Stay:
@@ -42,7 +42,7 @@ class Stays:
 
     __slots__ = ("_execution", "_jobs", "_left", "_machine", "_plain", "_stretches", "running", "stopped")
 
-    def __init__(self, jobs: Sequence[Job], machine: Machine, execution: Execution, stretches: Stretches) -> None:
+    def __init__(self, jobs: Sequence[WorkloadJob], machine: Machine, execution: Execution, stretches: Stretches) -> None:
         self._jobs = jobs
         self._machine, self._execution, self._stretches = machine, execution, stretches
         self._plain = type(execution) is Recorded

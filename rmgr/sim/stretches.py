@@ -12,8 +12,8 @@ from typing import overload
 
 from rmgr.model.states import State
 from rmgr.sim.machine import Cores
-from rmgr.sim.outcome import Outcome, Parting, Spell
-from rmgr.sim.workload import Job
+from rmgr.sim.outcome import JobOutcome, Parting, Spell
+from rmgr.sim.workload import WorkloadJob
 
 _PARTINGS = tuple(Parting)
 _CODES = {parting: code for code, parting in enumerate(_PARTINGS)}
@@ -79,18 +79,18 @@ class Stretches:
         return tuple(spells)
 
 
-class Outcomes(Sequence[Outcome]):
+class Outcomes(Sequence[JobOutcome]):
     """The outcome of each job in job order, put together when it is read. Two of them are equal when all their outcomes are."""
 
     __slots__ = ("_jobs", "_queues", "_states", "_stretches", "_submits")
 
     def __init__(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[WorkloadJob],
         stretches: Stretches,
         *,
         states: Mapping[int, State],
-        submits: Mapping[int, Job],
+        submits: Mapping[int, WorkloadJob],
         queues: Mapping[int, str],
     ) -> None:
         """states: of jobs that did not complete. submits: jobs that were submitted otherwise than in `jobs`. queues: of rerouted jobs."""
@@ -101,15 +101,15 @@ class Outcomes(Sequence[Outcome]):
         return len(self._jobs)
 
     @overload
-    def __getitem__(self, at: int) -> Outcome: ...
+    def __getitem__(self, at: int) -> JobOutcome: ...
     @overload
-    def __getitem__(self, at: slice) -> tuple[Outcome, ...]: ...
-    def __getitem__(self, at: int | slice) -> Outcome | tuple[Outcome, ...]:
+    def __getitem__(self, at: slice) -> tuple[JobOutcome, ...]: ...
+    def __getitem__(self, at: int | slice) -> JobOutcome | tuple[JobOutcome, ...]:
         if isinstance(at, slice):
             return tuple(map(self._of, self._jobs[at]))
         return self._of(self._jobs[at])
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[JobOutcome]:
         return map(self._of, self._jobs)
 
     def __eq__(self, other: object) -> bool:
@@ -117,10 +117,10 @@ class Outcomes(Sequence[Outcome]):
 
     __hash__ = None  # type: ignore[assignment]  # as of every sequence that is compared by what is in it
 
-    def _of(self, job: Job) -> Outcome:
+    def _of(self, job: WorkloadJob) -> JobOutcome:
         number = job.number
         served_us, turns = self._stretches.served.get(number, (None, 0)) if self._stretches.served else (None, 0)
-        return Outcome(
+        return JobOutcome(
             job=self._submits.get(number, job),
             spells=self._stretches.of(number),
             state=self._states.get(number, State.COMPLETED),

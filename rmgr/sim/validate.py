@@ -10,9 +10,9 @@ from rmgr.model.states import State
 from rmgr.sim.execution import Execution, Recorded, unexecuted
 from rmgr.sim.machine import Machine
 from rmgr.sim.outages import outages
-from rmgr.sim.outcome import KEEPING, Outcome, Parting, Result, Spell
+from rmgr.sim.outcome import KEEPING, JobOutcome, Parting, Result, Spell
 from rmgr.sim.setting import Setting
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 _SHOWN = 5
 
@@ -58,7 +58,7 @@ def _same_jobs(result: Result, workload: Workload) -> bool:
     )
 
 
-def _of_one(outcome: Outcome, processors: int, worked: _Worked) -> list[str]:
+def _of_one(outcome: JobOutcome, processors: int, worked: _Worked) -> list[str]:
     job, name = outcome.job, f"job {outcome.job.number}"
     if not outcome.spells:
         return [] if outcome.state in {State.FAILED, State.CANCELLED} else [f"{name} never ran, and its state is {outcome.state}"]
@@ -100,11 +100,11 @@ class _Worked:
         self._machine, self._execution = machine, execution
         self._plain = type(execution) is Recorded
 
-    def needed(self, job: Job, spell: Spell) -> int:
+    def needed(self, job: WorkloadJob, spell: Spell) -> int:
         """How long the whole job takes there."""
         return self._execution.duration_us(job, self._execution.work(job), self._machine.placed(spell.cores, job.threads))
 
-    def wrong(self, job: Job, spells: tuple[Spell, ...]) -> list[str]:
+    def wrong(self, job: WorkloadJob, spells: tuple[Spell, ...]) -> list[str]:
         last = spells[-1]
         if last.parting is not Parting.ENDED:
             return [f"is complete, and its last spell was {last.parting}"]

@@ -17,8 +17,8 @@ SECOND = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A rigid job as it was drawn or recorded: what happens to it is an `Outcome`.
+class WorkloadJob:
+    """A rigid job as it was drawn or recorded: what happens to it is a `JobOutcome`.
 
     Attributes:
         number: 1..n in submit order. submit_us: from the first submit, >= 0. run_us: how long it runs, > 0.
@@ -57,7 +57,7 @@ class Workload:
     """
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[WorkloadJob, ...]
     processors: int
     touched: Mapping[str, int] = field(default_factory=dict)
     acknowledgement: str = ""
@@ -149,7 +149,7 @@ def read_trace(
         dependencies: fields 17 and 18 are followed: a job with a think time is submitted that long after the end of the job before it.
         on_record: called with the number of records now and then, for progress.
     Raises: UsageError for a trace that cannot be read, holds no usable job, or does not say its machine when that is needed.
-    Cost: about 5 us a record and one `Job` (200 bytes) in memory.
+    Cost: about 5 us a record and one `WorkloadJob` (200 bytes) in memory.
     """
     reader = SwfReader(path)
     counts = _Counts()
@@ -169,7 +169,7 @@ def read_trace(
             counts.cut_to_machine += 1
             size = machine  # noqa: PLW2901 - the rule's own words: size = min(size, P)
         jobs.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=(submit - first) * SECOND,
                 run_us=run * SECOND,
@@ -190,7 +190,7 @@ def read_trace(
     return Workload(name=_stem(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
 
 
-def _with_dependencies(jobs: list[Job], records: list[Record], counts: _Counts) -> list[Job]:
+def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _Counts) -> list[WorkloadJob]:
     """The same jobs, each naming the job it follows by our number: of the records of one job number the last before it."""
     seen: dict[int, int] = {}
     found = []

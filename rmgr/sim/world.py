@@ -29,13 +29,13 @@ from rmgr.sim.stays import Stay, Stays
 from rmgr.sim.streams import stream
 from rmgr.sim.stretches import Outcomes, Stretches
 from rmgr.sim.turns import Turns
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 #: Plain integers: compared once an event.
 _END, _ARRIVAL = int(Rank.END), int(Rank.ARRIVAL)
 #: So often a job starts again after it lost its nodes; a job much longer than nodes last would never end.
 MOST_LOSSES = 100
-What: TypeAlias = Stay | Job | Event | None
+What: TypeAlias = Stay | WorkloadJob | Event | None
 
 
 class World:
@@ -59,21 +59,21 @@ class World:
         self._states: dict[int, State] = {}  # of jobs that are over and did not complete
         self._losses: Counter[int] = Counter()
         self._over, self._arrived = bytearray(len(workload.jobs) + 1), bytearray(len(workload.jobs) + 1)
-        self._submits: dict[int, Job] = {}  # of jobs that were submitted at another time than the workload says
+        self._submits: dict[int, WorkloadJob] = {}  # of jobs that were submitted at another time than the workload says
         self._queues: dict[int, str] = {}  # of rerouted jobs
-        self._followers: dict[int, list[Job]] = {}  # job -> those that are submitted after its end
+        self._followers: dict[int, list[WorkloadJob]] = {}  # job -> those that are submitted after its end
         self.count = self.open = len(workload.jobs)
 
     # -- jobs ---------------------------------------------------------------------------------------------------------------
 
-    def arrivals(self) -> Iterator[Job]:
+    def arrivals(self) -> Iterator[WorkloadJob]:
         """The jobs that are submitted at their own times, in order; the others are kept until the end of the job they follow."""
         for job in self._workload.jobs:
             if job.after and job.think_us >= 0:
                 self._followers.setdefault(job.after, []).append(job)
         return (job for job in self._workload.jobs if not job.after or job.think_us < 0) if self._followers else iter(self._workload.jobs)
 
-    def arrive(self, job: Job) -> bool:
+    def arrive(self, job: WorkloadJob) -> bool:
         """Submits it. False: it was refused at once, or cancelled before it came."""
         now, number = self.kernel.now_us, job.number
         if self._over[number]:
@@ -197,7 +197,7 @@ class World:
         """Of every job."""
         return Outcomes(self._workload.jobs, self._stretches, states=self._states, submits=self._submits, queues=self._queues)
 
-    def waiting(self) -> list[Job]:
+    def waiting(self) -> list[WorkloadJob]:
         """Jobs that are not over."""
         return [job for job in self._workload.jobs if not self._over[job.number]]
 
@@ -212,7 +212,7 @@ class World:
         #: where facts go
         self.tell = state if self._recorder is None else self._recorder.around(state, lambda: self.kernel.now_us)
 
-    def _is_to_come(self, job: Job) -> bool:
+    def _is_to_come(self, job: WorkloadJob) -> bool:
         """The job that this one follows has not been submitted yet."""
         return not self._arrived[job.after] and not self._over[job.after]
 
@@ -232,11 +232,11 @@ class World:
             for job in self._followers.pop(number, ()):
                 self.kernel.put(self.kernel.now_us + max(job.think_us, 0), _ARRIVAL, job.number, job)
 
-    def partition_of(self, job: Job) -> str:
+    def partition_of(self, job: WorkloadJob) -> str:
         """Where its queue lives."""
         return self._partitions.get(job.queue, "default")
 
-    def _as_request(self, job: Job) -> sched.Job:
+    def _as_request(self, job: WorkloadJob) -> sched.Job:
         """What the scheduler is told of a job: everything but how long it will really run."""
         if self._requests:
             return replace(self._requests[job.number], id=job.number, submit_us=job.submit_us, queued_us=-1)

@@ -21,7 +21,7 @@ import psutil
 
 from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
-from rmgr.model.frames import CommandBatch, CommandItem, Shape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 
 PAYLOAD = pickle.dumps(((7,), {}))
 
@@ -49,7 +49,7 @@ class Bench:
 
     def send(self, count: int) -> None:
         items = tuple([TaskItem(self.runner.next_seq(), i, payload=PAYLOAD) for i in range(count)])
-        self.worker.send(TaskBatch(shape=Shape(submission=42), function=self.function, blob=self.blob, items=items))
+        self.worker.send(TaskBatch(shape=BatchShape(submission=42), function=self.function, blob=self.blob, items=items))
 
     def tasks(self, batch: int, total: int) -> dict[str, object]:
         """No-op calls in batches, at most four batches ahead."""
@@ -83,7 +83,7 @@ class Bench:
         """`/bin/true` with captured output, one slot."""
         before, started = self._cpu(self.slot.pid), time.perf_counter()
         items = tuple(CommandItem(self.runner.next_seq(), i) for i in range(count))
-        self.slot.run(CommandBatch(shape=Shape(submission=42), argv=("/bin/true",), items=items))
+        self.slot.run(CommandBatch(shape=BatchShape(submission=42), argv=("/bin/true",), items=items))
         done = 0
         while done < count:
             done += sum(len(event.ends) for event in self.wait(CommandsEnded))

@@ -32,7 +32,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
 from rmgr.model.identity import Role
 from rmgr.model.limits import UserLimits
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Work
@@ -192,7 +192,7 @@ def test_a_direct_user_says_that_others_tasks_were_cancelled(scene: Scene) -> No
 def test_a_direct_user_cancels_what_others_run_by_an_order(scene: Scene) -> None:
     number = scene.submit(command=Command(argv=("/bin/sleep", "600")))
     until("it runs", lambda: any(f"{number}" in name for name in scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60) or []))
-    what = InboxOrder(order=Order.CANCEL, submission=number, reason=Reason.USER_CANCEL)
+    what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=Reason.USER_CANCEL)
     assert isinstance(scene.mallory.commit(Create(paths.inbox("n1", uuid.uuid4().hex), encode_record(what))), Committed)
     assert scene.outcomes(number)[0].state is State.CANCELLED
 

@@ -28,7 +28,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
-from rmgr.model.node import InboxOrder, NodeRecord, Order, SubmitterEntry
+from rmgr.model.node import InboxOrder, NodeRecord, OrderKind, SubmitterEntry
 from rmgr.model.placing import Allocation
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.request import CancelRequest
@@ -299,14 +299,14 @@ def test_nobody_hands_over_what_only_the_leader_places(mallory: Client) -> None:
         refused(mallory, loose)
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_an_order_is_a_cancel_of_his_own_under_a_name_that_says_nothing(mallory: Client, order: Order) -> None:
+@pytest.mark.parametrize("order", list(OrderKind))
+def test_an_order_is_a_cancel_of_his_own_under_a_name_that_says_nothing(mallory: Client, order: OrderKind) -> None:
     record = mallory.submitted()
     key, _ = block(record.id)
     what = InboxOrder(order=order, submission=record.id, reason=Reason.USER_CANCEL)
     for guid in (paths.start_order("0" * 32, replace(key, seq=0)), paths.start_order("x", replace(key, seq=0)), "x", "../n1/x"):
         refused(mallory, leader_ops.order("n1", guid, what), RmgrError)
-    if order is not Order.CANCEL:
+    if order is not OrderKind.CANCEL:
         refused(mallory, leader_ops.order("n1", "0" * 32, what), match="leader alone")
     refused(mallory, leader_ops.order("n1", "0" * 32, replace(what, extra={"block": "x"})))
 

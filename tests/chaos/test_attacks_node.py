@@ -21,7 +21,7 @@ import pytest
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.process import Slot
 from rmgr.adapters.workevents import SlotLost, Surprised
-from rmgr.model.frames import Shape
+from rmgr.model.frames import BatchShape
 from rmgr.runner import home
 from tests.harness import hostile_spawner
 from tests.harness.local_accounts import LocalAccounts
@@ -212,7 +212,7 @@ def test_a_call_reaches_neither_its_spawner_nor_the_starter(node: WorkNode, slot
 
 
 def test_a_fork_bomb_leaves_processes_to_others(node: WorkNode, slot: Slot, bens: Slot) -> None:
-    bomb = node.run(slot, home.PYTHON, "-I", "-S", "-c", BOMB, shape=Shape(submission=1, limit_us=2_000_000, grace_us=100_000))
+    bomb = node.run(slot, home.PYTHON, "-I", "-S", "-c", BOMB, shape=BatchShape(submission=1, limit_us=2_000_000, grace_us=100_000))
     until(lambda: bomb in node.ends or (slot.live_output(bomb, "stdout", 0) or (b"", 0))[0])
     assert node.end_of(node.run(bens, "sh", "-c", "true | cat; echo well")).out.data == b"well\n"
     made = int(node.end_of(bomb).out.data)

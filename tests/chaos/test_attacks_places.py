@@ -22,7 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import Line, dial
+from rmgr.adapters.line import DirectLine, dial
 from rmgr.adapters.rpc import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.adapters.rpc_auth import open_channel
 from rmgr.adapters.rpc_gateway_store import GatewayStore
@@ -115,11 +115,11 @@ def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flood
     world = limited(lines=2)
     loop = Loop("lines", on_crash=lambda error: pytest.fail(repr(error)))
 
-    def call(user: str) -> Line:
+    def call(user: str) -> DirectLine:
         ends = {"on_message": lambda _line, _message: None, "on_end": lambda _line: None}
         return dial(world.node.line, credentials=world.people[user], key_id=world.node.key_id, loop=loop, timeout_s=30, **ends)
 
-    mine: list[Line] = []
+    mine: list[DirectLine] = []
     try:
         # The Starter takes the limit up in its own time: lines that it gave before count.
         until("he is refused", lambda: mine.append(call("mallory")) or sum(line.is_open for line in mine) < len(mine))

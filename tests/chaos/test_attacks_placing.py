@@ -19,7 +19,7 @@ from rmgr.coord.multi import Committed, Create, Set
 from rmgr.coord.records import decode_block, decode_record, encode_block, encode_record
 from rmgr.coord.seal_placing import seal_placings
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, NodeRecord, Order
+from rmgr.model.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.placing import Allocation, Rigid
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Tail
@@ -113,7 +113,7 @@ def start(scene: Scene, key: BlockKey, data: BlockData, *, in_the_body: bool = F
     guid = uuid.uuid4().hex[:12]
     ops = [Create(paths.running_block("n1", key), encode_block(data))]
     if in_the_body:
-        order = InboxOrder(order=Order.START, submission=key.submission, index=key.first, extra={"block": paths.block_name(key)})
+        order = InboxOrder(order=OrderKind.START, submission=key.submission, index=key.first, extra={"block": paths.block_name(key)})
         ops.append(Create(paths.inbox("n1", guid), encode_record(order)))
     else:
         ops.append(Create(paths.inbox("n1", paths.start_order(guid, key)), b"{}"))

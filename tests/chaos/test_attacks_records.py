@@ -25,7 +25,7 @@ from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.records import decode_record, encode_block, encode_fragment, encode_record
 from rmgr.model.block import MOST_TASKS, BlockData, BlockKey
 from rmgr.model.identity import Role
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.request import CancelRequest, StopRequest
@@ -284,7 +284,7 @@ def _orders_and_requests(attack: Attack, mine: int) -> None:
     for _, _, data in hostile.hostile(replace(SAMPLES[InboxOrder], submission=mine)):
         attack.send(Create(paths.inbox("n1", guid()), data))
     for name in ("x+y", "x+" + "9" * 67, f"{unique()}+{paths.block_name(replace(_KEY, submission=attack.next))}", "+", "x" * 300):
-        attack.send(Create(paths.inbox("n1", name), encode_record(InboxOrder(order=Order.LOST, submission=mine))))
+        attack.send(Create(paths.inbox("n1", name), encode_record(InboxOrder(order=OrderKind.LOST, submission=mine))))
     for kind in (CancelRequest, StopRequest):
         for _, _, data in hostile.hostile(replace(SAMPLES[kind], submission=mine)):
             attack.send(Create(paths.request(guid()), data))

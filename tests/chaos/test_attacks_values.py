@@ -23,7 +23,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord import keys
-from rmgr.coord.ownership import Share
+from rmgr.coord.ownership import ValueShare
 from rmgr.coord.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
 from rmgr.model.identity import Role
@@ -367,7 +367,7 @@ def test_a_gateway_lets_nobody_write_rows_of_others_nor_in_their_names(town: Tow
     ):
         with pytest.raises(PermissionDenied):
             attack()
-    forged = Share(owner="ann", user="mallory", key="in/", is_prefix=True, write=True)
+    forged = ValueShare(owner="ann", user="mallory", key="in/", is_prefix=True, write=True)
     for attack in (lambda: deeds.put_share(rows, forged), lambda: rows.delete(forged.row)):
         with pytest.raises(PermissionDenied):
             attack()

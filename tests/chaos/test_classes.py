@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmgr.bench.classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
-from rmgr.bench.live_workload import Played, Stage, pipeline_with
+from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
 from rmgr.bench.reality import compare, simulated
 from rmgr.dev.cluster import DevCluster
@@ -20,7 +20,7 @@ from rmgr.model.placing import job_id
 from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline import pipeline_from
 from rmgr.sched.queue_class import selected
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 from tests.harness.coordinators import wait_for
 
 #: All times a sixth: twelve seconds of work for each system.
@@ -31,7 +31,7 @@ PACE = 0.17
 def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_parts: None, tmp_path: Path) -> None:
     decided: dict[str, list[Mapping[str, Any]]] = {}
     with DevCluster(tmp_path / "cluster", nodes=NODES, cores=CORES) as cluster, connected(cluster) as connection:
-        stage = Stage(connection)
+        stage = WorkloadStage(connection)
         for system in SYSTEMS:
             jobs, tables = workload(system, pace=PACE), document(system, PACE)
             stage.use(pipeline_with(system, tables))
@@ -47,7 +47,7 @@ def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_part
     assert [one for one in decided["proposal 2"] if one["do"] == "hold_cores"], "nobody has reserved"
 
 
-def strictest(job: Job, tables: Mapping[str, object]) -> str:
+def strictest(job: WorkloadJob, tables: Mapping[str, object]) -> str:
     """The class that paper 000 chooses for it."""
     shape = Request(id=1, submit_us=0, processes=job.processes, threads=job.threads, limit_us=job.estimate_us)
     found = selected(shape, pipeline_from(tables).queues)

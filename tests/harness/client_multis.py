@@ -11,11 +11,11 @@ from rmgr.client.ports import TaskSpec
 from rmgr.coord import gating, join_ops, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
 from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import ConflictKind, Multi, Stamped, Stat
-from rmgr.coord.rebuild_parts import Facts, Moved
+from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
 from rmgr.coord.records import encode_block, encode_failed, encode_record
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, InboxOrder, Order, SubmitterEntry
+from rmgr.model.node import Drain, InboxOrder, OrderKind, SubmitterEntry
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.request import CancelRequest, StopKind, StopRequest
@@ -62,7 +62,7 @@ class Tree:
     """`Known` of a cluster that is this."""
 
     ids: tuple[int, int] = (42, 7)
-    of: dict[int, Facts] = field(default_factory=lambda: {42: Facts.of(ANN)})
+    of: dict[int, SubmissionFacts] = field(default_factory=lambda: {42: SubmissionFacts.of(ANN)})
     tails: dict[int, tuple[int, Tail]] = field(default_factory=lambda: {42: (3, TAIL)})
     znodes: dict[str, Stamped] = field(default_factory=dict)
     config: ClusterSettings = ClusterSettings()
@@ -73,7 +73,7 @@ class Tree:
             raise Moved(paths.IDS, ConflictKind.BAD_VERSION)
         return self.ids[0]
 
-    def facts(self, submission: int) -> Facts:
+    def facts(self, submission: int) -> SubmissionFacts:
         if submission not in self.of:
             raise Moved(paths.tail(submission), ConflictKind.NO_NODE)
         return self.of[submission]
@@ -133,7 +133,7 @@ def grown() -> list[tuple[Multi, Tree]]:
         return replace(TAIL, next=end, enqueued="0123-1")
 
     refused = Fragment(attempt=0, outcomes=(Outcome(index=4, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error="taken"),))
-    capped = Tree(of={42: Facts.of(replace(ANN, max_running=1))})
+    capped = Tree(of={42: SubmissionFacts.of(replace(ANN, max_running=1))})
     key, data = block(0, 1)
     return [
         (ops.enqueue(42, "default", tail=tail(8), tail_version=3, blocks=[block(), block(4)], held=False), Tree()),
@@ -160,7 +160,7 @@ def changes() -> list[tuple[Multi, Tree]]:
     assert isinstance(free, gating.Change)
     assert isinstance(gone, gating.Change)
     of_held = Tree(znodes={paths.sub(42): stamped(encode_record(held.record), 2)})
-    what = InboxOrder(order=Order.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
+    what = InboxOrder(order=OrderKind.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
     drain = Drain(node="n1", reason="r", user="olga", since_us=1)
     return [
         (leader_ops.resubmit(ANN, 10, 6, 1, FAILED, 0, gate=True, max_losses=5)[0], lost),

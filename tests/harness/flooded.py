@@ -15,7 +15,7 @@ from typing import Any
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_use import Told, UseClient
+from rmgr.adapters.rpc_use import UseAnswer, UseClient
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Committed, Holds, Multi, Set
 from rmgr.coord.records import decode_record, encode_record
@@ -60,7 +60,7 @@ class Flooded(Scene):
             "gateway": (self.gateway.endpoint, Role.SUBMITTER),
         }
 
-    def told(self, user: str = "mallory", *, fresh: bool = True) -> Told:
+    def told(self, user: str = "mallory", *, fresh: bool = True) -> UseAnswer:
         client = UseClient(self.gateway.endpoint, role=Role.SUBMITTER, credentials=self.people[user])
         try:
             return client.use(fresh=fresh)
@@ -86,7 +86,7 @@ class Flooded(Scene):
         assert isinstance(self.admin.zk.commit(change).result(60), Committed)
         self.until_told("the gateway has the limits", lambda told: told.limits == limits)
 
-    def until_told(self, what: str, condition: Callable[[Told], bool]) -> None:
+    def until_told(self, what: str, condition: Callable[[UseAnswer], bool]) -> None:
         """The gateway has told ann so. Else it says why, and the next test gets another scene."""
         last: Any = None
 

@@ -8,7 +8,7 @@ from typing import Any
 from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_answers import Commit
+from rmgr.adapters.rpc_gateway_answers import RequestedCommit
 from rmgr.adapters.rpc_gateway_rows import Rows
 from rmgr.adapters.rpc_gateway_server import Sessions
 from rmgr.adapters.zk import ZkCoordinator, end_session
@@ -37,8 +37,8 @@ class OpenGate:
         return self.opened[-1]
 
 
-    def permit_commit(self, caller: Caller, multi: Multi) -> Commit:
-        return Commit(multi)
+    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit:
+        return RequestedCommit(multi)
 
     def permit_create(self, caller: Caller, path: str) -> None: ...
     def permit_read(self, caller: Caller, kind: str, path: str) -> None: ...

@@ -15,7 +15,7 @@ from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.limits import UserLimits
 from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry, SubmitterEntry, Trouble
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry, Trouble
 from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
 from rmgr.model.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
@@ -81,7 +81,7 @@ SAMPLES: tuple[Any, ...] = (
     Trouble(node="n1", incarnation=1, kind="disk", reason="full", since_us=1, refused={"ann": "why"}),
     EpochRecord(epoch=1, leader="g"),
     Meta(cluster_id="c"),
-    InboxOrder(order=Order.CANCEL, submission=1, extra={"block": "b"}),
+    InboxOrder(order=OrderKind.CANCEL, submission=1, extra={"block": "b"}),
     QueueSpec(name="default", users=("ann",)),
     PipelineSpec(partition="default", document="{}"),
     ClusterSettings(operators=("ann",), pipelines=(PipelineSpec(partition="default", document="{}"),), extra={"a": "b"}),

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from rmgr.adapters.zk_bulk import BulkRead, MomentRead
-from rmgr.adapters.zk_link import LinkState, Trouble
+from rmgr.adapters.zk_link import LinkState, LinkTrouble
 from rmgr.adapters.zk_ops import Commit, to_stamped
 from rmgr.adapters.zk_session import SessionCoordinator
 from rmgr.adapters.zk_wire import OPEN_ACL, Acl
@@ -200,16 +200,16 @@ class _MemoryLink:
         del acl
         return _Request("create", path)
 
-    def trouble(self, error: Exception) -> Trouble:
+    def trouble(self, error: Exception) -> LinkTrouble:
         match error:
             case _LinkLost() | SessionGone():
-                return Trouble.LOST
+                return LinkTrouble.LOST
             case NoZnode():
-                return Trouble.ABSENT
+                return LinkTrouble.ABSENT
             case FileExistsError():
-                return Trouble.EXISTS
+                return LinkTrouble.EXISTS
             case _:
-                return Trouble.OTHER
+                return LinkTrouble.OTHER
 
 
 class MemoryCoordinator(SessionCoordinator):

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
-    Deadline,
+    CallDeadline,
     bind,
     check_key,
     check_limit,
@@ -247,12 +247,12 @@ class MemoryStore:
         """See `Store.close`. The rows of a named store stay."""
         self._closed = True
 
-    def _begin(self, timeout_s: float, doing: str) -> Deadline:
+    def _begin(self, timeout_s: float, doing: str) -> CallDeadline:
         if self._closed:
             raise StoreUnavailable(f"cannot {doing}: the store is closed")
         if self.outage:
             raise StoreUnavailable(f"cannot {doing}: {self.outage}")
-        deadline = Deadline(timeout_s)
+        deadline = CallDeadline(timeout_s)
         deadline.check(doing)
         return deadline
 

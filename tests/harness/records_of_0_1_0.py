@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.model.block import BlockData, KeyedPayload, PastAttempt
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, Order, StarterEntry
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.resources import Capacity, NodeAttributes, Request
@@ -81,7 +81,7 @@ RECORDS: dict[str, Any] = {
     "drain": Drain(node="n1", reason="disk", user="op", since_us=1_700_000_000_000_000),
     "epoch": EpochRecord(epoch=4, leader="w", endpoint="10.0.0.2:1", host="h", pid=5, since_us=1, candidate="n-x-0000000001"),
     "meta": Meta(cluster_id="0123456789abcdef", created_us=1_700_000_000_000_000),
-    "order": InboxOrder(order=Order.CANCEL, submission=42, index=7, reason="USER_CANCEL", detail="d", signal=15, extra={"k": "v"}),
+    "order": InboxOrder(order=OrderKind.CANCEL, submission=42, index=7, reason="USER_CANCEL", detail="d", signal=15, extra={"k": "v"}),
     "settings": ClusterSettings(
         queues=(
             QueueSpec(name="default"),

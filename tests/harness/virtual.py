@@ -31,7 +31,7 @@ from rmgr.daemons.starter import Parts, build
 from rmgr.daemons.watchdog import Watchdog
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine
-from rmgr.runtime.loop import Owner
+from rmgr.runtime.loop import LoopOwner
 from rmgr.runtime.mailbox import Closed
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -95,7 +95,7 @@ class VirtualMachine:
     def __init__(self, seed: int = 0) -> None:
         self.now_s = _START_S
         self._chance = random.Random(seed)
-        self._owners: dict[Owner[Any], float] = {}  # -> when it gets a turn even if nothing comes
+        self._owners: dict[LoopOwner[Any], float] = {}  # -> when it gets a turn even if nothing comes
         self._steps: list[Callable[[], bool]] = []
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -176,7 +176,7 @@ class VirtualMachine:
 
         self.at(self.now_s + pause_s, again)
 
-    def add(self, owner: Owner[Any], *steps: Callable[[], bool]) -> None:
+    def add(self, owner: LoopOwner[Any], *steps: Callable[[], bool]) -> None:
         """It gets turns from now on. steps: of its helpers; each does one thing, False = there is none."""
         self._owners[owner] = self._due_s(owner)
         self._steps += steps
@@ -222,7 +222,7 @@ class VirtualMachine:
                 moved = True
         return moved
 
-    def _give(self, owner: Owner[Any]) -> bool:
+    def _give(self, owner: LoopOwner[Any]) -> bool:
         try:
             message = owner.mailbox.get(0)
         except Closed:
@@ -239,7 +239,7 @@ class VirtualMachine:
             del self._owners[owner]
         return True
 
-    def _due_s(self, owner: Owner[Any]) -> float:
+    def _due_s(self, owner: LoopOwner[Any]) -> float:
         wait_s = owner.wait_s()
         return math.inf if wait_s is None else self.now_s + wait_s
 

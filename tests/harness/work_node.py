@@ -16,7 +16,7 @@ import psutil
 
 from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
-from rmgr.model.frames import CommandBatch, CommandEnd, CommandItem, Shape, TaskBatch, TaskEnd, TaskItem
+from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
 
 DEADLINE_S = 60.0
 
@@ -100,12 +100,12 @@ class WorkNode:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def run(self, slot: Slot, *argv: str, shape: Shape | None = None, **options: Any) -> int:
+    def run(self, slot: Slot, *argv: str, shape: BatchShape | None = None, **options: Any) -> int:
         """Queues one command; its seq."""
         seq = self.runner.next_seq()
         item = {key: options.pop(key) for key in ("out", "err", "directory", "index", "attempt", "label") if key in options}
         item.setdefault("index", 0)
-        batch = CommandBatch(shape=shape or Shape(submission=42), argv=argv, items=(CommandItem(seq, **item),), **options)
+        batch = CommandBatch(shape=shape or BatchShape(submission=42), argv=argv, items=(CommandItem(seq, **item),), **options)
         assert slot.run(batch)
         return seq
 
@@ -120,15 +120,15 @@ class WorkNode:
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    def batch(self, function: Callable[..., Any], *calls: tuple[Any, ...], shape: Shape | None = None) -> TaskBatch:
+    def batch(self, function: Callable[..., Any], *calls: tuple[Any, ...], shape: BatchShape | None = None) -> TaskBatch:
         """One batch of calls."""
         blob = cloudpickle.dumps(function)
         items = tuple(
             TaskItem(self.runner.next_seq(), index, payload=cloudpickle.dumps((args, {}))) for index, args in enumerate(calls or ((),))
         )
-        return TaskBatch(shape=shape or Shape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=items)
+        return TaskBatch(shape=shape or BatchShape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=items)
 
-    def call(self, worker: Worker, function: Callable[..., Any], *args: Any, shape: Shape | None = None) -> int:
+    def call(self, worker: Worker, function: Callable[..., Any], *args: Any, shape: BatchShape | None = None) -> int:
         """Sends one call; its seq."""
         batch = self.batch(function, args, shape=shape)
         assert worker.send(batch)

@@ -13,7 +13,7 @@ from rmgr.bench import idle as bench_idle
 from rmgr.bench import mixed as bench_mixed
 from rmgr.bench import scale as bench_scale
 from rmgr.bench import store as bench_store
-from rmgr.bench.measuring import Bench, Plan, two_slots
+from rmgr.bench.measuring import Bench, MeasuringPlan, two_slots
 from rmgr.bench.mixed import Ran, shortest_s
 from rmgr.bench.process_cost import children_of, cost_of, pss_bytes
 from rmgr.cli.main import run
@@ -22,12 +22,12 @@ ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
 
 
 @pytest.fixture
-def tiny(zookeeper_parts: None) -> Plan:
-    return Plan(repetitions=1, scale=0.001)
+def tiny(zookeeper_parts: None) -> MeasuringPlan:
+    return MeasuringPlan(repetitions=1, scale=0.001)
 
 
 def test_a_cluster_without_work_is_counted_process_by_process(
-    tiny: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_idle, "_NODES", 1)
     monkeypatch.setattr(bench_idle, "_WATCHDOGS", 1)
@@ -48,7 +48,7 @@ def test_a_cluster_without_work_is_counted_process_by_process(
     assert [row["detail"]["processes"] for row in rows if row["what"].startswith("memory, spawners")] == [4]
 
 
-def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_and_uneven_work_are_measured_beside_the_standard_library(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     # 10 inputs of 1 MiB, 100 and 10 results; 10 + 10 tasks of 20 ms at most; a late Starter that finds everything claimed.
     monkeypatch.setattr(bench_mixed, "_LONG_S", (0.01, 0.02))
     with two_slots(tiny) as bench, bench_store.ProcessPoolExecutor(2) as pool:
@@ -94,7 +94,7 @@ def late_starter_is_timed_to_its_first_task(bench: Bench) -> None:
     assert bench.cluster.process("late1").find() is None
 
 
-def test_virtual_starters_run_every_task_once_and_their_cost_is_counted(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_virtual_starters_run_every_task_once_and_their_cost_is_counted(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_scale, "_TOGETHER", 1)  # two processes of one Starter each
     monkeypatch.setattr(bench_scale, "_SETTLE_S", 0.0)
     found = bench_scale._measured(tiny, 2, 60)
@@ -116,7 +116,7 @@ def test_no_schedule_is_shorter_than_its_longest_task_or_its_share() -> None:
     assert Ran(3.0, (1.0, 1.0, 1.0)).over_ideal == 2.0
 
 
-def test_whole_commands_are_measured_beside_a_python_that_does_nothing(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_commands_are_measured_beside_a_python_that_does_nothing(tiny: MeasuringPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_commands, "_TIMES", 1)
     base, *ours = bench_commands.commands(tiny)
     assert (base.system, base.ratio, base.unit) == ("python -c pass", 1.0, "ms")

@@ -19,7 +19,7 @@ from rmgr.coord import keys
 from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import of_command, write
 from rmgr.daemons.starter_service import NodeAnswering
-from rmgr.model.frames import CommandEnd, Shape
+from rmgr.model.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
 from tests.harness.work_node import WorkNode, until
 
@@ -38,7 +38,7 @@ class Flood:
         self.node, self.gate = node, directory / "gate"
         wait = f"while [ ! -e {self.gate} ]; do sleep 0.01; done"
         text = f"seq -f %06.0f 1 150000; {wait}; seq -f %06.0f 200000 200009"
-        self.seq = node.shell(slot, text, shape=Shape(submission=42, output_cap=CAP))
+        self.seq = node.shell(slot, text, shape=BatchShape(submission=42, output_cap=CAP))
         self.path = slot.directory / "stdout"
         until(lambda: slot.live_output(self.seq, "stdout", 0) is not None)
         until(lambda: self.path.stat().st_size == len(WRITTEN))

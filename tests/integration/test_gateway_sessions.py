@@ -13,7 +13,7 @@ import pytest
 from rmgr.adapters import rpc_gateway_server
 from rmgr.adapters.rpc_auth import Caller
 from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_answers import Commit
+from rmgr.adapters.rpc_gateway_answers import RequestedCommit
 from rmgr.adapters.rpc_gateway_convert import multi_to
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Set, Unknown
 from rmgr.coord.ports import SessionState
@@ -200,7 +200,7 @@ def test_a_client_is_sent_on_when_its_gateway_has_lost_zookeeper(town: Town, mon
 
 
 class Strict(OpenGate):
-    def permit_commit(self, caller: Caller, multi: Multi) -> Commit:
+    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit:
         raise PermissionDenied(f"{multi.name}: not for {caller.user or 'nobody'}", hint="ask")
 
     def permit_create(self, caller: Caller, path: str) -> None:
@@ -378,7 +378,7 @@ def test_a_client_that_reads_nothing_is_not_read_either_and_hurts_nobody(town: T
 
 def test_every_kind_of_error_of_the_tree_arrives_as_its_class(town: Town) -> None:
     class Failing(OpenGate):
-        def permit_commit(self, caller: Caller, multi: Multi) -> Commit:
+        def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit:
             raise kinds[int(multi.name)]("told", hint="do this")
 
     kinds: list[Any] = [PermissionDenied, UsageError, QueueFull, CoordinationUnavailable, RmgrError]

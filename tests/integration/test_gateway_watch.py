@@ -13,7 +13,7 @@ from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.multi import Delete, Gone, Multi, Set
 from rmgr.coord.records import encode_record
-from rmgr.daemons.submitter import Watch
+from rmgr.daemons.submitter import SessionWatch
 from rmgr.daemons.submitter_metrics import GatewayMetrics
 from rmgr.errors import WrongCluster
 from rmgr.model.node import Meta
@@ -34,9 +34,9 @@ def coordinator() -> Iterator[MemoryCoordinator]:
         yield made
 
 
-def watch(coordinator: MemoryCoordinator, server: RpcServer) -> Watch:
+def watch(coordinator: MemoryCoordinator, server: RpcServer) -> SessionWatch:
     log: Any = structlog.get_logger()
-    return Watch(coordinator, bootstrap(coordinator), server, GatewayMetrics(), log)
+    return SessionWatch(coordinator, bootstrap(coordinator), server, GatewayMetrics(), log)
 
 
 def test_without_zookeeper_it_is_not_healthy(coordinator: MemoryCoordinator, server: RpcServer) -> None:

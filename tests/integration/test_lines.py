@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, Line, LineServer, dial
+from rmgr.adapters.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.tls import context_of
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.engine import Engine
@@ -45,7 +45,7 @@ class Post:
 
     def __init__(self) -> None:
         self.came: list[Message] = []
-        self.ended: list[Line] = []
+        self.ended: list[DirectLine] = []
 
     def callbacks(self) -> dict[str, Callable[..., None]]:
         return {"on_message": lambda _line, message: self.came.append(message), "on_end": self.ended.append}
@@ -74,7 +74,7 @@ def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
     made.close()
 
 
-def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> Line:
+def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> DirectLine:
     expected = key_id or session_bundles().credentials(Role.STARTER).identity.key_id
     bundles = session_bundles(cluster) if cluster else session_bundles()
     return dial(f"127.0.0.1:{server.port}", credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
@@ -196,7 +196,7 @@ def opened(loop: Loop) -> Iterator[tuple[LineServer, Post]]:
     made.close()
 
 
-def plain(server: LineServer, loop: Loop) -> Line:
+def plain(server: LineServer, loop: Loop) -> DirectLine:
     return dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **Post().callbacks())
 
 
@@ -280,7 +280,7 @@ def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp
         yield made
 
 
-def line_to(rig: Rig, loop: Loop, post: Post) -> Line:
+def line_to(rig: Rig, loop: Loop, post: Post) -> DirectLine:
     record = wait_for(rig.record, "the node's record")
     return dial(record.line, credentials=None, key_id="", loop=loop, **post.callbacks())
 
@@ -419,7 +419,7 @@ class Client:
         assert self.results.outcomes[-1].state is State.COMPLETED
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[DirectLine]:
         assert self.engine.lines is not None
         return list(self.engine.lines._lines.values())
 

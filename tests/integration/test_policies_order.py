@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from commands import Shell
 
-from rmgr.bench.live_workload import Played, Stage
+from rmgr.bench.live_workload import Played, WorkloadStage
 from rmgr.bench.measuring import connected
 from rmgr.bench.reality import simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 from tests.harness.coordinators import wait_for
 
 CORES = 4
@@ -55,7 +55,7 @@ def workload(name: str) -> Workload:
         return CLASSES[processes > 2] if name == "queue-first-fit" else ""
 
     jobs = tuple(
-        Job(
+        WorkloadJob(
             number=number,
             submit_us=round(at_s * SECOND),
             run_us=round(run_s * SECOND),
@@ -98,7 +98,7 @@ def played(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Map
         sh.ok("policy", "set", f"{name}.toml", "--partition", name)
     with connected(cluster) as connection, ThreadPoolExecutor(len(POLICIES)) as threads:
         playing = {
-            name: threads.submit(Stage(connection, queue=name).play, workload(name), checkpoints=name == "ljf-migration")
+            name: threads.submit(WorkloadStage(connection, queue=name).play, workload(name), checkpoints=name == "ljf-migration")
             for name in POLICIES
         }
         return {name: running.result(300) for name, running in playing.items()}

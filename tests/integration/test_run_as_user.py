@@ -29,7 +29,7 @@ from rmgr.adapters.workevents import SlotUp
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload
@@ -90,7 +90,7 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 def node(accounts: LocalAccounts, rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users (whose names are proven elsewhere: that the policy holds is given here)."""
     with pytest.MonkeyPatch.context() as patch:  # undone at once: other tests of this process have Starters of their own
-        patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+        patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
         running = rig.start("n1", log_cap_bytes=1 << 20)
     rig.wait_registered()
     return running
@@ -290,9 +290,9 @@ def forge(path: str, how: str) -> None:
     import os as system
 
     from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value, encode
-    from rmgr.runner.worker import Worker
+    from rmgr.runner.worker import WorkerProcess
 
-    worker = next(one for one in gc.get_objects() if isinstance(one, Worker))
+    worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
     extra = TaskExtra(value=Value(path=path, size=10)) if how == "value" else TaskExtra(out=Output(size=10, path=path))
     end = TaskEnd(worker._seq, 1, 1, 1, b"", True, extra)
     worker._socket.sendall(encode(TaskEnds((end,))))
@@ -305,9 +305,9 @@ def babble(kind: str) -> None:
     import os as system
 
     from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, encode
-    from rmgr.runner.worker import Worker
+    from rmgr.runner.worker import WorkerProcess
 
-    worker = next(one for one in gc.get_objects() if isinstance(one, Worker))
+    worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
     if kind == "shrink":
         for fd in system.listdir("/proc/self/fd"):
             try:

@@ -23,7 +23,7 @@ from rmgr.adapters.workevents import (
     WorkerEnded,
 )
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
-from rmgr.model.frames import KeyedCall, KeyedInput, Shape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from rmgr.runner.blocking import TaskTerminated
 from rmgr.runner.calls import WrongCount
@@ -77,7 +77,7 @@ def test_arguments_may_come_in_a_file(node: WorkNode, worker: Worker, tmp_path: 
     file.write_bytes(pickle.dumps(((b"y" * 2_000_000,), {})))
     blob = cloudpickle.dumps(len)
     seq = node.runner.next_seq()
-    worker.send(TaskBatch(shape=Shape(), function="len", blob=blob, items=(TaskItem(seq, 0, path=str(file)),)))
+    worker.send(TaskBatch(shape=BatchShape(), function="len", blob=blob, items=(TaskItem(seq, 0, path=str(file)),)))
     assert node.result(seq) == 2_000_000
 
 
@@ -88,7 +88,7 @@ def test_a_large_function_comes_from_a_file(node: WorkNode, worker: Worker, tmp_
     file = tmp_path / name
     file.write_bytes(blob)
     seq = node.runner.next_seq()
-    worker.send(TaskBatch(shape=Shape(), function=name, path=str(file), items=(TaskItem(seq, 0, payload=pickle.dumps(((7,), {}))),)))
+    worker.send(TaskBatch(shape=BatchShape(), function=name, path=str(file), items=(TaskItem(seq, 0, payload=pickle.dumps(((7,), {}))),)))
     assert node.result(seq) == table[7]
 
 
@@ -98,7 +98,7 @@ def _keyed(node: WorkNode, worker: Worker, function: object, outputs: int, *valu
     seq = node.runner.next_seq()
     blob = cloudpickle.dumps(function)
     items = (TaskItem(seq, 0, payload=payload),)
-    worker.send(TaskBatch(shape=Shape(), function=hashlib.sha256(blob).hexdigest(), blob=blob, keyed=True, items=items))
+    worker.send(TaskBatch(shape=BatchShape(), function=hashlib.sha256(blob).hexdigest(), blob=blob, keyed=True, items=items))
     return seq
 
 
@@ -135,7 +135,7 @@ def test_tasks_find_their_environment_as_the_programs_they_start_do(node: WorkNo
         child = subprocess.check_output(["sh", "-c", echo], text=True)
         return inside, child.strip(), (me.task_id, me.token, me.array_index, me.node, me.cores)
 
-    batch = node.batch(look, (0,), (1,), shape=Shape(submission=77, cores=2))
+    batch = node.batch(look, (0,), (1,), shape=BatchShape(submission=77, cores=2))
     items = (msgspec.structs.replace(batch.items[0], index=100, attempt=2), msgspec.structs.replace(batch.items[1], index=5, label=9))
     worker.send(msgspec.structs.replace(batch, items=items))
     first, second = (node.result(item.seq) for item in items)
@@ -336,7 +336,7 @@ def test_a_time_limit_ends_a_task_that_gives_way_and_its_worker_lives_on(node: W
 
     pid = worker.pid
     with FairTimer() as timer:
-        end = node.ended(node.call(worker, work, shape=Shape(submission=42, limit_us=150_000)))
+        end = node.ended(node.call(worker, work, shape=BatchShape(submission=42, limit_us=150_000)))
     assert end.extra is not None
     assert (end.extra.reason, end.extra.out.data) == (Reason.TIME_LIMIT, b"cleaned up\n")
     assert isinstance(error_of(end), TaskTerminated)
@@ -350,7 +350,7 @@ def test_a_time_limit_ends_a_task_that_ignores_sigterm_with_its_worker(node: Wor
         while True:
             time.sleep(1)
 
-    batch = node.batch(work, (), shape=Shape(submission=42, limit_us=150_000, grace_us=200_000))
+    batch = node.batch(work, (), shape=BatchShape(submission=42, limit_us=150_000, grace_us=200_000))
     with FairTimer() as timer:
         fresh.send(batch)
         gone = node.wait(WorkerEnded, lambda event: event.worker is fresh)

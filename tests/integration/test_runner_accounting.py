@@ -19,7 +19,7 @@ import pytest
 
 from rmgr.adapters.process import Worker
 from rmgr.adapters.workevents import TasksReturned, WorkerBlocked, WorkerEnded, WorkerUnblocking
-from rmgr.model.frames import Shape
+from rmgr.model.frames import BatchShape
 from rmgr.model.states import Reason
 from tests.harness.work_node import DEADLINE_S, WorkNode
 
@@ -67,7 +67,7 @@ def test_every_task_is_accounted_for_once_and_runs_at_most_once(tmp_path: Path, 
                 if worker.load < 20 and todo:
                     chosen = [todo.pop(rng.randrange(len(todo))) for _ in range(min(len(todo), rng.choice([1, 3, 40])))]
                     calls = [(str(ledger), n, rng.choice([0, 0, 0, 0, 0.001, 0.01]), rng.random() < 0.02) for n in chosen]
-                    batch = node.batch(_task, *calls, shape=Shape(submission=1))
+                    batch = node.batch(_task, *calls, shape=BatchShape(submission=1))
                     number_of.update({item.seq: n for item, n in zip(batch.items, chosen, strict=True)})
                     if not worker.send(batch):
                         todo += chosen

@@ -16,7 +16,7 @@ from rmgr.adapters.workevents import (
     CommandsStarted,
     TasksReturned,
 )
-from rmgr.model.frames import CommandBatch, CommandItem, Shape
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem
 from rmgr.model.states import Reason
 from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, until
@@ -82,7 +82,7 @@ def test_a_script_text_runs_by_its_first_line_or_by_sh(node: WorkNode, slot: Slo
 
 
 def test_work_finds_its_environment_and_a_private_directory_that_goes_away(node: WorkNode, slot: Slot) -> None:
-    shape = Shape(submission=42, cores=4, environ={"RMGR_HOSTFILE": "/h", "MINE": "ä"})
+    shape = BatchShape(submission=42, cores=4, environ={"RMGR_HOSTFILE": "/h", "MINE": "ä"})
     seq = node.run(slot, "sh", "-c", "env; pwd; touch a b; mkdir c", shape=shape, index=6, label=13, attempt=2)
     lines = node.end_of(seq).out.data.decode().split("\n")
     wanted = {
@@ -103,7 +103,7 @@ def test_a_work_directory_is_passed_on_only_as_it_was_made(node: WorkNode, slot:
     scripts = ("sleep 0.02; " + look, "sleep 0.02; " + look + "; " + touch, look)
     seqs = [node.runner.next_seq() for _ in scripts]
     items = tuple(CommandItem(seq=seq, index=0, argv=("sh", "-c", text)) for seq, text in zip(seqs, scripts, strict=True))
-    slot.run(CommandBatch(shape=Shape(submission=1), argv=("sh",), items=items))
+    slot.run(CommandBatch(shape=BatchShape(submission=1), argv=("sh",), items=items))
     first, second, third = (node.end_of(seq).out.data.decode().split() for seq in seqs)
     assert first == second  # the same directory, empty
     assert [second[1]] == third[1:]  # empty again, with the same rights
@@ -168,7 +168,7 @@ def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, t
 
 def test_a_batch_of_commands_runs_in_order_and_is_told_in_few_messages(node: WorkNode, slot: Slot) -> None:
     seqs = [node.runner.next_seq() for _ in range(40)]
-    slot.run(CommandBatch(shape=Shape(submission=1), argv=("true",), items=tuple(CommandItem(seq, n) for n, seq in enumerate(seqs))))
+    slot.run(CommandBatch(shape=BatchShape(submission=1), argv=("true",), items=tuple(CommandItem(seq, n) for n, seq in enumerate(seqs))))
     before = node.messages
     ends = [node.end_of(seq) for seq in seqs]
     assert [end.started_us for end in ends] == sorted(end.started_us for end in ends)
@@ -190,7 +190,7 @@ def test_queued_commands_are_taken_back_and_cancelled_and_never_run(node: WorkNo
 
 
 def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot: Slot) -> None:
-    shape = Shape(submission=1, limit_us=200_000, grace_us=300_000)
+    shape = BatchShape(submission=1, limit_us=200_000, grace_us=300_000)
     polite = node.shell(slot, "trap 'echo bye; exit 5' TERM; while :; do sleep 0.02; done", shape=shape)
     stubborn = node.shell(slot, "trap '' TERM; while :; do sleep 0.02; done", shape=shape)
     with FairTimer() as timer:
@@ -203,7 +203,7 @@ def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot:
 
 
 def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot: Slot) -> None:
-    seq = node.shell(slot, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", shape=Shape(submission=1, limit_us=1_000_000))
+    seq = node.shell(slot, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", shape=BatchShape(submission=1, limit_us=1_000_000))
     until(lambda: (slot.live_output(seq, "stdout", 0) or (b"", 0))[0])
     slot.suspend(seq)
 

@@ -22,7 +22,7 @@ import pytest
 from rmgr.adapters import leftovers
 from rmgr.adapters.process import NodeRunner, Slot, WorkerSpec
 from rmgr.adapters.workevents import SlotLost, Surprised, TasksEnded, TasksReturned, WorkerEnded
-from rmgr.model.frames import Shape
+from rmgr.model.frames import BatchShape
 from rmgr.model.states import Reason
 from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in, until
@@ -93,14 +93,14 @@ def test_background_processes_of_a_command_end_with_it(node: WorkNode, slot: Slo
 def test_a_time_limit_ends_the_daemons_of_a_command_too(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     text = f"{sys.executable} -c '{DAEMON}' {pid_file}; sleep 600"
-    end = node.end_of(node.shell(slot, text, shape=Shape(submission=1, limit_us=700_000, grace_us=100_000)))
+    end = node.end_of(node.shell(slot, text, shape=BatchShape(submission=1, limit_us=700_000, grace_us=100_000)))
     assert end.reason is Reason.TIME_LIMIT
     assert not is_alive(pid_in(pid_file))
 
 
 def test_what_a_command_started_has_the_grace_time_though_the_command_itself_ends_at_once(node: WorkNode, slot: Slot) -> None:
     text = "sh -c \"trap 'sleep 0.2; echo saved; exit 0' TERM; while :; do sleep 0.02; done\" & wait"
-    end = node.end_of(node.shell(slot, text, shape=Shape(submission=1, limit_us=300_000, grace_us=5_000_000)))
+    end = node.end_of(node.shell(slot, text, shape=BatchShape(submission=1, limit_us=300_000, grace_us=5_000_000)))
     assert (end.reason, end.out.data) == (Reason.TIME_LIMIT, b"saved\n")
 
 
@@ -118,9 +118,9 @@ def test_a_daemon_of_a_task_dies_with_its_worker(node: WorkNode, slot: Slot, tmp
 def test_another_submission_never_meets_the_processes_of_the_last(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
     worker = node.worker(slot)
     pid_file = tmp_path / "pid"
-    node.result(node.call(worker, _daemonise, str(pid_file), shape=Shape(submission=1)))
+    node.result(node.call(worker, _daemonise, str(pid_file), shape=BatchShape(submission=1)))
     pid = pid_in(pid_file)
-    seq = node.call(worker, int, shape=Shape(submission=2))
+    seq = node.call(worker, int, shape=BatchShape(submission=2))
     gone = node.wait(WorkerEnded)
     assert (0, (seq,)) == (gone.seq, gone.unstarted)
     assert not is_alive(pid)
@@ -145,7 +145,7 @@ sleep 60
 def test_a_fork_bomb_is_contained_and_the_slot_goes_on(node: WorkNode, slot: Slot, kind: str) -> None:
     if kind != "crowd" and "pids" not in slot.features:
         pytest.skip("no cgroup with a limit of processes may be made here: the bomb would take the machine")
-    seq = node.shell(slot, BOMBS.get(kind, CROWD), shape=Shape(submission=1, limit_us=800_000, grace_us=100_000))
+    seq = node.shell(slot, BOMBS.get(kind, CROWD), shape=BatchShape(submission=1, limit_us=800_000, grace_us=100_000))
     after = node.end_of(node.run(slot, "echo", "alive"), timeout_s=20)
     assert after.out.data == b"alive\n"
     assert node.end_of(seq).reason in {Reason.TIME_LIMIT, Reason.NONE} or kind == "sessions"  # it may choke on its own limit
@@ -155,7 +155,7 @@ def test_a_fork_bomb_is_contained_and_the_slot_goes_on(node: WorkNode, slot: Slo
 def test_a_gigabyte_of_output_costs_its_cap_and_keeps_both_ends(node: WorkNode, slot: Slot) -> None:
     size = 1_000_000_000 if "cgroup" in slot.features else 200_000_000
     text = f"echo first; head -c {size} /dev/zero | tr '\\0' x; echo; echo last"
-    shape = Shape(submission=1, output_cap=4 * MIB)
+    shape = BatchShape(submission=1, output_cap=4 * MIB)
     seq = node.shell(slot, text, shape=shape)
     path = slot.directory / "stdout"
     most = 0
@@ -185,7 +185,7 @@ def test_a_task_that_floods_its_output_keeps_both_ends(node: WorkNode, slot: Slo
         print("last")
 
     worker = node.worker(slot)
-    end = node.ended(node.call(worker, flood, shape=Shape(submission=1, output_cap=MIB)))
+    end = node.ended(node.call(worker, flood, shape=BatchShape(submission=1, output_cap=MIB)))
     assert end.extra is not None
     kept = Path(end.extra.out.path).read_bytes()
     assert kept.startswith(b"first\nxxx")
@@ -198,14 +198,14 @@ HOG = "import time\nx = []\nwhile True:\n    x.append(b'x' * 20_000_000)\n    ti
 
 
 def test_a_command_that_eats_memory_is_ended_for_it(node: WorkNode, slot: Slot) -> None:
-    end = node.end_of(node.run(slot, sys.executable, "-c", HOG, shape=Shape(submission=1, memory_bytes=300 * MIB)))
+    end = node.end_of(node.run(slot, sys.executable, "-c", HOG, shape=BatchShape(submission=1, memory_bytes=300 * MIB)))
     assert (end.reason, end.signal) == (Reason.OUT_OF_MEMORY, signal.SIGKILL)
     assert end.max_rss_kib < 2 * 300 * 1024
 
 
 def test_the_children_of_a_command_count_for_its_memory(node: WorkNode, slot: Slot) -> None:
     text = f'{sys.executable} -c "x = b\'x\' * 150_000_000; import time; time.sleep(60)" & ' * 3 + "wait"
-    end = node.end_of(node.shell(slot, text, shape=Shape(submission=1, memory_bytes=300 * MIB)))
+    end = node.end_of(node.shell(slot, text, shape=BatchShape(submission=1, memory_bytes=300 * MIB)))
     assert end.reason is Reason.OUT_OF_MEMORY
 
 
@@ -217,7 +217,7 @@ def test_a_task_that_eats_memory_is_ended_for_it_and_is_the_only_one(node: WorkN
             time.sleep(0.005)
 
     worker = node.worker(slot)
-    batch = node.batch(eat, (), (), shape=Shape(submission=1, memory_bytes=300 * MIB))
+    batch = node.batch(eat, (), (), shape=BatchShape(submission=1, memory_bytes=300 * MIB))
     worker.send(batch)
     gone = node.wait(WorkerEnded)
     assert (batch.items[0].seq, Reason.OUT_OF_MEMORY, (batch.items[1].seq,)) == (gone.seq, gone.reason, gone.unstarted)
@@ -266,10 +266,10 @@ def test_a_spawner_killed_takes_its_work_along_and_all_of_it_is_accounted_for(no
 def test_exclusive_work_ends_with_its_lease_and_other_work_does_not(node: WorkNode, slot: Slot) -> None:
     worker = node.worker(slot)
     node.runner.renew_lease(boottime_ns() + 60 * SECOND_NS)
-    exclusive = Shape(submission=1, exclusive=True)
+    exclusive = BatchShape(submission=1, exclusive=True)
     command = node.shell(slot, "trap '' TERM; while :; do sleep 0.05; done", shape=exclusive)
     queued = node.shell(slot, "true", shape=exclusive)
-    keep = node.shell(slot, "sleep 0.3; echo kept", shape=Shape(submission=1))
+    keep = node.shell(slot, "sleep 0.3; echo kept", shape=BatchShape(submission=1))
     until(lambda: slot.live_output(command, "stdout", 0) is not None)
     batch = node.batch(time.sleep, (60,), (60,), shape=exclusive)
     worker.send(batch)
@@ -292,7 +292,7 @@ def test_exclusive_tasks_do_not_start_without_a_lease(node: WorkNode, slot: Slot
     """The worker refuses it, or its spawner sees first that it has one."""
     worker, ran = node.worker(slot), tmp_path / "ran"
     node.runner.renew_lease(0)
-    seq = node.call(worker, ran.touch, shape=Shape(submission=1, exclusive=True))
+    seq = node.call(worker, ran.touch, shape=BatchShape(submission=1, exclusive=True))
     event = node.wait((TasksEnded, WorkerEnded), lambda event: event.worker is worker)
     if isinstance(event, WorkerEnded):
         assert (event.reason, event.seq) == (Reason.LEASE_LOST, seq)

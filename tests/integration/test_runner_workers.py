@@ -25,7 +25,7 @@ from rmgr.adapters.workevents import (
     WorkerUnblocking,
 )
 from rmgr.errors import StateConflict, VersionMismatch
-from rmgr.model.frames import Shape, TaskBatch, TaskItem
+from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in, until
@@ -79,7 +79,7 @@ def test_a_function_that_needs_a_newer_cloudpickle_says_so(node: WorkNode, slot:
     worker = node.worker(slot, WorkerSpec(cloudpickle=newer))
     blob = b"\x80\x05ccloudpickle.cloudpickle\n_made_by_a_later_release\n."
     item = TaskItem(node.runner.next_seq(), 0, payload=b"")
-    batch = TaskBatch(shape=Shape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=(item,))
+    batch = TaskBatch(shape=BatchShape(submission=42), function=hashlib.sha256(blob).hexdigest(), blob=blob, items=(item,))
     assert worker.send(batch)
     error = error_of(node.ended(item.seq))
     assert isinstance(error, VersionMismatch)
@@ -328,7 +328,9 @@ def test_work_runs_as_another_user_without_new_privileges(tmp_path_factory: pyte
             assert node.result(node.call(worker, lambda: (os.getuid(), os.getgid(), os.getgroups()))) == (65534, 65534, [65534])
             worker.stop(grace_us=0)
             node.wait(WorkerEnded)
-            limited = node.end_of(node.shell(slot, "sleep 60 & sleep 60", shape=Shape(submission=1, limit_us=100_000, grace_us=100_000)))
+            limited = node.end_of(
+                node.shell(slot, "sleep 60 & sleep 60", shape=BatchShape(submission=1, limit_us=100_000, grace_us=100_000))
+            )
             assert limited.reason is Reason.TIME_LIMIT
     finally:
         directory.rmdir()
@@ -378,9 +380,9 @@ def test_another_submission_never_meets_the_threads_of_the_last(node: WorkNode, 
 
         threading.Thread(target=time.sleep, args=(600,)).start()
 
-    node.result(node.call(fresh, work, shape=Shape(submission=1)))
-    assert node.result(node.call(fresh, int, shape=Shape(submission=1))) == 0
-    seq = node.call(fresh, int, shape=Shape(submission=2))
+    node.result(node.call(fresh, work, shape=BatchShape(submission=1)))
+    assert node.result(node.call(fresh, int, shape=BatchShape(submission=1))) == 0
+    seq = node.call(fresh, int, shape=BatchShape(submission=2))
     assert node.wait(WorkerEnded, lambda event: event.worker is fresh).unstarted == (seq,)
 
 

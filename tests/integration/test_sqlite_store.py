@@ -437,13 +437,13 @@ def test_a_forked_child_is_told_to_open_it_again(store: SqliteStore) -> None:
 
 
 def test_a_bug_in_one_write_does_not_stop_the_writer(store: SqliteStore) -> None:
-    from rmgr.adapters.store_rules import Deadline
+    from rmgr.adapters.store_rules import CallDeadline
 
     def broken(_: sqlite3.Connection) -> None:
         raise AttributeError("a bug")
 
     with pytest.raises(StoreUnavailable, match="AttributeError: a bug"):
-        store._writer.write(broken, Deadline(5), weight_bytes=1, doing="fail")
+        store._writer.write(broken, CallDeadline(5), weight_bytes=1, doing="fail")
     store.put("k", b"1", timeout_s=5)
     assert store.get("k") == (b"1", "raw")
 

@@ -22,7 +22,7 @@ import pytest
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord.ports import Store
 from rmgr.daemons import starter, starter_uploads
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.daemons.starter_room import disk_bytes
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import State
@@ -90,7 +90,7 @@ def rig(zookeeper: ZooKeeperServer, accounts: LocalAccounts, place: Path) -> Ite
         with Rig(coordinator, zookeeper.hosts, chroot, home) as made:
             made.store = SlowStore(made.store, 1.5)  # type: ignore[assignment]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(starter, "policy_of", lambda *_: Policy(min_uid=1000))
+                patch.setattr(starter, "policy_of", lambda *_: AccountsPolicy(min_uid=1000))
                 for name in NODES:
                     made.start(name, cores=1)
             for name in NODES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmgr.model.node import Order
+from rmgr.model.node import OrderKind
 from rmgr.model.placing import Rigid
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
@@ -31,7 +31,7 @@ def test_a_program_that_ends_with_85_when_it_may_go_on_runs_again(rig: Rig, tmp_
     def ask(number: int, told: Path, lines: int) -> str:
         put(rig, number)
         wait_for(lambda: told.exists() and told.read_text().count("\n") == lines, f"{lines} attempts")
-        return order(rig, Order.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
+        return order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
 
     crossed_off(rig, ask(once, other, 1))
     assert (rig.outcomes(once, 1)[0].reason, rig.outcomes(once, 1)[0].exit_code) == (Reason.EXIT_CODE, 85), "it may run once"
@@ -64,7 +64,7 @@ def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_gra
     number = rig.submit(Command(argv=("sh", "-c", SLOW, str(told))), queue="batch", rigid=rigid)
     put(rig, number)
     wait_for(told.exists, "it to run")
-    guid = order(rig, Order.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on"})
+    guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on"})
     wait_for(lambda: "has until" in running(rig, number).saving, "its block says that it was asked, and until when")
     crossed_off(rig, guid)
     data = running(rig, number)
@@ -75,10 +75,10 @@ def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_gra
     lines = told.read_text().count("begins")
     wait_for(lambda: told.read_text().count("begins") > lines, "it to go on behind it")
     assert running(rig, number).allocation is not None
-    guid = order(rig, Order.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user", "grace_us": "30000000"})
+    guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user", "grace_us": "30000000"})
     crossed_off(rig, guid)
     assert running(rig, number).answered, "it has answered: so it saves"
-    order(rig, Order.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on", "grace_us": "30000000"})
+    order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on", "grace_us": "30000000"})
     data = back(rig, number, 2)
     assert (data.past[-1].reason, data.answered, data.moves, data.saving) == (Reason.MIGRATED, True, 1, "")
     put(rig, number)
@@ -96,9 +96,9 @@ def test_what_has_begun_is_not_taken_back_and_what_has_not_is(rig: Rig, tmp_path
     wait_for(told.exists, "it to run")
     put(rig, second)  # no core is free
     extra = {"then": "stop", "why": "policy", "unsaved": "go-on", "unbegun": "1"}
-    crossed_off(rig, order(rig, Order.CHECKPOINT, first, 0, extra=extra))
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, first, 0, extra=extra))
     assert running(rig, first).stopping == ""
-    crossed_off(rig, order(rig, Order.CHECKPOINT, second, 0, extra=extra))
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, second, 0, extra=extra))
     assert back(rig, second, 1).past == ()
     Path(f"{told}.end").touch()
     Path(f"{told}.go").touch()

@@ -21,12 +21,12 @@ from rmgr.coord.keys import Checkpoint
 from rmgr.coord.records import decode_block
 from rmgr.daemons import starter
 from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.daemons.starter_checkpoint_files import decode_manifest
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
 from rmgr.model.block import BlockData
-from rmgr.model.node import Order
+from rmgr.model.node import OrderKind
 from rmgr.model.placing import Rigid
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
@@ -95,7 +95,7 @@ def grows(ledger: Path, by: int = 3) -> None:
 
 
 def stop(rig: Rig, number: int, node: str = "n1", **extra: str) -> str:
-    return order(rig, Order.CHECKPOINT, number, 0, node, extra={"then": "stop", "why": "user", **extra})
+    return order(rig, OrderKind.CHECKPOINT, number, 0, node, extra={"then": "stop", "why": "user", **extra})
 
 
 def running(rig: Rig, number: int, node: str = "n1") -> BlockData:
@@ -219,7 +219,7 @@ def test_with_restart_from_start_nothing_is_stored(rig: Rig, tmp_path: Path) -> 
     number = rig.submit(python(ledger), queue="batch", rigid=rigid)
     put(rig, number)
     grows(ledger)
-    refused = order(rig, Order.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
+    refused = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
     crossed_off(rig, refused)
     assert story(rig, number) == ("checkpoint (user) refused: its job always begins from the start (--restart-from start)",)
     stop(rig, number)
@@ -240,7 +240,7 @@ def test_periodic_checkpoints_and_one_on_request_let_the_job_go_on(rig: Rig, tmp
     once = rig.submit(shell(tmp_path / "once"), queue="batch")
     put(rig, once)
     grows(tmp_path / "once")
-    crossed_off(rig, order(rig, Order.CHECKPOINT, once, 0, extra={"then": "go-on", "why": "user"}))
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, once, 0, extra={"then": "go-on", "why": "user"}))
     assert story(rig, once)[0].startswith("checkpoint 1.1 stored: 1 file, ")
     grows(tmp_path / "once")
     manifest = decode_manifest(rig.store.get(Checkpoint(sub=once, index=0, attempt=1, n=1).key)[0])  # type: ignore[index]
@@ -270,7 +270,7 @@ def test_what_is_too_large_may_not_stop_and_is_told_with_both_sizes(rig: Rig, tm
     put(rig, number)
     wait_for((tmp_path / "up").exists, "it to run")
     for then, what in (("stop", "stop"), ("go-on", "checkpoint")):
-        crossed_off(rig, order(rig, Order.CHECKPOINT, number, 0, extra={"then": then, "why": "user"}))
+        crossed_off(rig, order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": then, "why": "user"}))
         assert story(rig, number)[-1].startswith(f"{what} (user) refused: its files have 1001 bytes, at most 1000 bytes are stored")
     assert running(rig, number).stopping == ""
     assert not ledger.exists(), "it was not signalled"
@@ -355,7 +355,7 @@ def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: 
         # One that goes on, of both nodes; again when a rank was held up, and saved when its half second was over.
         while attempt == 2 and (not made or "the files changed while they were copied" in story(rig, number, head)[-1]):
             made += 1
-            crossed_off(rig, order(rig, Order.CHECKPOINT, number, 0, head, extra={"then": "go-on", "grace_us": "500000"}), head)
+            crossed_off(rig, order(rig, OrderKind.CHECKPOINT, number, 0, head, extra={"then": "go-on", "grace_us": "500000"}), head)
         assert not made or story(rig, number, head)[-1].startswith(f"checkpoint 2.{made} stored: 3 files, ")
         stop(rig, number, head)
         data = back(rig, number, attempt + 1)
@@ -460,7 +460,7 @@ def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, 
     wait_for((tmp_path / "up").exists, "it to run again")
     stop(rig, number, grace_us="60000000")
     wait_for(lambda: running(rig, number).stopping == "user", "it is being stopped")
-    guid = order(rig, Order.CANCEL, number, 0, detail="enough")
+    guid = order(rig, OrderKind.CANCEL, number, 0, detail="enough")
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")
     crossed_off(rig, guid)
@@ -474,7 +474,7 @@ def test_where_work_runs_as_its_user_his_files_are_his_own(
         pytest.skip("takes root")
     with LocalAccounts() as accounts, work_that_users_reach():
         anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+        monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
         directory = Path(tempfile.mkdtemp(prefix="rmgr-saved-", dir="/var/tmp"))  # pytest's own is closed to users
         directory.chmod(0o777)
         try:

@@ -13,7 +13,7 @@ from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
 from rmgr.coord.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Tail
@@ -99,7 +99,7 @@ def test_a_cancel_right_behind_it_is_not_lost(rig: Rig) -> None:
     rig.outcomes(number, 1)
     wait_for(lambda: has_mark(rig), "the mark")
     assert isinstance(hand(rig, number), Committed)
-    rig.write(paths.inbox("n1", "guid"), InboxOrder(order=Order.CANCEL, submission=number))
+    rig.write(paths.inbox("n1", "guid"), InboxOrder(order=OrderKind.CANCEL, submission=number))
     assert rig.outcomes(number, 2)[1].state is State.CANCELLED
     wait_for(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(60) is None, "the order crossed off")
 

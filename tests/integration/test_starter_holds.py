@@ -14,7 +14,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi, Set
 from rmgr.coord.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, Order
+from rmgr.model.node import Drain, OrderKind
 from rmgr.model.placing import NodeHold
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command
@@ -145,8 +145,8 @@ def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goe
     rig.wait_registered("n2")
     starts = rig.submit(Command(argv=("true",)), queue="batch")
     job = put(rig, starts, (("n1", 1), ("n2", 1)))
-    crossed_off(rig, order(rig, Order.LOST, runs, 0, reason="n2 is gone"))
-    crossed_off(rig, order(rig, Order.LOST, starts, 0, reason="n2 is gone"))
+    crossed_off(rig, order(rig, OrderKind.LOST, runs, 0, reason="n2 is gone"))
+    crossed_off(rig, order(rig, OrderKind.LOST, starts, 0, reason="n2 is gone"))
     assert waiting(rig, starts).attempt == 1
     wait_for(lambda: rig.failed(runs), "its attempt failed")
     assert [record.reason for record in rig.failed(runs).values()] == [Reason.NODE_LOST]

@@ -12,7 +12,7 @@ import pytest
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, InboxOrder, Order
+from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
@@ -76,8 +76,8 @@ def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(
     crossed_off(rig, job.guid)
     wait_for(lambda: rig.failed(number), "failed as a loss")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
-    stale = InboxOrder(order=Order.START, submission=number, index=0, extra={"block": paths.block_name(job.running)})
-    nonsense = InboxOrder(order=Order.START, submission=number, index=0, extra={"block": "nonsense"})
+    stale = InboxOrder(order=OrderKind.START, submission=number, index=0, extra={"block": paths.block_name(job.running)})
+    nonsense = InboxOrder(order=OrderKind.START, submission=number, index=0, extra={"block": "nonsense"})
     for guid, written in (("a" * 32, stale), ("b" * 32, nonsense)):
         rig.write(paths.inbox("n1", guid), written)
         crossed_off(rig, guid)
@@ -156,7 +156,7 @@ def test_a_placed_job_is_cancelled_and_limited_as_any_other(rig: Rig, tmp_path: 
     put(rig, number)
     put(rig, limited)
     wait_for((tmp_path / "s-0").exists, "it to run")
-    guid = order(rig, Order.CANCEL, number, 0, detail="enough")
+    guid = order(rig, OrderKind.CANCEL, number, 0, detail="enough")
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")
     crossed_off(rig, guid)
@@ -168,7 +168,7 @@ def test_a_cancel_that_comes_with_the_start_order_is_not_lost(rig: Rig, tmp_path
     rig.wait_registered()
     number = rig.submit(waiter(tmp_path / "never"), queue="batch", grace_us=100_000)
     job = put(rig, number)
-    guid = order(rig, Order.CANCEL, number, 0)
+    guid = order(rig, OrderKind.CANCEL, number, 0)
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
     crossed_off(rig, guid)
     crossed_off(rig, job.guid)

@@ -15,7 +15,7 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, InboxOrder, Order
+from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
@@ -35,7 +35,7 @@ def waiter(go: Path, started: Path | None = None) -> Command:
     return Command(argv=("sh", "-c", f'{mark}while [ ! -e "{go}" ]; do sleep 0.02; done'))
 
 
-def order(rig: Rig, what: Order, submission: int, index: int = -1, node: str = "n1", **more: object) -> str:
+def order(rig: Rig, what: OrderKind, submission: int, index: int = -1, node: str = "n1", **more: object) -> str:
     guid = uuid.uuid4().hex
     rig.write(paths.inbox(node, guid), InboxOrder(order=what, submission=submission, index=index, **more))  # type: ignore[arg-type]
     return guid
@@ -57,7 +57,7 @@ def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path) 
     rig.start()
     number = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), [b""] * 2, serial=True, grace_us=100_000)
     wait_for((tmp_path / "s-0").exists, "the first one to run")
-    guid = order(rig, Order.CANCEL, number, detail="not needed")
+    guid = order(rig, OrderKind.CANCEL, number, detail="not needed")
     found = rig.outcomes(number, 2)
     assert {(outcome.state, outcome.reason, outcome.error) for outcome in found.values()} == {
         (State.CANCELLED, Reason.USER_CANCEL, "not needed")
@@ -71,7 +71,7 @@ def test_a_cancel_of_one_task_leaves_the_others_alone(rig: Rig, tmp_path: Path) 
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 2, grace_us=100_000)
     wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "both to run")
-    guid = order(rig, Order.CANCEL, number, 1)
+    guid = order(rig, OrderKind.CANCEL, number, 1)
     assert rig.outcomes(number, 1)[1].state is State.CANCELLED
     crossed_off(rig, guid)
     go.touch()
@@ -88,14 +88,14 @@ def test_a_cancel_reaches_a_python_task(rig: Rig) -> None:
 
     number = rig.submit(work, grace_us=500_000)
     wait_for(lambda: any(lane.worker.running()[0] for lane in rig.starters[0].agent().lanes if lane.worker), "it to run")
-    order(rig, Order.CANCEL, number)
+    order(rig, OrderKind.CANCEL, number)
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
 
 
 def test_an_order_for_nothing_that_is_here_is_crossed_off(rig: Rig) -> None:
     rig.start()
     rig.wait_registered()
-    crossed_off(rig, order(rig, Order.CANCEL, 12345))
+    crossed_off(rig, order(rig, OrderKind.CANCEL, 12345))
 
 
 def test_a_signal_reaches_the_command(rig: Rig, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_signal_reaches_the_command(rig: Rig, tmp_path: Path) -> None:
     script = f'trap "echo got it; exit 0" USR1; touch "{tmp_path}/up"; while :; do sleep 0.02; done'
     number = rig.submit(Command(argv=("sh", "-c", script)))
     wait_for((tmp_path / "up").exists, "the trap")
-    crossed_off(rig, order(rig, Order.SIGNAL, number, signal=int(signal.SIGUSR1)))
+    crossed_off(rig, order(rig, OrderKind.SIGNAL, number, signal=int(signal.SIGUSR1)))
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.log[0]) == (State.COMPLETED, b"got it\n")
 
@@ -113,7 +113,7 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
     ticks = tmp_path / "ticks"
     number = rig.submit(Command(argv=("sh", "-c", f'while [ ! -e "{tmp_path}/go" ]; do echo >> "{ticks}"; sleep 0.01; done')))
     wait_for(lambda: ticks.exists() and ticks.stat().st_size > 3, "ticks")
-    crossed_off(rig, order(rig, Order.SUSPEND, number))
+    crossed_off(rig, order(rig, OrderKind.SUSPEND, number))
 
     def still() -> bool:
         before = ticks.stat().st_size
@@ -122,7 +122,7 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
 
     wait_for(still, "no more ticks")
     (tmp_path / "go").touch()
-    crossed_off(rig, order(rig, Order.RESUME, number))
+    crossed_off(rig, order(rig, OrderKind.RESUME, number))
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
 
 

@@ -15,7 +15,7 @@ from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter_strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Order, Trouble
+from rmgr.model.node import OrderKind, Trouble
 from rmgr.model.outcome import Outcome
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason, State
@@ -103,6 +103,6 @@ def test_work_that_stops_its_slot_is_ended_at_its_limit_and_when_it_is_cancelled
     assert rig.outcomes(limited, 1)[0].reason is Reason.TIME_LIMIT
     endless = rig.submit(script)
     (key,) = wait_for(rig.running, "it to run")
-    order(rig, Order.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
+    order(rig, OrderKind.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
     assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
     assert key.submission == endless

@@ -18,9 +18,9 @@ import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Order
+from rmgr.model.node import OrderKind
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
@@ -182,7 +182,7 @@ def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_p
     wait $pid; wait $pid; echo "code $?" """
     number, placed = job(rig, script)
     wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "all traps")
-    order(rig, Order.SIGNAL, number, signal=10)
+    order(rig, OrderKind.SIGNAL, number, signal=10)
     rig.outcomes(number, 1)
     assert told(rig) == ["code 0", "code 7"], complaints(rig)
     assert sorted(path.name for path in tmp_path.glob("usr-*")) == ["usr-0", "usr-1", "usr-2"]
@@ -195,7 +195,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
     number, placed = job(rig, f"{RUN} sh -c {shlex.quote(tick)}")
     files = [tmp_path / f"ticks-{rank}" for rank in range(3)]
     wait_for(lambda: all(file.exists() and file.stat().st_size > 3 for file in files), "ticks")
-    order(rig, Order.SUSPEND, number)
+    order(rig, OrderKind.SUSPEND, number)
 
     def still() -> bool:
         before = [file.stat().st_size for file in files]
@@ -204,7 +204,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
 
     wait_for(still, "no more ticks")
     (tmp_path / "go").touch()
-    order(rig, Order.RESUME, number)
+    order(rig, OrderKind.RESUME, number)
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
     unhold(rig, placed)  # type: ignore[arg-type]
 
@@ -223,7 +223,7 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     wait_for(lambda: not lives(tmp_path / "second-1") and not lives(tmp_path / "second-child-1"), "ranks of the hold gone")
     wait_for(lambda: helper.lanes.free_cores == 2, "its cores free")
     wait_for((tmp_path / "third-child-0").exists, "the script to go on")
-    order(rig, Order.CANCEL, number)
+    order(rig, OrderKind.CANCEL, number)
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, told(rig)) == (State.CANCELLED, ["code 125"])
     assert not lives(tmp_path / "third-child-0")
@@ -237,7 +237,7 @@ def test_a_cancel_that_comes_between_the_scripts_end_and_the_word_of_its_nodes_i
     wait_for(lambda: not helper.jobs.holds, "the hold gone")
     (tmp_path / "go").touch()
     wait_for(lambda: len(head.jobs.verdicts) == 1, "its end to be in doubt")
-    order(rig, Order.CANCEL, number)
+    order(rig, OrderKind.CANCEL, number)
     outcome = rig.outcomes(number, 1, 40.0)[0]
     assert (outcome.state, outcome.exit_code) == (State.CANCELLED, 3)
 
@@ -294,7 +294,7 @@ def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
 ) -> None:
     with LocalAccounts() as accounts, work_that_users_reach():
         anna = accounts.make("a")
-        monkeypatch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+        monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
         directory = Path(tempfile.mkdtemp(prefix="rmgr-ranks-", dir="/var/tmp"))  # pytest's own is closed to users
         directory.chmod(0o777)
         try:

@@ -15,7 +15,7 @@ from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons import starter, starter_use
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Upload
@@ -51,7 +51,7 @@ def rig(accounts: LocalAccounts, zookeeper: ZooKeeperServer) -> Iterator[Rig]:
     try:
         with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator, pytest.MonkeyPatch.context() as patch:
             coordinator.ensure(["/"])
-            patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+            patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
             patch.setattr(starter_use, "_EVERY_S", 0.2)
             patch.setattr(starter_use, "MAX_THINGS", 3000)
             with Rig(coordinator, zookeeper.hosts, chroot, place) as made:

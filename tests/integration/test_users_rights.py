@@ -23,7 +23,7 @@ from rmgr.coord.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.identity import Role
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.states import Reason
 from rmgr.model.submission import Phase, Submission
 from tests.harness.coordinators import wait_for
@@ -237,7 +237,7 @@ def test_a_client_that_says_something_else_is_refused(connections: dict[str, Con
     found = olga.coordinator.get(paths.sub(number)).result(60)
     assert found is not None
     record = decode_record(found.data, Submission)
-    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=Order.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
+    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=OrderKind.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
     hold = gating.held(record, "")
     assert isinstance(hold, gating.Change)
     gate = ops.set_record(hold.record, version=found.version, gate=hold.gate)

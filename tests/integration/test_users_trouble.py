@@ -17,7 +17,7 @@ import pytest
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import Policy
+from rmgr.daemons.starter_accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Upload
@@ -65,7 +65,7 @@ def rig(zookeeper: ZooKeeperServer, place: Path) -> Iterator[Rig]:
 def node(accounts: LocalAccounts, rig: Rig) -> Running:
     """A Starter of two cores whose work runs as its users."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starter, "policy_of", lambda _security: Policy(min_uid=1000))
+        patch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
         running = rig.start("n1")
     rig.wait_registered()
     return running

@@ -15,7 +15,7 @@ from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import HPC2500, QueueClass
 from rmgr.sim.driver import Setting, simulate
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 CPUS = 512
 
@@ -24,7 +24,7 @@ CPUS = 512
 class Mine:
     """A job of the naive program."""
 
-    job: Job
+    job: WorkloadJob
     queue: QueueClass
     overtaken: int = 0
     start: int = -1
@@ -55,7 +55,7 @@ class Naive:
     waiting: dict[str, list[Mine]] = field(default_factory=dict)
     running: list[Mine] = field(default_factory=list)
 
-    def starts(self, jobs: tuple[Job, ...]) -> list[int]:
+    def starts(self, jobs: tuple[WorkloadJob, ...]) -> list[int]:
         classes = {queue.name: queue for queue in self.queues}
         self.waiting = {name: [] for name in classes}
         mine = [Mine(job, classes[job.queue]) for job in jobs]
@@ -147,7 +147,7 @@ def a_workload(seed: int, count: int) -> Workload:
         processes = chance.choice([1, most, most, chance.randint(1, most)])
         run = chance.choice([1, 10, 60, 300])
         jobs.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=at * SECOND,
                 run_us=run * SECOND,

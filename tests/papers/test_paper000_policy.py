@@ -24,7 +24,7 @@ from rmgr.sched.state import ClusterState
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000, paper000_future, paper000_unit
-from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Cell, measured
+from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Paper000Run, measured
 from rmgr.sim.papers.paper000_unit import Scene, promised_to
 from rmgr.sim.validate import check
 from rmgr.sim.workload import SECOND
@@ -33,7 +33,7 @@ EXACT = [paper000_unit.selection(), *paper000_unit.constants(), *paper000_unit.c
 
 
 @pytest.mark.parametrize("exact", EXACT, ids=attrgetter("id"))
-def test_c0_1_to_c0_5(exact: paper000_unit.Check) -> None:
+def test_c0_1_to_c0_5(exact: paper000_unit.PaperCheck) -> None:
     assert exact.required
     assert exact.holds, f"{exact.what}: {exact.ours}, not {exact.paper}"
 
@@ -46,7 +46,7 @@ def test_c0_7_with_a_limit_every_job_starts_in_the_stream_and_without_one_after_
 
 
 def test_c0_6_no_queue_ever_holds_more_reservations_than_its_limit_and_the_small_ones_none() -> None:
-    run = measured(lambda: None, Cell(system=PROPOSAL_2, load=Fraction("1.1"), seed=1, jobs=1500))
+    run = measured(lambda: None, Paper000Run(system=PROPOSAL_2, load=Fraction("1.1"), seed=1, jobs=1500))
     assert run.faults == 0
     limits = {queue.name: queue.max_reservations for queue in HPC2500}
     assert all(most <= limits[queue] for queue, most in run.held.items()), run.held

@@ -19,20 +19,20 @@ from rmgr.sim.events import FailOver
 from rmgr.sim.execution import unexecuted
 from rmgr.sim.grid import MINUTE_US, UNIT, Grid, drawn
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
-from rmgr.sim.outcome import Outcome, Spell
+from rmgr.sim.outcome import JobOutcome, Spell
 from rmgr.sim.papers import paper001_case
 from rmgr.sim.papers.paper001_runs import ALGORITHMS, TICK_US
 from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 M = MINUTE_US
 
 
-def a_job(number: int = 1, *, submit: int = 0, nodes: int = 1, calculation: int = 1000, communication: int = 0) -> Job:
+def a_job(number: int = 1, *, submit: int = 0, nodes: int = 1, calculation: int = 1000, communication: int = 0) -> WorkloadJob:
     run_us = (calculation + communication) * M
-    return Job(
+    return WorkloadJob(
         number=number, submit_us=submit * M, run_us=run_us, estimate_us=run_us, processors=nodes, processes=nodes,
         communication_us=communication * M,
     )  # fmt: skip
@@ -132,9 +132,9 @@ def test_constants_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 # -- starvation -------------------------------------------------------------------------------------------------------------------
 
 
-def an_outcome(number: int, nodes: int, submit: int, *spells: tuple[int, int]) -> Outcome:
+def an_outcome(number: int, nodes: int, submit: int, *spells: tuple[int, int]) -> JobOutcome:
     job = a_job(number, submit=submit, nodes=nodes)
-    return Outcome(job=job, spells=tuple(Spell(start * M, end * M, ((0, nodes - 1),)) for start, end in spells))
+    return JobOutcome(job=job, spells=tuple(Spell(start * M, end * M, ((0, nodes - 1),)) for start, end in spells))
 
 
 def test_rule_6_compares_a_wait_with_those_of_the_next_fifty() -> None:

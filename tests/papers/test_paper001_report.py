@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rmgr.sim.papers import paper001, paper001_case
-from rmgr.sim.papers.paper001_asked import Runs
+from rmgr.sim.papers.paper001_asked import Paper001Runs
 from rmgr.sim.papers.paper001_checks import CHECKS
-from rmgr.sim.papers.paper001_runs import ALGORITHMS, Cell, measure
+from rmgr.sim.papers.paper001_runs import ALGORITHMS, Paper001Run, measure
 from rmgr.sim.papers.paper001_tables import figures, tables
 
 
@@ -17,21 +17,21 @@ def test_the_paper_s_seven_algorithms_and_ten_checks() -> None:
 
 
 def test_a_check_asks_for_its_own_runs_only_and_all_algorithms_share_the_workload() -> None:
-    runs = Runs((4, 5))
+    runs = Paper001Runs((4, 5))
     list(CHECKS["C1.6"](runs))
     assert list(runs.asked) == [
-        Cell(algorithm=name, interval=500, seed=seed) for name in ("LJF", "SJF") for seed in (4, 5, 6)
+        Paper001Run(algorithm=name, interval=500, seed=seed) for name in ("LJF", "SJF") for seed in (4, 5, 6)
     ]  # three at least
-    runs = Runs((4, 5))
+    runs = Paper001Runs((4, 5))
     list(CHECKS["C1.4"](runs))
     assert {cell.seed for cell in runs.asked} == {4, 5, 6, 7, 8, 9}  # six at least
     assert len(runs.asked) == (4 + 2) * 2 * 6  # the migrating ones at both settings of suspend
 
 
 def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
-    runs = Runs((1,))
+    runs = Paper001Runs((1,))
     asked = tables(runs), figures(runs)
-    again = Runs((1, 2, 3), dict.fromkeys(runs.asked, measure(Cell(algorithm="FCFS", interval=500, seed=1, jobs=60))))
+    again = Paper001Runs((1, 2, 3), dict.fromkeys(runs.asked, measure(Paper001Run(algorithm="FCFS", interval=500, seed=1, jobs=60))))
     known = tables(again), figures(again)
     assert [len(part) for part in asked] == [len(part) for part in known]
     assert len({table.file_name for table in known[0]}) == len(known[0])
@@ -54,7 +54,7 @@ def test_the_orderings_of_figure_2_hold_on_small_workloads_too() -> None:
     ],
 )
 def test_golden_values(algorithm: str, suspend: str, exact: tuple[int, ...], ratios: tuple[float, ...]) -> None:
-    found = measure(Cell(algorithm=algorithm, interval=500, seed=1, jobs=2000, suspend=suspend))
+    found = measure(Paper001Run(algorithm=algorithm, interval=500, seed=1, jobs=2000, suspend=suspend))
     assert (found.starved, found.starved_at_head, found.migrations, found.migrated) == exact
     assert (found.slowdown_ratio, found.mean_of_ratios, found.utilisation) == pytest.approx(ratios, rel=1e-9)
 

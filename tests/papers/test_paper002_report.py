@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from rmgr.sched.tree.allocation import Allocation
+from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs.batch import run_batch
@@ -16,16 +16,16 @@ from rmgr.sim.gangs.slots import Sharing, run
 from rmgr.sim.gangs.stepping import stepped
 from rmgr.sim.gangs.workloads import Spec, Task, drawn
 from rmgr.sim.papers import paper002
-from rmgr.sim.papers.paper002.asked import Runs
-from rmgr.sim.papers.paper002.cells import Cell, measure
+from rmgr.sim.papers.paper002.asked import Paper002Runs
+from rmgr.sim.papers.paper002.cells import Paper002Run, measure
 from rmgr.sim.papers.paper002.checks import CHECKS
 from rmgr.sim.papers.paper002.exact import EXACT, random_tasks
 from rmgr.sim.papers.paper002.tables import figures, tables
 
 
 @pytest.mark.parametrize("newcomers", list(Newcomers))
-@pytest.mark.parametrize("allocation", list(Allocation))
-def test_the_slot_simulator_equals_stepping(allocation: Allocation, newcomers: Newcomers) -> None:
+@pytest.mark.parametrize("allocation", list(AllocationRule))
+def test_the_slot_simulator_equals_stepping(allocation: AllocationRule, newcomers: Newcomers) -> None:
     """C2.12, shorter: ends of all tasks and processor-slots."""
     chance = Random(f"{allocation} {newcomers}")
     for height in (3, 5):
@@ -62,22 +62,22 @@ def test_a_workload_is_the_same_for_every_policy_and_has_its_load() -> None:
 def test_golden_values_of_one_run_at_the_paper_s_low_load() -> None:
     found = {
         policy: (round(one.utilisation, 4), one.most_tqlb, one.breaches)
-        for policy in Allocation
-        if (one := measure(Cell(load=0.368, allocation=policy, slots=200_000)))
+        for policy in AllocationRule
+        if (one := measure(Paper002Run(load=0.368, allocation=policy, slots=200_000)))
     }
     assert found == GOLDEN
-    batch = measure(Cell(kind="batch", load=0.368, slots=200_000))
+    batch = measure(Paper002Run(kind="batch", load=0.368, slots=200_000))
     assert (round(batch.utilisation, 4), batch.longest_queue) == GOLDEN_BATCH
 
 
 #: Utilisation, max TQLB, breaches of the bound of RETR; seed 1.
 GOLDEN = {
-    Allocation.RR: (0.3576, 5, 0),
-    Allocation.MAX: (0.3557, 4, 0),
-    Allocation.MIN: (0.3539, 5, 0),
-    Allocation.APA: (0.359, 3, 0),
-    Allocation.BF: (0.3165, 7, 0),
-    Allocation.BF_APA: (0.359, 3, 0),
+    AllocationRule.RR: (0.3576, 5, 0),
+    AllocationRule.MAX: (0.3557, 4, 0),
+    AllocationRule.MIN: (0.3539, 5, 0),
+    AllocationRule.APA: (0.359, 3, 0),
+    AllocationRule.BF: (0.3165, 7, 0),
+    AllocationRule.BF_APA: (0.359, 3, 0),
 }
 GOLDEN_BATCH = (0.3596, 3)
 
@@ -96,15 +96,15 @@ def test_turns_by_hand() -> None:
 
 
 def test_a_check_asks_for_its_own_runs_and_tall_trees_get_two_seeds() -> None:
-    runs = Runs((1, 2, 3), heights=(7, 10))
+    runs = Paper002Runs((1, 2, 3), heights=(7, 10))
     list(CHECKS["C2.8"](runs))
     assert [(cell.leaves, cell.seed) for cell in runs.asked] == [(128, 1), (128, 2), (128, 3), (1024, 1), (1024, 2)]
 
 
 def test_tables_and_figures_can_be_asked_before_they_are_known() -> None:
-    runs = Runs((1,), heights=(7,))
+    runs = Paper002Runs((1,), heights=(7,))
     asked = tables(runs), figures(runs)
-    again = Runs((1,), dict.fromkeys(runs.asked, measure(Cell(load=0.4, slots=20_000, weights=(1, 2, 4)))), heights=(7,))
+    again = Paper002Runs((1,), dict.fromkeys(runs.asked, measure(Paper002Run(load=0.4, slots=20_000, weights=(1, 2, 4)))), heights=(7,))
     known = tables(again), figures(again)
     assert [len(part) for part in asked] == [len(part) for part in known]
     assert len({table.file_name for table in known[0]}) == len(known[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.sched.tree.allocation import Allocation, Loads, choose
+from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.buddy import Buddies
 from rmgr.sched.tree.quantities import (
     assigned_processors,
@@ -85,7 +85,7 @@ def test_phantom_and_closed_leaves_count_nothing_and_get_nothing() -> None:
     assert (tree.height, tree.processors) == (3, 4)
     assert tree.sizes[:7] == [4, 3, 1, 1, 2, 1, 0]
     loads = Loads(tree)
-    homes = {size: choose(loads, size, Allocation.APA, {}) for size in (1, 2, 3, 4, 5)}
+    homes = {size: choose(loads, size, AllocationRule.APA, {}) for size in (1, 2, 3, 4, 5)}
     assert homes == {1: 7, 2: 4, 3: 1, 4: 0, 5: None}
 
 
@@ -110,25 +110,25 @@ def test_a_policy_picks_the_child_with_the_least_of_its_quantity_and_the_first_o
     loads = Loads(tree)
     for node, entries in ((3, 3), (2, 2)):
         loads.change(node, entries)
-    chosen = {policy: choose(loads, 1, policy, {}) for policy in Allocation}
+    chosen = {policy: choose(loads, 1, policy, {}) for policy in AllocationRule}
     # M: 3 against 2; N: 0 against 2; A: 3 against 4; BF: shortest leaf queue is 0 on both sides
     assert chosen == {
-        Allocation.RR: 3,
-        Allocation.MAX: 5,
-        Allocation.MIN: 4,
-        Allocation.APA: 4,
-        Allocation.BF: 4,
-        Allocation.BF_APA: 4,
+        AllocationRule.RR: 3,
+        AllocationRule.MAX: 5,
+        AllocationRule.MIN: 4,
+        AllocationRule.APA: 4,
+        AllocationRule.BF: 4,
+        AllocationRule.BF_APA: 4,
     }
     loads.change(4, 1)
-    assert choose(loads, 1, Allocation.BF, {}) == 5  # 1 against 0
-    assert choose(loads, 2, Allocation.BF, {}) == 1  # 0 against 2
+    assert choose(loads, 1, AllocationRule.BF, {}) == 5  # 1 against 0
+    assert choose(loads, 2, AllocationRule.BF, {}) == 1  # 0 against 2
 
 
 def test_rr_gives_to_the_children_of_each_node_in_turn() -> None:
     cursors: dict[int, int] = {}
     loads = Loads(Tree(2, 4))
-    assert [choose(loads, 1, Allocation.RR, cursors) for _ in range(5)] == [3, 5, 4, 6, 3]
+    assert [choose(loads, 1, AllocationRule.RR, cursors) for _ in range(5)] == [3, 5, 4, 6, 3]
 
 
 def test_buddies_split_the_smallest_block_leftmost_and_merge() -> None:

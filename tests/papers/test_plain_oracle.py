@@ -11,7 +11,7 @@ from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.setting import Setting
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 WORLDS = 60
 #: Ties wherever there can be: many jobs of one submit time, equal lengths, limits that are the run time to the second.
@@ -37,7 +37,7 @@ def started(jobs: list[Asked], processors: int, policy: str) -> list[int]:
         name="ties",
         processors=processors,
         jobs=tuple(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=job.submit * SECOND,
                 run_us=job.run * SECOND,

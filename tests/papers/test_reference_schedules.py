@@ -18,7 +18,7 @@ from rmgr.sim.bare_loop import Plain, starts
 from rmgr.sim.experiment import Experiment, carry_out
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Result
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 HERE = Path(__file__).resolve().parent
 #: The whole traces and schedules stand beside a developer's checkout, not in it.
@@ -117,7 +117,7 @@ def test_every_start_of_an_extract_that_later_jobs_cannot_change_is_the_referenc
 
 def a_workload(jobs: list[Plain], processors: int) -> Workload:
     made = [
-        Job(
+        WorkloadJob(
             number=number,
             submit_us=submit * SECOND,
             run_us=run * SECOND,

@@ -9,12 +9,12 @@ import pytest
 from rmgr.model.states import State
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
-from rmgr.sched.tree.allocation import Allocation
+from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import violations
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 
 @pytest.mark.parametrize("upsets", [False, True])
@@ -28,7 +28,7 @@ def test_no_core_is_given_twice_in_a_slot_and_every_job_runs_as_long_as_it_needs
             "newcomers": chance.choice(["this_round", "next_round"]),
             "width": chance.choice("23"),
             "most_jobs": chance.choice("0128"),
-            "allocation": chance.choice(list(Allocation)),
+            "allocation": chance.choice(list(AllocationRule)),
         }
         events = events_of(chance, nodes, len(workload.jobs)) if upsets else ()
         ends = []
@@ -43,14 +43,14 @@ def test_no_core_is_given_twice_in_a_slot_and_every_job_runs_as_long_as_it_needs
         assert ends[0] == ends[1]
 
 
-def jobs_of(chance: Random, processors: int) -> tuple[Job, ...]:
+def jobs_of(chance: Random, processors: int) -> tuple[WorkloadJob, ...]:
     """Some of them whole seconds long, so that they end where slots do."""
     jobs = []
     for number, submit in enumerate(sorted(chance.randint(0, 100) for _ in range(chance.randint(1, 20))), 1):
         size = chance.randint(1, processors)
         run_us = chance.randint(1, 30) * SECOND if chance.random() < 0.5 else chance.randint(1, 30 * SECOND)
         times = {"submit_us": submit * SECOND, "run_us": run_us, "estimate_us": 40 * SECOND}
-        jobs.append(Job(number=number, processors=size, processes=size, **times))
+        jobs.append(WorkloadJob(number=number, processors=size, processes=size, **times))
     return tuple(jobs)
 
 

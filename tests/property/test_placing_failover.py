@@ -14,7 +14,7 @@ from rmgr.coord import paths, stop_ops
 from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.placing_records import decode_records
 from rmgr.model.block import BlockKey, PastAttempt
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.placing import Rigid, task_of
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Request
@@ -112,7 +112,7 @@ class Story:
                 found = self.bench.outside.get(paths.inbox(node, guid)).result(60)
                 assert found is not None
                 order = decode_record(found.data, InboxOrder)
-                if order.order is Order.CHECKPOINT:
+                if order.order is OrderKind.CHECKPOINT:
                     asked.append((order.submission, node, guid))
         for number, node, guid in sorted(asked):
             key = next(key for key in self.bench.look.keys(paths.running_node(node)) if key.submission == number)

@@ -21,13 +21,13 @@ from rmgr.coord import ops, paths
 from rmgr.coord.records import decode_block, decode_record
 from rmgr.daemons.placing_pipeline import checked
 from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, NodeRecord, NodeState, Order, StarterEntry
+from rmgr.model.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Capacity, NodeAttributes, Request
 from rmgr.sched.job import Node
 from rmgr.sim.experiment import Experiment, carry_out
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_placing_failover import stop
 
@@ -48,7 +48,7 @@ def drawn(file: str, processors: int) -> Workload:
         "grid_migration.toml": (90, 200, 400, 620),
         "hpc2500.toml": (4, 8, 32, 100, 128, 500),
     }[file]
-    jobs: list[Job] = []
+    jobs: list[WorkloadJob] = []
     at_s = 0
     for number in range(1, 25 if file == "grid_migration.toml" else 46):
         debug = file == "easy_fair_share.toml" and number % 4 == 0
@@ -56,7 +56,7 @@ def drawn(file: str, processors: int) -> Workload:
         threads = chance.choice((1, 2)) if file == "hpc2500.toml" and processes <= 8 else 1
         run_s = chance.randint(20, 120) if debug else chance.randint(100, 900)
         jobs.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=at_s * 10**6,
                 run_us=run_s * 10**6 + number * 7919,
@@ -189,7 +189,7 @@ class Live:
                 found = self.bench.outside.get(paths.inbox(node, guid)).result(60)
                 assert found is not None
                 order = decode_record(found.data, InboxOrder)
-                if order.order is Order.CHECKPOINT and order.submission == number:
+                if order.order is OrderKind.CHECKPOINT and order.submission == number:
                     stop(self.starters[node], node, key, guid, queue=self.queue)
                     del self.running[number]
                     moved.append(number)

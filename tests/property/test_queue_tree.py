@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from rmgr.sched.tree.allocation import Allocation, Loads, choose
+from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.quantities import assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.rotation import Rotation
 from rmgr.sched.tree.rounds import own_quanta, phases_below, quanta_within, round_lengths, slot_of_quantum
 from rmgr.sched.tree.shape import Tree
-from rmgr.sched.tree.states import EDGES, NodeState, diagram, states_of
+from rmgr.sched.tree.states import EDGES, TreeNodeState, diagram, states_of
 from rmgr.sched.tree.stepped import Stepped
 
 
@@ -125,7 +125,7 @@ def test_loads_kept_up_to_date_are_the_quantities_counted_anew() -> None:
                 loads.change(tasks.pop(chance.randrange(len(tasks))), -1)
             else:
                 size = chance.randint(1, tree.processors)
-                node = choose(loads, size, chance.choice(list(Allocation)), {})
+                node = choose(loads, size, chance.choice(list(AllocationRule)), {})
                 assert node is not None
                 assert tree.sizes[node] >= size
                 assert all(tree.sizes[child] < size for child in tree.children(node))  # a smallest partition that has room
@@ -218,7 +218,7 @@ def test_a_stream_of_arrivals_starves_nobody_for_positions_survive() -> None:
 @pytest.mark.parametrize("newcomers", list(Newcomers))
 def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(newcomers: Newcomers) -> None:
     """Figure 2: every change is an edge of the table; with tasks above the front Rounded, below it Ready."""
-    seen: set[tuple[NodeState, NodeState]] = set()
+    seen: set[tuple[TreeNodeState, TreeNodeState]] = set()
     for seed in range(150):
         chance = Random(seed)
         tree = small_tree(chance)
@@ -238,15 +238,15 @@ def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(new
             seen |= {edge for edge in zip(before, after, strict=True) if edge[0] is not edge[1]}
             before = after
             late = rotation.late_nodes()
-            front = [node for node in nodes if after[node] is NodeState.ROUNDING]
+            front = [node for node in nodes if after[node] is TreeNodeState.ROUNDING]
             for node in front:
-                assert {after[at] for at in tree.path(node)[:-1]} <= {NodeState.ROUNDED, NodeState.IDLE}
+                assert {after[at] for at in tree.path(node)[:-1]} <= {TreeNodeState.ROUNDED, TreeNodeState.IDLE}
                 below = [at for at in nodes if at != node and node in tree.path(at) and rotation.queues[at]]
-                assert {after[at] for at in below} <= {NodeState.READY}
-            assert all(after[node] is NodeState.ROUNDED for node in late)
+                assert {after[at] for at in below} <= {TreeNodeState.READY}
+            assert all(after[node] is TreeNodeState.ROUNDED for node in late)
             if step % 2:  # whoever runs is Rounding, and nobody else
                 assert {node for node, _ in rotation.row()} == {
-                    node for node, state in enumerate(states_of(rotation)) if state is NodeState.ROUNDING
+                    node for node, state in enumerate(states_of(rotation)) if state is TreeNodeState.ROUNDING
                 }
                 before = states_of(rotation)
     assert seen == set(EDGES)

@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.coord.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
 from rmgr.coord.multi import Check, Create, Delete, Op, Set
-from rmgr.daemons.submitter_rights import OPERATIONS, Place
+from rmgr.daemons.submitter_rights import OPERATIONS, ZnodeKind
 from rmgr.model.identity import Role
 
 S, W = Role.STARTER, Role.WATCHDOG
@@ -42,26 +42,26 @@ STARTERS_DO: list[Op] = [
 
 #: Examples of the places that clients have to do with.
 AT = {
-    Place.IDS: paths.IDS,
-    Place.CONFIG: paths.CONFIG,
-    Place.TOKEN: paths.token("d"),
-    Place.BUCKET: paths.subs_bucket(42),
-    Place.RECORD: SUB,
-    Place.GATE: paths.gate(42),
-    Place.TAIL: paths.tail(42),
-    Place.DONE: paths.done(42),
-    Place.FAILED: paths.failed(42),
-    Place.FRAGMENT: paths.fragment(42, 0),
-    Place.FAILED_RANGE: paths.failed_range(42, 0, 1, 1),
-    Place.PENDING: f"{paths.pending('q')}/{K}",
-    Place.HELD: f"{paths.held('q')}/{K}",
-    Place.QUEUE: paths.pending("q"),
-    Place.SUBMITTER: paths.submitter("g"),
-    Place.DRAIN: paths.drain("n"),
-    Place.ORDER: paths.inbox("n", "g"),
-    Place.NODE: paths.node("n"),
-    Place.IDLE: paths.idle("n"),
-    Place.RUNNING: f"{paths.running_node('n')}/{K}",
+    ZnodeKind.IDS: paths.IDS,
+    ZnodeKind.CONFIG: paths.CONFIG,
+    ZnodeKind.TOKEN: paths.token("d"),
+    ZnodeKind.BUCKET: paths.subs_bucket(42),
+    ZnodeKind.RECORD: SUB,
+    ZnodeKind.GATE: paths.gate(42),
+    ZnodeKind.TAIL: paths.tail(42),
+    ZnodeKind.DONE: paths.done(42),
+    ZnodeKind.FAILED: paths.failed(42),
+    ZnodeKind.FRAGMENT: paths.fragment(42, 0),
+    ZnodeKind.FAILED_RANGE: paths.failed_range(42, 0, 1, 1),
+    ZnodeKind.PENDING: f"{paths.pending('q')}/{K}",
+    ZnodeKind.HELD: f"{paths.held('q')}/{K}",
+    ZnodeKind.QUEUE: paths.pending("q"),
+    ZnodeKind.SUBMITTER: paths.submitter("g"),
+    ZnodeKind.DRAIN: paths.drain("n"),
+    ZnodeKind.ORDER: paths.inbox("n", "g"),
+    ZnodeKind.NODE: paths.node("n"),
+    ZnodeKind.IDLE: paths.idle("n"),
+    ZnodeKind.RUNNING: f"{paths.running_node('n')}/{K}",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from rmgr.cli.columns import nodes_or_reason
 from rmgr.coord.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.task_answers import task_views
 from rmgr.coord.view import Progress
 from rmgr.errors import NotFound
@@ -40,7 +40,7 @@ def progress(total, *outcomes, complete=True, node="n1"):
 
 def claimed(submission=42, first=0, count=2, node="n1", cores=1, done=0):
     key = BlockKey(priority=0, seq=1, submission=submission, first=first, count=count, attempt=1, cores=cores, memory_mib=0)
-    return ClaimedBlock(node=node, key=key, done=done, claimed_us=50)
+    return BlockOnNode(node=node, key=key, done=done, claimed_us=50)
 
 
 def snapshot(**changes):

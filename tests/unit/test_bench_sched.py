@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rmgr.bench import sched as bench_sched
-from rmgr.bench.measuring import Plan
+from rmgr.bench.measuring import MeasuringPlan
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError
 from rmgr.sim.bare_loop import starts
@@ -50,7 +50,7 @@ def test_a_trace_is_simulated_instead(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_many_jobs_are_measured_in_processes_whose_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_sched, "_LARGE_POLICIES", ("easy",))
-    large = Plan(large=True, scale=0.0002)
+    large = MeasuringPlan(large=True, scale=0.0002)
     rows = [*bench_sched.sim(large), *bench_sched.passes(large)]
     assert [row.what.partition(", ")[0] for row in rows] == ["easy", "easy pass"]
     assert all(row.detail["peak_mib"] > 10 for row in rows)
@@ -80,7 +80,7 @@ def test_a_policy_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RmgrError, match="easy fails, so its time says nothing: ZeroDivisionError: always"):
         bench_sched.timed("easy", 5, 2, repetitions=1)
     with pytest.raises(RmgrError, match="easy"):
-        bench_sched.simulated(bench_sched.workload_of(Plan(scale=0.001)), "easy")
+        bench_sched.simulated(bench_sched.workload_of(MeasuringPlan(scale=0.001)), "easy")
 
 
 def test_the_bare_loop_refuses_what_it_cannot_do() -> None:

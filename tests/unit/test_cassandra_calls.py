@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from rmgr.adapters import cassandra_calls
-from rmgr.adapters.cassandra_calls import LARGEST_WINDOW, SMALLEST_WINDOW, WINDOW, Calls, Window
+from rmgr.adapters.cassandra_calls import LARGEST_WINDOW, SMALLEST_WINDOW, WINDOW, Calls, RequestWindow
 from rmgr.adapters.cassandra_statements import ask
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.store_rules import CallDeadline
 
 
 def test_a_window_grows_while_answers_are_quick_and_shrinks_once_when_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(cassandra_calls.time, "monotonic", lambda: now[0])
-    window = Window()
+    window = RequestWindow()
     assert window.size == WINDOW
     for _ in range(10_000):
         window.answered(0.005)
@@ -68,10 +68,10 @@ def test_no_call_has_more_in_flight_than_its_window() -> None:
     cluster = _Cluster(0.3)
     calls = Calls(cluster, request_timeout_s=2.0)  # type: ignore[arg-type]
     started_s = time.monotonic()
-    calls.all([ask("value", f"k{n}") for n in range(150)], Deadline(60.0), "read")
+    calls.all([ask("value", f"k{n}") for n in range(150)], CallDeadline(60.0), "read")
     assert cluster.most <= WINDOW
     assert calls.window.size < WINDOW  # 0.3 s are slow
     assert time.monotonic() - started_s < 30
     fixed = _Cluster(0.001)
-    Calls(fixed, request_timeout_s=2.0).all([ask("value", f"k{n}") for n in range(50)], Deadline(60.0), "read", window=4)  # type: ignore[arg-type]
+    Calls(fixed, request_timeout_s=2.0).all([ask("value", f"k{n}") for n in range(50)], CallDeadline(60.0), "read", window=4)  # type: ignore[arg-type]
     assert fixed.most <= 4

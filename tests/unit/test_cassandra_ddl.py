@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from rmgr.adapters.cassandra_schema import MIGRATIONS, NEWEST, Found, advice, plan, version_problem
+from rmgr.adapters.cassandra_schema import MIGRATIONS, NEWEST, FoundSchema, advice, plan, version_problem
 from rmgr.adapters.cassandra_statements import STATEMENTS
 from rmgr.errors import ConfigError
 
-FRESH = Found(nodes_up=3, datacenters=("dc1",))
+FRESH = FoundSchema(nodes_up=3, datacenters=("dc1",))
 TABLES = {table.name: table for migration in MIGRATIONS for table in migration.tables}
 
 
-def steps(found: Found, *, factor: int = 3, change: bool = False, force: bool = False) -> list[str]:
+def steps(found: FoundSchema, *, factor: int = 3, change: bool = False, force: bool = False) -> list[str]:
     planned = plan(found, keyspace="ks", local_dc="dc1", replication_factor=factor, change_replication=change, force=force)
     return [step.cql or f"version {step.version}" for step in planned]
 
@@ -28,11 +28,11 @@ def test_a_fresh_cluster_gets_keyspace_tables_and_versions_in_order() -> None:
 
 
 def test_the_newest_schema_needs_nothing() -> None:
-    assert steps(Found(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST)) == []
+    assert steps(FoundSchema(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST)) == []
 
 
 def test_an_older_schema_gets_only_what_is_missing() -> None:
-    todo = steps(Found(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=1))
+    todo = steps(FoundSchema(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=1))
     assert not any("ks.value " in line for line in todo)
     assert any("ks.claim " in line for line in todo)
 
@@ -52,7 +52,7 @@ def test_more_copies_than_nodes_are_refused_unless_forced() -> None:
 
 
 def test_the_replication_of_a_keyspace_changes_only_when_asked_and_then_needs_a_repair() -> None:
-    found = Found(nodes_up=3, datacenters=("dc1", "dc2"), replication={"dc1": 1, "dc2": 2}, version=NEWEST)
+    found = FoundSchema(nodes_up=3, datacenters=("dc1", "dc2"), replication={"dc1": 1, "dc2": 2}, version=NEWEST)
     assert steps(found) == []
     (altered,) = steps(found, change=True)
     assert altered.startswith("ALTER KEYSPACE ks")
@@ -64,13 +64,13 @@ def test_the_replication_of_a_keyspace_changes_only_when_asked_and_then_needs_a_
 
 
 def test_logins_that_hang_on_one_node_are_worth_a_word() -> None:
-    found = Found(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST, auth_replication=1)
+    found = FoundSchema(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST, auth_replication=1)
     assert any("system_auth" in line for line in advice(found, keyspace="ks", local_dc="dc1", wanted=3, effective=3))
 
 
 def test_a_data_centre_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match="no data centre 'dc1': it has east, west"):
-        steps(Found(nodes_up=3, datacenters=("east", "west")))
+        steps(FoundSchema(nodes_up=3, datacenters=("east", "west")))
 
 
 def test_daemons_refuse_another_version_and_say_what_to_type() -> None:
@@ -84,7 +84,7 @@ def test_daemons_refuse_another_version_and_say_what_to_type() -> None:
     assert problem is not None
     assert "upgrade rmgr" in problem.hint
     with pytest.raises(ConfigError, match="knows"):
-        steps(Found(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST + 1))
+        steps(FoundSchema(nodes_up=3, datacenters=("dc1",), replication={"dc1": 3}, version=NEWEST + 1))
 
 
 # -- statements ----------------------------------------------------------------------------------------------------------------

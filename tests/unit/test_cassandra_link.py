@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.cassandra_calls import Calls
-from rmgr.adapters.cassandra_link import Link, Lost
+from rmgr.adapters.cassandra_link import CassandraLink, Lost
 from rmgr.adapters.cassandra_reading import Reader
-from rmgr.adapters.cassandra_rows import Lifetime, Manifest, small
-from rmgr.adapters.cassandra_statements import Request, ask
-from rmgr.adapters.store_rules import Deadline
+from rmgr.adapters.cassandra_rows import Lifetime, ValueManifest, small
+from rmgr.adapters.cassandra_statements import StatementRequest, ask
+from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
 from tests.harness.fair_time import FairTimer
@@ -30,8 +30,8 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.refuses: Exception | None = None
-        self.answers: Callable[[Request], Any] = lambda _: []
-        self.others: Callable[[Request], list[Any]] = lambda _: []
+        self.answers: Callable[[StatementRequest], Any] = lambda _: []
+        self.others: Callable[[StatementRequest], list[Any]] = lambda _: []
         self.up = 1
         self.dialled = self.closed = self.sent = 0
 
@@ -41,11 +41,11 @@ class FakeCluster:
             raise self.refuses
         return self
 
-    def send(self, request: Request, timeout_s: float) -> Future[list[Any]]:
+    def send(self, request: StatementRequest, timeout_s: float) -> Future[list[Any]]:
         self.sent += 1
         return self._future(self.answers, request)
 
-    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[list[Any]]]:
+    def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[list[Any]]]:
         return [self._future(lambda _, rows=rows: rows, request) for rows in self.others(request)]
 
     def nodes_up(self) -> int:
@@ -57,7 +57,7 @@ class FakeCluster:
     def close(self) -> None:
         self.closed += 1
 
-    def _future(self, answers: Callable[[Request], Any], request: Request) -> Future[list[Any]]:
+    def _future(self, answers: Callable[[StatementRequest], Any], request: StatementRequest) -> Future[list[Any]]:
         future: Future[list[Any]] = Future()
         try:
             future.set_result(answers(request))
@@ -72,24 +72,24 @@ def cluster() -> FakeCluster:
 
 
 @pytest.fixture
-def links() -> Iterator[list[Link]]:
-    made: list[Link] = []
+def links() -> Iterator[list[CassandraLink]]:
+    made: list[CassandraLink] = []
     yield made
     for link in made:
         link.close()
 
 
 @pytest.fixture
-def link(cluster: FakeCluster, links: list[Link]) -> Callable[[], Link]:
-    def make() -> Link:
-        links.append(Link(cluster.dial, where="h1 (port 9042)", interval_s=0.05))
+def link(cluster: FakeCluster, links: list[CassandraLink]) -> Callable[[], CassandraLink]:
+    def make() -> CassandraLink:
+        links.append(CassandraLink(cluster.dial, where="h1 (port 9042)", interval_s=0.05))
         return links[-1]
 
     return make
 
 
-def ask_for(link: Link, *, is_write: bool = False, timeout_s: float = 60.0) -> Any:
-    return link.connection(Deadline(timeout_s), "read 'k'", is_write=is_write)
+def ask_for(link: CassandraLink, *, is_write: bool = False, timeout_s: float = 60.0) -> Any:
+    return link.connection(CallDeadline(timeout_s), "read 'k'", is_write=is_write)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -99,11 +99,11 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def outage(_: Request) -> Any:
+def outage(_: StatementRequest) -> Any:
     raise Lost("1 of the 2 replicas are up", is_outage=True)
 
 
-def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     verdict, second = threading.Event(), threading.Event()
     cluster.refuses = Lost("refused", is_outage=True)
     dial = cluster.dial
@@ -118,9 +118,9 @@ def test_the_first_call_waits_for_the_verdict_and_later_ones_do_not(cluster: Fak
     second.set()
 
 
-def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluster, links: list[Link]) -> None:
+def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluster, links: list[CassandraLink]) -> None:
     held = threading.Event()
-    links.append(Link(lambda: (held.wait(60), cluster.dial())[1], where="h1", verdict_s=0.05))
+    links.append(CassandraLink(lambda: (held.wait(60), cluster.dial())[1], where="h1", verdict_s=0.05))
     for _ in range(2):
         with FairTimer() as timer, pytest.raises(StoreUnavailable, match=r"has not answered in 0\.05 s"):
             ask_for(links[0])
@@ -129,7 +129,7 @@ def test_a_first_attempt_that_does_not_end_is_not_waited_out(cluster: FakeCluste
     eventually(lambda: links[0].problem() is None)
 
 
-def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     cluster.refuses = Lost("refused", is_outage=True)
     made = link()
     eventually(lambda: cluster.dialled > 2)
@@ -138,7 +138,7 @@ def test_it_connects_when_the_cluster_comes(cluster: FakeCluster, link: Callable
     assert ask_for(made) is cluster
 
 
-def test_what_time_does_not_heal_is_its_own_error_until_somebody_heals_it(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_what_time_does_not_heal_is_its_own_error_until_somebody_heals_it(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     cluster.refuses = ConfigError("no tables", hint="rmgr admin init-store")
     made = link()
     with pytest.raises(ConfigError, match="no tables") as caught:
@@ -149,7 +149,7 @@ def test_what_time_does_not_heal_is_its_own_error_until_somebody_heals_it(cluste
     eventually(lambda: made.problem() is None)
 
 
-def test_a_surprise_of_the_driver_does_not_end_the_thread(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_a_surprise_of_the_driver_does_not_end_the_thread(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     cluster.refuses = ZeroDivisionError("surprise")
     made = link()
     eventually(lambda: "ZeroDivisionError" in (made.problem() or ""))
@@ -157,40 +157,42 @@ def test_a_surprise_of_the_driver_does_not_end_the_thread(cluster: FakeCluster, 
     eventually(lambda: made.problem() is None)
 
 
-def test_a_call_gives_up_an_outage_and_others_are_refused_until_a_probe_passes(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_a_call_gives_up_an_outage_and_others_are_refused_until_a_probe_passes(
+    cluster: FakeCluster, link: Callable[[], CassandraLink]
+) -> None:
     made = link()
     calls = Calls(made, request_timeout_s=2.0)
     eventually(lambda: made.problem() is None)
     cluster.answers = outage
     begun = time.monotonic()
     with FairTimer() as timer, pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
-        calls.one(_READ, Deadline(60), "read 'k'")
+        calls.one(_READ, CallDeadline(60), "read 'k'")
     assert time.monotonic() - begun > 1.0
     assert timer.elapsed_s < 3.0
     sent = cluster.sent
     with pytest.raises(StoreUnavailable, match="1 of the 2 replicas"):
-        calls.one(_READ, Deadline(60), "read 'k'")
+        calls.one(_READ, CallDeadline(60), "read 'k'")
     assert cluster.sent == sent, "the network was not asked"
     cluster.answers = lambda _: [("back",)]
     eventually(lambda: made.problem() is None)
-    assert calls.one(_READ, Deadline(60), "read 'k'") == [("back",)]
+    assert calls.one(_READ, CallDeadline(60), "read 'k'") == [("back",)]
 
 
-def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     made = link()
     eventually(lambda: made.problem() is None)
     calls = Calls(made, request_timeout_s=2.0)
     cluster.answers = lambda request: outage(request) if request.is_write else [(1,)]
     with pytest.raises(StoreUnavailable):
-        calls.one(_WRITE, Deadline(60), "write")
+        calls.one(_WRITE, CallDeadline(60), "write")
     assert "reads work, writes do not" in (made.problem() or "")
-    assert calls.one(_READ, Deadline(60), "read") == [(1,)]
+    assert calls.one(_READ, CallDeadline(60), "read") == [(1,)]
     with pytest.raises(StoreUnavailable, match="reads work, writes do not"):
         ask_for(made, is_write=True)
 
 
 def test_a_driver_that_finds_no_node_again_is_replaced(
-    cluster: FakeCluster, link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, link: Callable[[], CassandraLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmgr.adapters.cassandra_link.RENEW_S", 0.1)
     monkeypatch.setattr("rmgr.adapters.cassandra_link.PROBE_S", 0.02)
@@ -202,36 +204,36 @@ def test_a_driver_that_finds_no_node_again_is_replaced(
     assert made.problem() is None
 
 
-def test_a_request_that_times_out_is_sent_again(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_a_request_that_times_out_is_sent_again(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     made = link()
     left = [Lost("no answer from h1", is_outage=False)] * 2
 
-    def answers(_: Request) -> Any:
+    def answers(_: StatementRequest) -> Any:
         if left:
             raise left.pop()
         return [("late",)]
 
     cluster.answers = answers
-    assert Calls(made, request_timeout_s=2.0).one(_READ, Deadline(60), "read") == [("late",)]
+    assert Calls(made, request_timeout_s=2.0).one(_READ, CallDeadline(60), "read") == [("late",)]
 
 
-def test_no_more_requests_fly_than_the_window_allows(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_no_more_requests_fly_than_the_window_allows(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     calls = Calls(link(), request_timeout_s=2.0)
     taken = 0
 
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[StatementRequest]:
         nonlocal taken
         for _ in range(20):
             taken += 1
             yield _READ
 
-    answers = calls.each(requests(), Deadline(60), "read", window=4)
+    answers = calls.each(requests(), CallDeadline(60), "read", window=4)
     next(answers)
     assert taken == 4
     assert len(list(answers)) == 19
 
 
-def test_a_store_opened_before_a_fork_says_so(link: Callable[[], Link], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_opened_before_a_fork_says_so(link: Callable[[], CassandraLink], monkeypatch: pytest.MonkeyPatch) -> None:
     made = link()
     ask_for(made)
     monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -242,23 +244,23 @@ def test_a_store_opened_before_a_fork_says_so(link: Callable[[], Link], monkeypa
 # -- bytes that are not what they were ------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_a_damaged_value_is_taken_from_another_node(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     good = small(b"value", Encoding.RAW, _FOR_EVER)
     bad = good._replace(inline=b"walue")
     reader = Reader(Calls(link(), request_timeout_s=2.0))
     cluster.answers = lambda _: [(tuple(bad),)]
     with pytest.raises(DataLost, match="'k'"):
-        reader.get("k", Deadline(60))
+        reader.get("k", CallDeadline(60))
     cluster.others = lambda _: [[(tuple(bad),)], [], [(tuple(good),)]]
-    assert reader.get("k", Deadline(60)) == (b"value", About(5, Encoding.RAW, good.digest, b""))
+    assert reader.get("k", CallDeadline(60)) == (b"value", About(5, Encoding.RAW, good.digest, b""))
 
 
-def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], Link]) -> None:
+def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: FakeCluster, link: Callable[[], CassandraLink]) -> None:
     from hashlib import sha256
     from uuid import uuid4
 
     data = b"x" * 100
-    manifest = Manifest(100, sha256(data).digest(), "raw", None, uuid4(), 1, b"")
+    manifest = ValueManifest(100, sha256(data).digest(), "raw", None, uuid4(), 1, b"")
     chunk = {"rows": [(b"y" * 100, sha256(data).digest())]}
     cluster.answers = lambda request: [(tuple(manifest),)] if request.name == "value" else chunk["rows"]
     reader = Reader(Calls(link(), request_timeout_s=2.0))
@@ -266,12 +268,12 @@ def test_a_chunk_is_taken_from_another_node_and_wrong_bytes_from_none(cluster: F
         chunk["rows"] = rows
         cluster.others = lambda _: []
         with pytest.raises(DataLost, match=what):
-            reader.get("k", Deadline(60))
+            reader.get("k", CallDeadline(60))
         cluster.others = lambda _: [[], [(data, sha256(data).digest())]]
-        assert reader.get("k", Deadline(60)) == (data, About(100, Encoding.RAW, sha256(data).digest(), b""))
+        assert reader.get("k", CallDeadline(60)) == (data, About(100, Encoding.RAW, sha256(data).digest(), b""))
         assert b"".join(reader.stream("k", 5.0) or ()) == data
     chunk["rows"] = [(b"z" * 100, sha256(b"z" * 100).digest())]  # a chunk of its own kind: only the whole tells
     with pytest.raises(DataLost):
-        reader.get("k", Deadline(60))
+        reader.get("k", CallDeadline(60))
     with pytest.raises(DataLost, match="hash differs"):
         list(reader.stream("k", 5.0) or ())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters import cassandra_once
-from rmgr.adapters.cassandra_statements import Request
+from rmgr.adapters.cassandra_statements import StatementRequest
 from rmgr.adapters.cassandra_store import CassandraStore
 from rmgr.adapters.cassandra_url import parse_url
 from rmgr.coord.keys import output
@@ -38,10 +38,10 @@ class _Tables:
     def __init__(self) -> None:
         self.cells: dict[tuple[Any, ...], tuple[Any, int]] = {}
         self.round_trips = self.requests = 0
-        self.between: Callable[[Request], None] = lambda _: None
-        self._sent: list[tuple[Request, _Answer]] = []
+        self.between: Callable[[StatementRequest], None] = lambda _: None
+        self._sent: list[tuple[StatementRequest, _Answer]] = []
 
-    def send(self, request: Request, timeout_s: float) -> Future[Rows]:
+    def send(self, request: StatementRequest, timeout_s: float) -> Future[Rows]:
         del timeout_s
         answer = _Answer(self)
         self._sent.append((request, answer))
@@ -57,7 +57,7 @@ class _Tables:
             answer.set_result(self._carry_out(request))
             self.between(request)
 
-    def _carry_out(self, request: Request) -> Rows:
+    def _carry_out(self, request: StatementRequest) -> Rows:
         rows: Rows = []
         for values in request.rows:
             match request.name, values:
@@ -82,7 +82,7 @@ class _Tables:
     def nodes_up(self) -> int:
         return 1
 
-    def send_to_others(self, request: Request, timeout_s: float) -> list[Future[Rows]]:
+    def send_to_others(self, request: StatementRequest, timeout_s: float) -> list[Future[Rows]]:
         return [self.send(request, timeout_s)]
 
     def probe(self, timeout_s: float, *, write: bool) -> None:
@@ -151,7 +151,7 @@ def test_who_is_overtaken_between_two_answers_sees_it(tables: _Tables, after: st
             _create(ours, "name/k", b"old")
         replaces = {"name/k": tables.cells["value", "name/k"][0][1]} if is_there else {}
 
-        def overtake(request: Request) -> None:
+        def overtake(request: StatementRequest) -> None:
             if request.name != after:
                 return
             tables.between = lambda _: None
@@ -172,7 +172,7 @@ def test_what_was_read_too_slowly_is_read_again(tables: _Tables, monkeypatch: py
     now_s = [0.0]
     asked: list[str] = []
 
-    def pass_time(request: Request) -> None:
+    def pass_time(request: StatementRequest) -> None:
         asked.append(request.name)
         now_s[0] += 0.6
 

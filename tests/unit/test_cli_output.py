@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.ends import expand, how
-from rmgr.cli.follow import End, Followed
+from rmgr.cli.follow import AwaitedSubmission, FollowedEnd
 from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.client.live import Piece
+from rmgr.client.live import OutputPiece
 from rmgr.client.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord import keys
 from rmgr.model.states import Reason, State
 from rmgr.model.views import JobView
 
 
-def a_piece(data: bytes, position: int = 0, stream: str = "stdout", attempt: int = 1) -> Piece:
-    return Piece(submission=42, position=position, attempt=attempt, stream=stream, data=data, time_us=1_790_000_000_000_000)
+def a_piece(data: bytes, position: int = 0, stream: str = "stdout", attempt: int = 1) -> OutputPiece:
+    return OutputPiece(submission=42, position=position, attempt=attempt, stream=stream, data=data, time_us=1_790_000_000_000_000)
 
 
-def an_end(position: int = 0, **fields: object) -> End:
+def an_end(position: int = 0, **fields: object) -> FollowedEnd:
     values = {"state": State.COMPLETED, "reason": "", "exit_code": 0, "node": "n1", "attempt": 1, "error": ""} | fields
-    return End(submission=42, position=position, index=position + 1, **values)  # type: ignore[arg-type]
+    return FollowedEnd(submission=42, position=position, index=position + 1, **values)  # type: ignore[arg-type]
 
 
 def label(position: int) -> str:
@@ -100,7 +100,7 @@ def test_an_end_is_told_in_one_line() -> None:
 
 
 def test_the_worst_end_decides() -> None:
-    item = Followed(42, frozenset({0, 1, 2}))
+    item = AwaitedSubmission(42, frozenset({0, 1, 2}))
     for position, code in ((0, 0), (1, 7), (2, 3)):
         state = State.FAILED if code else State.COMPLETED
         item.ends[position] = an_end(position, state=state, reason="EXIT_CODE" if code else "", exit_code=code)
@@ -112,5 +112,5 @@ def test_history_is_an_end_too() -> None:
     job = JobView(
         id=7, name="x", user="ada", queue="default", state=State.FAILED, reason=Reason.TIME_LIMIT, exit_code=143, counts={"FAILED": 1}
     )
-    item = Followed(7, past=job)
+    item = AwaitedSubmission(7, past=job)
     assert (item.is_ended, item.state, item.code, item.counts) == (True, State.FAILED, 124, {State.FAILED: 1})

@@ -154,7 +154,7 @@ def test_a_pickle_goes_to_a_pipe_or_a_file_but_not_to_a_terminal(
 _refuse_on_terminal = store_values.refuse_on_terminal
 
 
-def _refuse(found: store_values.Found) -> None:
+def _refuse(found: store_values.FoundValue) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

@@ -236,11 +236,11 @@ def test_long_tasks_travel_alone() -> None:
         sizes: list[int] = []
 
     from rmgr.client.ports import TaskSpec
-    from rmgr.client.throttle import Call
+    from rmgr.client.throttle import OutgoingTask
 
     tasks = Nobody()
     throttle = Throttle(tasks, 2)  # type: ignore[arg-type]
-    throttle.add([Call(TaskSpec(), b"", "", Future(tasks)) for _ in range(12)])  # type: ignore[arg-type]
+    throttle.add([OutgoingTask(TaskSpec(), b"", "", Future(tasks)) for _ in range(12)])  # type: ignore[arg-type]
     assert tasks.sizes == [1, 1]
     throttle.ended([Outcome(index=0, elapsed_us=2_000_000)])
     assert tasks.sizes == [1, 1, 1]

@@ -15,7 +15,7 @@ from rmgr.client.deeds import Deeds
 from rmgr.client.values import Values
 from rmgr.coord import join_ops, keys, paths
 from rmgr.coord.multi import Committed
-from rmgr.coord.ownership import Share
+from rmgr.coord.ownership import ValueShare
 from rmgr.coord.ports import Encoding
 from rmgr.coord.rights import Person
 from rmgr.daemons.leader_collect import keep_outputs
@@ -174,7 +174,7 @@ def test_shares_name_a_key_or_how_keys_begin_and_end_when_they_are_taken_back(wo
     with pytest.raises(PermissionDenied):
         carol.get(KEY)
     assert bob.get(KEY) == b"7"
-    forged = Share(owner="ann", user="carol", key="in/", is_prefix=True)
+    forged = ValueShare(owner="ann", user="carol", key="in/", is_prefix=True)
     assert carol.deeds is not None
     carol.deeds.put_share(world.store, forged)  # a direct client of the store writes what he likes
     with pytest.raises(PermissionDenied):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rmgr.model import frames
 from rmgr.model.frames import (
+    BatchShape,
     CommandBatch,
     CommandEnd,
     CommandEnds,
@@ -15,7 +16,6 @@ from rmgr.model.frames import (
     FrameError,
     FrameReader,
     Output,
-    Shape,
     TaskBatch,
     TaskEnd,
     TaskEnds,
@@ -27,7 +27,7 @@ from rmgr.model.frames import (
 from rmgr.model.states import Reason
 
 TASKS = TaskBatch(
-    shape=Shape(submission=42, environ={"A": "ü"}),
+    shape=BatchShape(submission=42, environ={"A": "ü"}),
     function="ab" * 32,
     blob=b"\x00\xff",
     items=(TaskItem(1, 0), TaskItem(2, 7, attempt=3, label=9, payload=b"x" * 300)),
@@ -52,7 +52,10 @@ def test_every_direction_has_tags_of_its_own() -> None:
     [
         (frames.ToWorker, TASKS),
         (frames.FromWorker, ENDS),
-        (frames.ToSpawner, CommandBatch(shape=Shape(exclusive=True), argv=("echo", "a b"), items=(CommandItem(5, 0, environ={"E": "1"}),))),
+        (
+            frames.ToSpawner,
+            CommandBatch(shape=BatchShape(exclusive=True), argv=("echo", "a b"), items=(CommandItem(5, 0, environ={"E": "1"}),)),
+        ),
         (frames.ToSpawner, frames.Stop(worker=3, seq=9, reason=Reason.TIME_LIMIT, grace_us=0)),
         (frames.FromSpawner, CommandEnds((CommandEnd(seq=5, reason=Reason.SIGNAL, signal=9, err=Output(size=9, path="/e", dropped=4)),))),
         (frames.FromSpawner, frames.WorkerGone(worker=1, reason=Reason.WORKER_LOST, seq=4, signal=9)),

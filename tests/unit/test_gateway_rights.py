@@ -18,7 +18,7 @@ from rmgr.coord.records import encode_block, encode_record
 from rmgr.coord.rights import ANYBODY, Person
 from rmgr.daemons.submitter_rights import (
     OPERATIONS,
-    Place,
+    ZnodeKind,
     check_answer,
     check_commit,
     check_create,
@@ -30,7 +30,7 @@ from rmgr.daemons.submitter_rights import (
 from rmgr.daemons.submitter_rows import check_content, check_rows, visible
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, Order, StarterEntry
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.outcome import FailedRange
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.request import CancelRequest, StopKind, StopRequest
@@ -68,7 +68,7 @@ def client_multis() -> list[Multi]:
         leader_ops.resubmit(SUB, 10, 6, 1, FAILED, 0, gate=False, max_losses=5)[0],
         leader_ops.resubmit(SUB, 10, 6, 1, ended, 0, gate=True, max_losses=5)[0],
         leader_ops.cancel_failed(SUB, 10, 6, 1, FAILED, 0, reason=Reason.USER_CANCEL),
-        leader_ops.order("n1", "guid", InboxOrder(order=Order.CANCEL, submission=42, index=1)),
+        leader_ops.order("n1", "guid", InboxOrder(order=OrderKind.CANCEL, submission=42, index=1)),
         request_ops.ask("guid", CancelRequest(submission=42, tasks=((1, 2),))),
         request_ops.ask("guid", StopRequest(kind=StopKind.MIGRATE, submission=42, to="n1")),
         owner_ops.take_ownership(SUB, 1, TAIL, 1),
@@ -157,31 +157,31 @@ def test_a_drain_is_not_resumed_under_another_name() -> None:
 @pytest.mark.parametrize(
     ("path", "place"),
     [
-        (paths.sub(42), Place.RECORD),
-        (paths.sub(41999), Place.RECORD),
-        ("/subs/1/42", Place.OTHER),  # not in its own thousand
-        ("/subs/0/042", Place.OTHER),
-        ("/subs/0", Place.BUCKET),
-        ("/subs", Place.OTHER),
-        (f"/subs/0/{'9' * 5000}", Place.OTHER),
-        ("/subs/0/\u0664\u0662", Place.OTHER),
-        ("/subs/0/42/gate/x", Place.OTHER),
-        (paths.fragment(42, 7), Place.FRAGMENT),
-        (f"{paths.done(42)}/other", Place.OTHER),
-        (paths.failed_range(42, 0, 1, 1), Place.FAILED_RANGE),
-        (paths.pending_block("q", KEY), Place.PENDING),
-        (paths.held_block("q", KEY), Place.HELD),
-        (paths.pending("q"), Place.QUEUE),
-        (f"{paths.pending('q')}/a/b", Place.OTHER),
-        (paths.inbox("n1", "g"), Place.ORDER),
-        (paths.inbox_node("n1"), Place.OTHER),
-        (paths.running_node("n1"), Place.OTHER),
-        (paths.hold("n1"), Place.OTHER),
-        ("/", Place.OTHER),
-        ("", Place.OTHER),
+        (paths.sub(42), ZnodeKind.RECORD),
+        (paths.sub(41999), ZnodeKind.RECORD),
+        ("/subs/1/42", ZnodeKind.OTHER),  # not in its own thousand
+        ("/subs/0/042", ZnodeKind.OTHER),
+        ("/subs/0", ZnodeKind.BUCKET),
+        ("/subs", ZnodeKind.OTHER),
+        (f"/subs/0/{'9' * 5000}", ZnodeKind.OTHER),
+        ("/subs/0/\u0664\u0662", ZnodeKind.OTHER),
+        ("/subs/0/42/gate/x", ZnodeKind.OTHER),
+        (paths.fragment(42, 7), ZnodeKind.FRAGMENT),
+        (f"{paths.done(42)}/other", ZnodeKind.OTHER),
+        (paths.failed_range(42, 0, 1, 1), ZnodeKind.FAILED_RANGE),
+        (paths.pending_block("q", KEY), ZnodeKind.PENDING),
+        (paths.held_block("q", KEY), ZnodeKind.HELD),
+        (paths.pending("q"), ZnodeKind.QUEUE),
+        (f"{paths.pending('q')}/a/b", ZnodeKind.OTHER),
+        (paths.inbox("n1", "g"), ZnodeKind.ORDER),
+        (paths.inbox_node("n1"), ZnodeKind.OTHER),
+        (paths.running_node("n1"), ZnodeKind.OTHER),
+        (paths.hold("n1"), ZnodeKind.OTHER),
+        ("/", ZnodeKind.OTHER),
+        ("", ZnodeKind.OTHER),
     ],
 )
-def test_a_path_is_known_by_what_its_builder_makes(path: str, place: Place) -> None:
+def test_a_path_is_known_by_what_its_builder_makes(path: str, place: ZnodeKind) -> None:
     assert place_of(path) is place
 
 
@@ -220,7 +220,7 @@ def of_anna() -> list[Multi]:
     mine = replace(SUB, user="anna", token="t")
     made = []
     for multi in client_multis():
-        if any(place_of(op.path) is Place.RECORD for op in multi.ops):
+        if any(place_of(op.path) is ZnodeKind.RECORD for op in multi.ops):
             made.append(replace(multi, ops=tuple(_of(op, mine) for op in multi.ops)))
         elif multi.name != "SUBMIT":
             made.append(multi)
@@ -228,7 +228,7 @@ def of_anna() -> list[Multi]:
 
 
 def _of(op: Op, record: Submission) -> Op:
-    return replace(op, data=encode_record(record)) if isinstance(op, Set) and place_of(op.path) is Place.RECORD else op
+    return replace(op, data=encode_record(record)) if isinstance(op, Set) and place_of(op.path) is ZnodeKind.RECORD else op
 
 
 @pytest.mark.parametrize("multi", of_anna(), ids=lambda multi: multi.name)

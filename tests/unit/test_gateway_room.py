@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import Told
+from rmgr.adapters.rpc_use import UseAnswer
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.coord.quotas import Quota
 from rmgr.daemons.submitter_limits import ASK_S, ClusterUse
-from rmgr.daemons.submitter_room import Room
+from rmgr.daemons.submitter_room import QuotaRoom
 from rmgr.errors import LimitReached, Unavailable
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import UserLimits
@@ -30,8 +30,8 @@ class Filled:
         self.most, self.there, self.now_s = most, 0, 1000.0
         self.is_silent, self.said = False, ""
         self.bounds = Bounds(UserLimits(), clock=self.clock)
-        self.room = Room(self.look, clock=self.clock)
-        self.use = ClusterUse(self.bounds, lambda _fresh: Told(users={}), clock=self.clock, room=self.room)
+        self.room = QuotaRoom(self.look, clock=self.clock)
+        self.use = ClusterUse(self.bounds, lambda _fresh: UseAnswer(users={}), clock=self.clock, room=self.room)
 
     def clock(self) -> float:
         return self.now_s

@@ -10,7 +10,7 @@ import pytest
 from rmgr.coord import liveness
 from rmgr.coord.answers import explain, nodes, status
 from rmgr.coord.health import with_part
-from rmgr.coord.snapshot import ClaimedBlock, ClusterSnapshot
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.view import Progress
 from rmgr.model.block import BlockKey
 from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
@@ -64,7 +64,7 @@ def told(snapshot: ClusterSnapshot) -> StatusView:
 def test_a_cluster_without_work_or_with_all_its_cores_busy_is_well() -> None:
     assert told(facts()).parts == ()
     busy = tuple(
-        ClaimedBlock(node="n1", key=BlockKey(priority=0, seq=at, submission=42, first=at, count=1, attempt=1, cores=1, memory_mib=0))
+        BlockOnNode(node="n1", key=BlockKey(priority=0, seq=at, submission=42, first=at, count=1, attempt=1, cores=1, memory_mib=0))
         for at in range(4)
     )
     assert told(facts(submissions=job(tasks=9), claimed=busy)).parts == ()

@@ -20,7 +20,7 @@ TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 @given(NUMBERS, NUMBERS, SHORT, SHORT)
 def test_an_output_key_is_parsed_back(sub: int, index: int, attempt: int, n: int) -> None:
     key = keys.output(sub, index, attempt, n)
-    assert keys.parse_output(key) == keys.Output(sub=sub, index=index, attempt=attempt, n=n)
+    assert keys.parse_output(key) == keys.OutputKey(sub=sub, index=index, attempt=attempt, n=n)
     assert key.startswith(keys.outputs_of(sub, index, attempt))
     assert key.startswith(keys.outputs_of(sub))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.coord import keeping, paths
-from rmgr.coord.dependencies import Ending, Met, Open, Unmet, weigh
+from rmgr.coord.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
 from rmgr.coord.keeping import (
     GONE_S,
     PATIENCE_S,
@@ -18,15 +18,15 @@ from rmgr.coord.keeping import (
     Close,
     Collect,
     DropFailed,
-    End,
+    EndBlock,
     EndTail,
     Facts,
     FailedSeen,
     Page,
-    Plan,
+    ReconcilePlan,
     Resubmit,
-    SetAside,
-    Sweep,
+    SetBlockAside,
+    SweepPending,
     Weigh,
 )
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
@@ -52,7 +52,7 @@ def facts(**fields: object) -> Facts:
     return replace(Facts(submission=a_submission(), tail=Tail(next=4), final=0), **fields)  # type: ignore[arg-type]
 
 
-def plan(known: Facts, now_s: float = 100.0, now_us: int = 0) -> Plan:
+def plan(known: Facts, now_s: float = 100.0, now_us: int = 0) -> ReconcilePlan:
     return keeping.plan(known, SETTINGS, now_s=now_s, now_us=now_us)
 
 
@@ -65,13 +65,13 @@ def test_the_leader_resubmits_for_a_dead_owner_at_once() -> None:
 
 def test_back_off_is_counted_from_when_the_leader_saw_the_failure() -> None:
     known = facts(active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=4.0),))
-    assert plan(known, 103.9) == Plan(duties=(), again_s=104.0)
+    assert plan(known, 103.9) == ReconcilePlan(duties=(), again_s=104.0)
     assert plan(known, 104.0).duties == (Resubmit(0, 2, 1),)
 
 
 def test_a_living_owner_is_given_time_and_then_helped() -> None:
     known = facts(owner_alive=True, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=1.0),))
-    assert plan(known, 101.0) == Plan(duties=(), again_s=101.0 + PATIENCE_S)
+    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=101.0 + PATIENCE_S)
     assert plan(known, 101.0 + PATIENCE_S).duties == (Resubmit(0, 2, 1),)
 
 
@@ -100,16 +100,16 @@ def test_the_end_waits_for_no_owner() -> None:
 @pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HELD])
 def test_a_queue_whose_owner_died_stays_open_until_retention_is_over(phase: Phase) -> None:
     known = facts(submission=a_submission(phase=phase), active_s=100.0)
-    assert plan(known, 101.0) == Plan(duties=(), again_s=160.0)
+    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=160.0)
     assert plan(known, 160.0).duties == (EndTail(),)
 
 
 def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
     known = facts(submission=a_submission(ends_with_owner=True), active_s=99.0, gone_s=100.0)
-    assert plan(known, 101.0) == Plan(duties=(), again_s=100.0 + GONE_S)
+    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=100.0 + GONE_S)
     assert plan(known, 100.0 + GONE_S).duties == (EndTail(),)
     assert plan(replace(known, final=4), 100.0 + GONE_S).duties == (EndTail(),), "also when all its work was done"
-    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == Plan(duties=()), "it is back"
+    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == ReconcilePlan(duties=()), "it is back"
     queue = replace(known, submission=a_submission())
     assert plan(queue, 100.0 + GONE_S).duties == (), "somebody may attach to a TaskQueue"
 
@@ -117,7 +117,7 @@ def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
 def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_released() -> None:
     anchor = a_submission(ends_with_owner=True, phase=Phase.HELD, reason=Reason.USER_HOLD)
     known = facts(submission=anchor, tail=Tail(), active_s=99.0, gone_s=100.0)
-    assert plan(known, 101.0) == Plan(duties=(), again_s=100.0 + GONE_S)
+    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=100.0 + GONE_S)
     assert plan(known, 100.0 + GONE_S).duties == (Abandon(),)
     released = replace(known, submission=replace(anchor, phase=Phase.OPEN, reason=""))
     assert plan(released, 100.0 + GONE_S).duties == (EndTail(),), "its release let all go; it ends as COMPLETED"
@@ -141,18 +141,18 @@ def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
 
 
 def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
-    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == Plan(duties=())
+    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == ReconcilePlan(duties=())
 
 
 def test_a_cancelled_queue_takes_nothing_more() -> None:
     known = facts(submission=a_submission(phase=Phase.CANCELLED), active_s=100.0)
     assert plan(known).duties == (EndTail(),)
-    assert plan(replace(known, owner_alive=True)) == Plan(duties=(), again_s=100.0 + PATIENCE_S), "its owner does it"
+    assert plan(replace(known, owner_alive=True)) == ReconcilePlan(duties=(), again_s=100.0 + PATIENCE_S), "its owner does it"
 
 
 def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
     known = facts(submission=a_submission(phase=Phase.CLOSED, closed_us=1_000_000), tail=Tail(next=4, complete=True), final=4)
-    assert plan(known, 5.0, now_us=31_000_000) == Plan(duties=(), again_s=35.0)
+    assert plan(known, 5.0, now_us=31_000_000) == ReconcilePlan(duties=(), again_s=35.0)
     assert plan(known, 5.0, now_us=61_000_000).duties == (Collect(),)
 
 
@@ -161,9 +161,9 @@ def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
 
 def test_blocks_are_looked_at_until_nothing_stands_in_the_wrong_place() -> None:
     known = facts(owner_alive=True, swept=False, sweep_s=101.0)
-    assert plan(known) == Plan(duties=(), again_s=101.0)
-    assert plan(known, 101.0).duties == (Sweep(),)
-    assert plan(replace(known, swept=True), 101.0) == Plan(duties=())
+    assert plan(known) == ReconcilePlan(duties=(), again_s=101.0)
+    assert plan(known, 101.0).duties == (SweepPending(),)
+    assert plan(replace(known, swept=True), 101.0) == ReconcilePlan(duties=())
 
 
 def test_old_fragments_are_paged_out_by_the_owner_first() -> None:
@@ -211,12 +211,15 @@ def test_asking_again_when_told_to_always_finds_something_to_do(
 
 def test_a_held_submission_has_its_waiting_blocks_set_aside() -> None:
     keys = [a_key(0), a_key(4)]
-    assert keeping.moves(a_submission(phase=Phase.HELD), pending=keys, held=[a_key(8)], room=None) == [SetAside(keys[0]), SetAside(keys[1])]
+    assert keeping.moves(a_submission(phase=Phase.HELD), pending=keys, held=[a_key(8)], room=None) == [
+        SetBlockAside(keys[0]),
+        SetBlockAside(keys[1]),
+    ]
 
 
 def test_a_cancelled_submission_ends_all_blocks_that_wait() -> None:
     found = keeping.moves(a_submission(phase=Phase.CANCELLED), pending=[a_key(0)], held=[a_key(8), a_key(4)], room=None)
-    assert found == [End(a_key(0), held=False), End(a_key(4), held=True), End(a_key(8), held=True)]
+    assert found == [EndBlock(a_key(0), held=False), EndBlock(a_key(4), held=True), EndBlock(a_key(8), held=True)]
 
 
 def test_released_blocks_come_back_in_their_order_and_those_without_a_place_last() -> None:
@@ -296,25 +299,25 @@ def after(*conditions: str) -> list[Dependency]:
     ],
 )
 def test_each_condition_on_each_end(condition: str, state: State, met: bool) -> None:
-    verdict = weigh(after(condition), {1: Ending(state=state)})
+    verdict = weigh(after(condition), {1: SubmissionEnd(state=state)})
     assert isinstance(verdict, Met if met else Unmet)
 
 
 def test_all_conditions_must_hold_and_one_broken_is_enough() -> None:
-    endings = {1: Ending(state=State.COMPLETED), 2: Ending(), 3: Ending(state=State.FAILED)}
+    endings = {1: SubmissionEnd(state=State.COMPLETED), 2: SubmissionEnd(), 3: SubmissionEnd(state=State.FAILED)}
     assert weigh(after("ok:1", "any:2"), endings) == Open((2,))
     assert isinstance(weigh(after("any:2", "ok:3"), endings), Unmet)
     assert weigh(after("ok:1", "any:3"), endings) == Met()
 
 
 def test_ok_is_broken_as_soon_as_one_task_cannot_complete_but_fail_waits_for_the_end() -> None:
-    assert isinstance(weigh(after("ok:1"), {1: Ending(spoiled=True)}), Unmet)
-    assert weigh(after("fail:1"), {1: Ending(spoiled=True)}) == Open((1,))
+    assert isinstance(weigh(after("ok:1"), {1: SubmissionEnd(spoiled=True)}), Unmet)
+    assert weigh(after("fail:1"), {1: SubmissionEnd(spoiled=True)}) == Open((1,))
 
 
 def test_one_that_was_not_looked_up_is_missing_and_one_that_nobody_knows_breaks_every_condition() -> None:
     assert weigh(after("any:1"), {}) == Open((), (1,))
     for condition in ("ok:1", "any:1", "fail:1"):
-        verdict = weigh(after(condition), {1: Ending(known=False)})
+        verdict = weigh(after(condition), {1: SubmissionEnd(known=False)})
         assert isinstance(verdict, Unmet)
         assert "neither in the cluster nor in the history" in verdict.detail

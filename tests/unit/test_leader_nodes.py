@@ -14,7 +14,7 @@ from rmgr.coord.multi import Conflict, Delete, Gone, Multi
 from rmgr.coord.ops import mark_idle
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation
-from rmgr.model.node import EpochRecord, InboxOrder, NodeState, Order
+from rmgr.model.node import EpochRecord, InboxOrder, NodeState, OrderKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason
 from tests.harness.leader_bench import Bench, committed
@@ -190,7 +190,7 @@ def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
 def test_orders_and_hunger_of_a_fenced_node_are_tidied_away(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
-    committed(bench.outside, order("n1", "x", InboxOrder(order=Order.CANCEL, submission=1)))
+    committed(bench.outside, order("n1", "x", InboxOrder(order=OrderKind.CANCEL, submission=1)))
 
     committed(starter.coordinator, mark_idle("n1", starter.versions["n1"], idle=True))
     starter.close()

@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord import paths, request_ops
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.records import decode_record, encode_record
-from rmgr.daemons.placing_asks import Ask
+from rmgr.daemons.placing_asks import UserRequest
 from rmgr.errors import RmgrError
 from rmgr.model.placing import MAX_INDEX, Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
@@ -71,9 +71,9 @@ def test_an_answer_about_hundreds_of_jobs_fits_its_znode(bench: Bench) -> None:
     answers: list[StopRequest] = []
     assert bench.leader is not None
     asks = bench.leader.placer.asks
-    parts = [Ask(guid="p", request=StopRequest(kind=StopKind.MIGRATE, submission=12345, index=at), end_s=0) for at in range(500)]
+    parts = [UserRequest(guid="p", request=StopRequest(kind=StopKind.MIGRATE, submission=12345, index=at), end_s=0) for at in range(500)]
     for at, part in enumerate(parts):
         part.told, part.error = "it waits for its next start, " * 5, RmgrError("it goes on. " * 9) if at % 3 else None
-    asks._answer(Ask(guid="all", request=StopRequest(kind=StopKind.VACATE, node="n1"), end_s=0, parts=parts), answers.append)
+    asks._answer(UserRequest(guid="all", request=StopRequest(kind=StopKind.VACATE, node="n1"), end_s=0, parts=parts), answers.append)
     assert (len(answers[0].done), len(answers[0].left)) == (167, 333)
     assert len(encode_record(answers[0])) <= MAX_ZNODE_BYTES - 1024

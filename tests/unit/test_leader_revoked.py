@@ -12,7 +12,7 @@ from rmgr.coord.multi import Delete, Gone, Multi
 from rmgr.coord.records import decode_record
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation, RevokedWork
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench, committed
@@ -46,7 +46,7 @@ def shown(bench: Bench, number: int) -> tuple[Phase, str]:
     return record.phase, record.reason
 
 
-def orders(bench: Bench, node: str = "n1") -> list[tuple[Order, int]]:
+def orders(bench: Bench, node: str = "n1") -> list[tuple[OrderKind, int]]:
     found = []
     for name in bench.look.names(paths.inbox_node(node)):
         stamped = bench.outside.get(paths.inbox(node, name)).result(60)
@@ -144,7 +144,7 @@ def test_cancelled_all_of_it_ends_also_when_that_is_said_later(bench: Bench) -> 
     change(bench, RevokedWork.CANCEL)
     assert shown(bench, number) == (Phase.CANCELLED, Reason.REVOKED)
     assert {outcome.state for outcome in bench.look.outcomes(number).values()} == {State.CANCELLED}
-    assert orders(bench) == [(Order.CANCEL, number)]
+    assert orders(bench) == [(OrderKind.CANCEL, number)]
 
 
 def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) -> None:
@@ -155,14 +155,14 @@ def test_held_what_runs_stands_still_until_something_else_is_said(bench: Bench) 
     number = bench.submitter.submit(8, user="eve")
     starter.claim("n1")
     revoke(bench, replace(EVES, work=RevokedWork.HOLD))
-    assert orders(bench) == [(Order.SUSPEND, number)]
+    assert orders(bench) == [(OrderKind.SUSPEND, number)]
     for name in bench.look.names(paths.inbox_node("n1")):
         committed(starter.coordinator, crossed_off(name))
     bench.advance(20.0)
     for name in bench.look.names(paths.inbox_node("n1")):
         committed(starter.coordinator, crossed_off(name))
     change(bench, RevokedWork.KEEP)
-    assert orders(bench) == [(Order.RESUME, number)]
+    assert orders(bench) == [(OrderKind.RESUME, number)]
     assert shown(bench, others) == (Phase.OPEN, "")
 
 

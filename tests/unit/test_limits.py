@@ -13,7 +13,7 @@ import structlog
 from rmgr.adapters.pace import Handshakes
 from rmgr.adapters.rpc_gateway_shares import Shares
 from rmgr.adapters.rpc_limits import TOTALS, Bounds
-from rmgr.adapters.rpc_use import Told, UserUse
+from rmgr.adapters.rpc_use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.client.bootstrap import bootstrap
@@ -266,11 +266,11 @@ class Cluster:
         self.bounds = bounds(self.clock, **limits)
         self.use = ClusterUse(self.bounds, self.ask, clock=self.clock)
 
-    def ask(self, fresh: bool) -> Told:
+    def ask(self, fresh: bool) -> UseAnswer:
         self.asked += 1
         if self.is_away:
             raise Unavailable("nobody leads")
-        return Told(users={"ann": UserUse(used=self.used)} if self.used else {})
+        return UseAnswer(users={"ann": UserUse(used=self.used)} if self.used else {})
 
 
 def test_what_a_multi_adds() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.coord import keys, ownership
-from rmgr.coord.ownership import ALL, Deed, Holder, Look, Share
+from rmgr.coord.ownership import ALL, Deed, Holder, Look, ValueShare
 from rmgr.coord.ports import About, Encoding
 from rmgr.coord.rights import ANYBODY, Person
 from rmgr.coord.seal_tree import NotSealed
@@ -64,9 +64,9 @@ def test_a_note_is_a_deed_or_says_why_not() -> None:
         (Look(person=BOSS, holder=HERS), True, True),
         (Look(person=ANYBODY, holder=HERS), True, True),
         (Look(person=BOB, holder=HERS, open_reading=True), True, False),
-        (Look(person=BOB, holder=HERS, shares=(Share(owner="ann", user="bob", key="in/7"),)), True, False),
-        (Look(person=BOB, holder=HERS, shares=(Share(owner="ann", user=ALL, key="in/", is_prefix=True, write=True),)), True, True),
-        (Look(person=BOB, holder=HERS, shares=(Share(owner="ann", user="bob", key="in/"),)), False, False),
+        (Look(person=BOB, holder=HERS, shares=(ValueShare(owner="ann", user="bob", key="in/7"),)), True, False),
+        (Look(person=BOB, holder=HERS, shares=(ValueShare(owner="ann", user=ALL, key="in/", is_prefix=True, write=True),)), True, True),
+        (Look(person=BOB, holder=HERS, shares=(ValueShare(owner="ann", user="bob", key="in/"),)), False, False),
         (Look(person=BOB, holder=Holder()), False, False),
         (Look(person=Person(), holder=Holder()), False, False),
         (Look(person=BOB, holder=Holder(), open_reading=True), True, False),
@@ -100,11 +100,11 @@ def test_a_pickle_is_loaded_by_its_writer_and_by_who_trusts_him() -> None:
 
 
 def test_a_share_stands_in_a_row_of_its_own_and_in_no_other() -> None:
-    share = Share(owner="ann", user="bob", key="in/", is_prefix=True, write=True)
+    share = ValueShare(owner="ann", user="bob", key="in/", is_prefix=True, write=True)
     data = ownership.encode_share(share)
     assert ownership.decode_share(share.row, data) == share
     assert keys.parse_share(share.row) == ("ann", "bob")
-    other = Share(owner="ann", user="bob", key="in/")
+    other = ValueShare(owner="ann", user="bob", key="in/")
     assert other.row != share.row
     for row, what in ((other.row, data), (share.row, b"{}"), ("share/ann/bob", data), (share.row, b"\xff")):
         with pytest.raises(NotSealed):

@@ -15,7 +15,7 @@ from rmgr.coord import answers, keys, paths
 from rmgr.daemons import leader_place
 from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_faults import BENCH_S, Faults
-from rmgr.daemons.placing_orders import Orders
+from rmgr.daemons.placing_orders import PlanExecution
 from rmgr.daemons.placing_pass import Passes
 from rmgr.daemons.placing_pipeline import named
 from rmgr.model.placing import Rigid, job_id
@@ -164,7 +164,7 @@ def test_a_job_that_was_placed_by_a_dead_leader_is_not_placed_again(place: Calla
 def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     bench = place(FirstFit())
     with monkeypatch.context() as broken:
-        broken.setattr(Orders, "_commit", lambda *_: None)
+        broken.setattr(PlanExecution, "_commit", lambda *_: None)
         number = bench.submitter.submit(1, block=1, queue="batch")
         bench.advance(60.0)
         assert (bench.look.keys(paths.running_node("n1")), bench.deposed) == ([], [])

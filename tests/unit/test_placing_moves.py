@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord import keys, operator_ops, ops, paths, request_ops, stop_ops
 from rmgr.coord.records import decode_block, decode_record
 from rmgr.model.block import BlockKey
-from rmgr.model.node import Drain, InboxOrder, Order
+from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.request import StopKind, StopRequest
@@ -85,7 +85,7 @@ class Cluster:
                 stamped = self.bench.outside.get(paths.inbox(node, guid)).result(60)
                 assert stamped is not None
                 order = decode_record(stamped.data, InboxOrder)
-                if order.order is not Order.START:
+                if order.order is not OrderKind.START:
                     found.append((node, guid, order))
         return found
 
@@ -163,7 +163,7 @@ def test_a_job_that_is_asked_goes_on_elsewhere_and_who_asked_is_told(cluster: Cl
     cluster.ask("g1", StopKind.MIGRATE, job, attempt=1, detail="asked by u")
     ((node, guid, order),) = cluster.orders()
     block = cluster.block("n1", job)
-    assert (node, guid, order.order, order.extra) == ("n1", "g1", Order.CHECKPOINT, {"then": "stop", "why": "user", "block": block})
+    assert (node, guid, order.order, order.extra) == ("n1", "g1", OrderKind.CHECKPOINT, {"then": "stop", "why": "user", "block": block})
     assert cluster.answer("g1") is None
     if fails_over:
         cluster.another_leader()

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.daemons import leader_place
 from rmgr.daemons.placing_pipeline import configuration
-from rmgr.model.node import Order
+from rmgr.model.node import OrderKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.sched.draft import Draft
 from rmgr.sched.pipeline import Configuration
@@ -66,7 +66,7 @@ def test_a_job_goes_on_whose_policy_has_left_since_it_stopped_it(
     cluster.is_one_pipeline = False
     pausing(True)
     first, _, _, fourth = (cluster.submit(2) for _ in range(4))
-    assert [order.order for _, _, order in cluster.orders()] == [Order.SUSPEND]
+    assert [order.order for _, _, order in cluster.orders()] == [OrderKind.SUSPEND]
     if "free" in how:
         assert cluster.bench.leader is not None
         cluster.bench.leader.close()
@@ -84,7 +84,7 @@ def test_a_job_goes_on_whose_policy_has_left_since_it_stopped_it(
         cluster.end(fourth)
         assert cluster.where(fifth) == {}
         state = pausing(False)
-    assert {order.order for _, _, order in cluster.orders()} == {Order.SUSPEND, Order.RESUME}
+    assert {order.order for _, _, order in cluster.orders()} == {OrderKind.SUSPEND, OrderKind.RESUME}
     snapshot = state.snapshot()
     assert (snapshot.suspended, [run.job.id >> 20 for run in snapshot.running]) == ((), [1, 2, 3])
 
@@ -97,13 +97,13 @@ def test_a_suspended_job_keeps_its_place_gives_its_cores_and_goes_on_under_anoth
     lead()
     first, _, _, fourth = (cluster.submit(2) for _ in range(4))
     assert cluster.where(first) == cluster.where(fourth) == {"n1": 2}
-    assert [order.order for _, _, order in cluster.orders()] == [Order.SUSPEND]
+    assert [order.order for _, _, order in cluster.orders()] == [OrderKind.SUSPEND]
     before = lead().snapshot()
     if fails_over:
         cluster.another_leader()
         assert lead().snapshot().suspended == before.suspended
     cluster.end(fourth)
-    assert {order.order for _, _, order in cluster.orders()} == {Order.SUSPEND, Order.RESUME}
+    assert {order.order for _, _, order in cluster.orders()} == {OrderKind.SUSPEND, OrderKind.RESUME}
     runs = lead().snapshot()
     assert (runs.suspended, [run.job.id >> 20 for run in runs.running]) == ((), [1, 2, 3])
     if fails_over:

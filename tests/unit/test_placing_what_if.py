@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rmgr.daemons.placing_facts import Names, job_of
-from rmgr.daemons.placing_what_if import Trial, tried
+from rmgr.daemons.placing_what_if import WhatIfTrial, tried
 from rmgr.errors import Infeasible
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.placing import Rigid
@@ -27,14 +27,14 @@ def run(job: int, node: int, cores: int, end_s: int) -> Running:
     return Running(made, NOW, NOW + end_s * S if end_s else 1 << 60, ((node, node, cores),))
 
 
-def trial(rigid: Rigid, *running: Running, waiting: tuple[Job, ...] = (), policy: str = "easy", limit_s: int = 10) -> Trial:
+def trial(rigid: Rigid, *running: Running, waiting: tuple[Job, ...] = (), policy: str = "easy", limit_s: int = 10) -> WhatIfTrial:
     names = Names()
     names.learn(["n1", "n2", "n3"])
     nodes = tuple(Node(id=number, cores=4, name=names.name(number)) for number in range(3))
     request = Request(time_limit_us=limit_s * S)
     record = Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, request=request, rigid=rigid, submitted_us=NOW)
     key = BlockKey(priority=0, seq=NO_SEQ, submission=99, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-    return Trial(
+    return WhatIfTrial(
         snapshot=Snapshot(nodes=nodes, running=running, waiting=waiting),
         job=job_of(record, key, "default", NOW),
         submission=record,

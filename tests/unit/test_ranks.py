@@ -24,7 +24,7 @@ def test_frames_are_found_wherever_the_stream_is_cut(size: int) -> None:
 
 
 def test_ranks_fill_node_after_node() -> None:
-    place = rank_client.Place(here="a", shares=(("a", 1), ("b", 2), ("c", 2)), door="")
+    place = rank_client.OwnAllocation(here="a", shares=(("a", 1), ("b", 2), ("c", 2)), door="")
     assert place.spread(5) == [("a", 0, 1), ("b", 1, 2), ("c", 3, 2)]
     assert place.spread(2) == [("a", 0, 1), ("b", 1, 1)]
     with pytest.raises(rank_client.NotInJob, match=r"-n 6 is more than the job has \(5\)"):
@@ -104,7 +104,7 @@ def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_bel
     from rmgr.cli import ranks as typed
 
     monkeypatch.setenv("RMGR_THREADS", "2")
-    place = rank_client.Place(here="a", shares=(("a", 1), ("b", 2)), door="")
+    place = rank_client.OwnAllocation(here="a", shares=(("a", 1), ("b", 2)), door="")
     typed._check_shape(place, None, 2, 2)
     typed._check_shape(place, 1, 1, None)
     with pytest.raises(UsageError, match=r"-N 1: its ranks are on a \(1\), b \(2\)"):

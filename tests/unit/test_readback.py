@@ -30,7 +30,7 @@ from rmgr.coord.readback import (
     Pipeline,
     Prove,
     Refuse,
-    Send,
+    SendOperation,
     Sync,
     Verdict,
     destroys,
@@ -135,7 +135,7 @@ def proofs(orders: list[Order]) -> list[Pending]:
 def test_operations_beyond_the_window_follow_as_answers_come(pipe: Pipeline) -> None:
     ops = [create(f"/{n}") for n in range(5)]
     assert [pipe.give(op) for op in ops] == [True, True, True, False, False]
-    assert pipe.answered(ops[0], DONE) == [Answer(ops[0], DONE), Send(ops[3])]
+    assert pipe.answered(ops[0], DONE) == [Answer(ops[0], DONE), SendOperation(ops[3])]
 
 
 def test_nothing_is_sent_before_the_link_is_up() -> None:
@@ -143,7 +143,7 @@ def test_nothing_is_sent_before_the_link_is_up() -> None:
     first, second = create("/1"), Pending(None)
     assert not pipe.give(first)
     assert not pipe.give(second)
-    assert pipe.up() == [Send(first), Send(second)]
+    assert pipe.up() == [SendOperation(first), SendOperation(second)]
 
 
 def test_doubts_are_proven_first_and_the_rest_goes_out_in_the_old_order(pipe: Pipeline) -> None:
@@ -158,7 +158,7 @@ def test_doubts_are_proven_first_and_the_rest_goes_out_in_the_old_order(pipe: Pi
     assert not pipe.give(late)  # not before the proofs are read
     assert pipe.proved(first, [stamped()]) == []
     orders = pipe.proved(second, [None])
-    assert orders == [Answer(first, resolved(first.multi)), Send(read), Send(second), Send(third)]  # type: ignore[arg-type]
+    assert orders == [Answer(first, resolved(first.multi)), SendOperation(read), SendOperation(second), SendOperation(third)]  # type: ignore[arg-type]
 
 
 def test_a_conflict_after_sending_again_is_checked_before_it_is_believed(pipe: Pipeline) -> None:
@@ -166,7 +166,7 @@ def test_a_conflict_after_sending_again_is_checked_before_it_is_believed(pipe: P
     pipe.give(op)
     pipe.down()
     pipe.up()
-    assert pipe.proved(op, [None]) == [Send(op)]
+    assert pipe.proved(op, [None]) == [SendOperation(op)]
     conflict = Conflict(index=0, path="/1", kind=ConflictKind.NODE_EXISTS)
     assert pipe.answered(op, conflict) == [Prove(op, ("/1",))]
     assert pipe.proved(op, [stamped()]) == [Answer(op, resolved(op.multi))]  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_a_chain_of_sets_is_proven_by_its_last(pipe: Pipeline) -> None:
     pipe.down()
     pipe.up()
     orders = [order for op in chain for order in pipe.proved(op, [stamped(b"\x01", 2)])]  # the second was the last to arrive
-    assert orders == [Answer(chain[0], resolved(chain[0].multi)), Answer(chain[1], resolved(chain[1].multi)), Send(chain[2])]  # type: ignore[arg-type]
+    assert orders == [Answer(chain[0], resolved(chain[0].multi)), Answer(chain[1], resolved(chain[1].multi)), SendOperation(chain[2])]  # type: ignore[arg-type]
 
 
 def test_what_nobody_waits_for_any_more_still_proves_what_was_before_it(pipe: Pipeline) -> None:
@@ -266,14 +266,14 @@ def test_a_proof_that_may_not_be_read_leaves_the_outcome_unknown(pipe: Pipeline)
     pipe.down()
     pipe.up()
     pipe.give(later)
-    assert pipe.unprovable(op, "no permission") == [Refuse(op, "no permission"), Send(later)]
+    assert pipe.unprovable(op, "no permission") == [Refuse(op, "no permission"), SendOperation(later)]
 
 
 def test_a_multi_that_would_take_a_proof_away_waits_for_the_answer(pipe: Pipeline) -> None:
     made, after = create("/1"), create("/2")
     undone = Pending(multi(Delete("/1"), proof=Exists("/log")))
     assert [pipe.give(op) for op in (made, undone, after)] == [True, False, False]  # and nothing overtakes it
-    assert pipe.answered(made, DONE) == [Answer(made, DONE), Send(undone), Send(after)]
+    assert pipe.answered(made, DONE) == [Answer(made, DONE), SendOperation(undone), SendOperation(after)]
 
 
 def test_the_end_refuses_everything(pipe: Pipeline) -> None:

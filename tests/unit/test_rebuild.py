@@ -13,11 +13,11 @@ import pytest
 from rmgr.coord import leader_ops, operator_ops, ops, paths
 from rmgr.coord.multi import Check, ConflictKind, Create, Delete, Exists, Gone, Multi, Op, Set
 from rmgr.coord.rebuild import CHANGES, GROWS, rebuild
-from rmgr.coord.rebuild_parts import Facts, Moved
+from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
 from rmgr.coord.records import encode_block, encode_fragment, encode_record
 from rmgr.daemons.submitter_rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Allocation
 from rmgr.model.queue import ClusterSettings, QueueSpec
@@ -263,14 +263,14 @@ def test_a_number_that_somebody_else_took_is_a_conflict() -> None:
     assert (moved.value.path, moved.value.kind, moved.value.conflict(multi).index) == (paths.IDS, ConflictKind.BAD_VERSION, 0)
 
 
-@pytest.mark.parametrize("order", [item for item in Order if item is not Order.CANCEL])
-def test_only_the_leader_orders_anything_but_an_end(order: Order) -> None:
+@pytest.mark.parametrize("order", [item for item in OrderKind if item is not OrderKind.CANCEL])
+def test_only_the_leader_orders_anything_but_an_end(order: OrderKind) -> None:
     what = InboxOrder(order=order, submission=42, index=1, reason=Reason.USER_CANCEL)
     assert "by the leader alone" in refused(leader_ops.order("n1", GUID, what), Tree())
 
 
 def test_an_order_is_named_as_nothing_but_itself() -> None:
-    what = InboxOrder(order=Order.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
+    what = InboxOrder(order=OrderKind.CANCEL, submission=42, index=1, reason=Reason.USER_CANCEL)
     key, _ = block()
     for guid in (paths.start_order(GUID, key), paths.start_order("x", key), "x", GUID.upper(), f"{GUID}+", ""):
         assert refused(leader_ops.order("n1", guid, what), Tree())
@@ -284,7 +284,7 @@ def test_what_is_handed_over_was_placed_by_nobody() -> None:
     placed = msgspec.structs.replace(data, allocation=Allocation(shares=(("n1", 1),), threads=1))
     assert "allocation" in refused(with_op(multi, 4, replace(made, data=encode_block(placed))), tree)
     for facts in ({"is_placed": True}, {"has_resources": True}, {"is_capped": True}, {"queue": "batch"}):
-        assert refused(multi, Tree(of={42: replace(Facts.of(ANN), **facts)}))
+        assert refused(multi, Tree(of={42: replace(SubmissionFacts.of(ANN), **facts)}))
     assert "stopped" in refused(multi, Tree(config=ClusterSettings(queues=(QueueSpec(name="default", state="stopped"),))))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.cgroup import members, remove_group
-from rmgr.model.frames import NO_OUTPUT, CommandItem, Shape
+from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandItem
 from rmgr.model.states import Reason
 from rmgr.runner.board import Board, create_board
 from rmgr.runner.calls import read_part
 from rmgr.runner.command import _interpreter
-from rmgr.runner.contain import Forks, Group
+from rmgr.runner.contain import ControlGroup, Forks
 from rmgr.runner.environment import command_environment, shared_variables
 from rmgr.runner.outputs import open_output, read_live, settle, take, trim
 
@@ -120,7 +120,7 @@ def _group(path: Path, *files: str) -> str:
 
 
 def test_a_version_2_group_limits_memory_freezes_and_kills_by_its_files(tmp_path: Path) -> None:
-    group = Group(_group(tmp_path / "slot"), "", "", "w1", has_memory=True)
+    group = ControlGroup(_group(tmp_path / "slot"), "", "", "w1", has_memory=True)
     leaf = tmp_path / "slot" / "w1"
     for name in ("memory.max", "memory.swap.max", "cgroup.kill", "cgroup.freeze", "memory.events", "cgroup.procs"):
         (leaf / name).write_text("")
@@ -140,7 +140,7 @@ def test_a_version_2_group_limits_memory_freezes_and_kills_by_its_files(tmp_path
 
 
 def test_a_version_1_group_limits_memory_and_freezes_by_its_files(tmp_path: Path) -> None:
-    group = Group("", _group(tmp_path / "freezer"), _group(tmp_path / "memory"), "w1", has_memory=False)
+    group = ControlGroup("", _group(tmp_path / "freezer"), _group(tmp_path / "memory"), "w1", has_memory=False)
     memory, freezer = tmp_path / "memory" / "w1", tmp_path / "freezer" / "w1"
     for path in (memory / "memory.limit_in_bytes", memory / "memory.oom_control", freezer / "freezer.state", freezer / "cgroup.procs"):
         path.write_text("")
@@ -184,7 +184,7 @@ def test_a_script_is_run_as_the_kernel_would(text: str, argv: list[str]) -> None
 
 
 def test_a_commands_own_variables_win_over_its_batchs_and_those_over_the_made_ones() -> None:
-    shape = Shape(submission=42, cores=2, environ={"RMGR_RANK": "3", "A": "batch"})
+    shape = BatchShape(submission=42, cores=2, environ={"RMGR_RANK": "3", "A": "batch"})
     base = {"A": "node", "PATH": "/bin", **shared_variables(shape, "n1")}
     environ = command_environment(base, shape, CommandItem(1, 6, 2, environ={"A": "own", "RMGR_ENTRY": "x"}))
     assert environ["RMGR_RANK"] == "3"

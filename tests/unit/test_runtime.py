@@ -18,7 +18,7 @@ from rmgr.errors import ConfigError
 from rmgr.runtime import failpoint as failpoints
 from rmgr.runtime import lease as lease_module
 from rmgr.runtime.backoff import Backoff
-from rmgr.runtime.failpoint import FailpointError, Failpoints, Trigger
+from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.signals import SignalLetters
@@ -98,8 +98,8 @@ def test_two_that_failed_together_come_back_apart() -> None:
 
 def test_failpoints_are_read_from_one_line() -> None:
     assert failpoints.parse("a=kill, b:3=delay:0.5,a:2=error") == {
-        "a": (Trigger(nth=1, action="kill"), Trigger(nth=2, action="error")),
-        "b": (Trigger(nth=3, action="delay", seconds=0.5),),
+        "a": (FailpointTrigger(nth=1, action="kill"), FailpointTrigger(nth=2, action="error")),
+        "b": (FailpointTrigger(nth=3, action="delay", seconds=0.5),),
     }
 
 

@@ -12,7 +12,7 @@ from rmgr.sched.event_log import Opening, decode, encode
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Migrate, Plan, Start
 from rmgr.sched.policies.migration import Candidates, Migration
-from rmgr.sched.policies.migration import Suspend as HowMany
+from rmgr.sched.policies.migration import SuspendedShare as HowMany
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state import ClusterState
 

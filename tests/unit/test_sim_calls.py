@@ -22,7 +22,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sim.calls import laws
 from rmgr.sim.calls.results import half_width, student_t, summed
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario, scenario_named
-from rmgr.sim.calls.stations import Background, Fcfs, Shared, Station
+from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
 from rmgr.sim.calls.world import replicate
 
 Captured = pytest.CaptureFixture[str]
@@ -124,15 +124,15 @@ def served(station: Station, arrivals: list[tuple[float, float]]) -> list[tuple[
 
 def test_first_come_first_served_and_shared_queues_by_hand() -> None:
     arrivals = [(0.0, 4.0), (1.0, 1.0), (2.0, 1.0)]
-    assert served(Fcfs(), arrivals) == [(0, 4.0), (1, 5.0), (2, 6.0)]
-    assert served(Fcfs(slots=2), arrivals) == [(1, 2.0), (2, 3.0), (0, 4.0)]
+    assert served(FcfsStation(), arrivals) == [(0, 4.0), (1, 5.0), (2, 6.0)]
+    assert served(FcfsStation(slots=2), arrivals) == [(1, 2.0), (2, 3.0), (0, 4.0)]
     # shared: alone until 1, halves until 2 (0: 2.5 left, 1: 0.5 left), thirds until 3.5 (1 leaves), halves: 2 has 0.5 left, 0 has 2.0
-    assert served(Shared(), arrivals) == [(1, pytest.approx(3.5)), (2, pytest.approx(4.5)), (0, pytest.approx(6.0))]
-    assert served(Shared(slots=3), arrivals) == [(1, 2.0), (2, 3.0), (0, 4.0)]
+    assert served(SharedStation(), arrivals) == [(1, pytest.approx(3.5)), (2, pytest.approx(4.5)), (0, pytest.approx(6.0))]
+    assert served(SharedStation(slots=3), arrivals) == [(1, 2.0), (2, 3.0), (0, 4.0)]
 
 
-@pytest.mark.parametrize("kind", [Fcfs, Shared])
-def test_a_queue_with_other_work_has_the_mean_of_m_m_1(kind: type[Fcfs | Shared]) -> None:
+@pytest.mark.parametrize("kind", [FcfsStation, SharedStation])
+def test_a_queue_with_other_work_has_the_mean_of_m_m_1(kind: type[FcfsStation | SharedStation]) -> None:
     """Poisson arrivals, exponential services, half busy: a mean response of s / (1 - rho) = 2 s, under both disciplines."""
     chance = Random(7)
     station = kind(1, Background(0.25, 1.0, 1.0, Random(8)))

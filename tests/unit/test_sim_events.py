@@ -30,18 +30,18 @@ from rmgr.sim.outcome import Result
 from rmgr.sim.output import write_run
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check, violations
-from rmgr.sim.workload import SECOND, Job, Workload, read_trace
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob, read_trace
 
 HOUR = 3600 * SECOND
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
 
 
-def a_job(number: int, submit: int, run: int, processors: int, **more: object) -> Job:
+def a_job(number: int, submit: int, run: int, processors: int, **more: object) -> WorkloadJob:
     times = {"submit_us": submit * SECOND, "run_us": run * SECOND, "estimate_us": run * SECOND}
-    return Job(number=number, processors=processors, processes=processors, **times, **more)  # type: ignore[arg-type]
+    return WorkloadJob(number=number, processors=processors, processes=processors, **times, **more)  # type: ignore[arg-type]
 
 
-def a_workload(*jobs: Job, processors: int = 4) -> Workload:
+def a_workload(*jobs: WorkloadJob, processors: int = 4) -> Workload:
     return Workload(name="by hand", jobs=jobs, processors=processors)
 
 

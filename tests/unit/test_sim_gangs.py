@@ -13,26 +13,26 @@ from rmgr.sched.plan import GangSet, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Gang
 from rmgr.sched.state import ClusterState
-from rmgr.sched.tree.allocation import Allocation, choose
+from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
 from rmgr.sim.metrics import summary
 from rmgr.sim.outcome import Result
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import violations
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 
-def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> Job:
+def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> WorkloadJob:
     times = {"submit_us": submit * SECOND, "run_us": run * SECOND, "estimate_us": run * SECOND}
-    return Job(number=number, processors=processors, processes=processors, queue=queue, **times)
+    return WorkloadJob(number=number, processors=processors, processes=processors, queue=queue, **times)
 
 
 def spells(result: Result, number: int) -> list[tuple[float, float, str]]:
     return [(s.start_us / SECOND, s.end_us / SECOND, str(s.parting)) for s in result.outcomes[number - 1].spells]
 
 
-def shares(*jobs: Job, quantum: str = "2s", spells: bool = True, events: tuple[Event, ...] = (), **params: str) -> Result:
+def shares(*jobs: WorkloadJob, quantum: str = "2s", spells: bool = True, events: tuple[Event, ...] = (), **params: str) -> Result:
     """Under dqt on four one-core nodes, validated."""
     policy = policy_named("dqt", {"quantum": quantum, **params})
     setting = Setting(nodes=4, pipeline=(Stage(policy),), policy="dqt", spells=spells, events=events)
@@ -104,7 +104,7 @@ def test_weights_give_slots_by_priority() -> None:
 def test_the_record_of_a_large_gang_fits_into_128_kib_and_is_read_as_the_same_slots() -> None:
     wheel = Carousel(Gang("dqt", 1_000_000, 0, 0, 2, ((0, 511, 1),), ()))
     for job_id in range(1, 4097):
-        wheel.add(90_000_000 + job_id, choose(wheel.entries, 1, Allocation.APA, {}) or 0, 1)
+        wheel.add(90_000_000 + job_id, choose(wheel.entries, 1, AllocationRule.APA, {}) or 0, 1)
     wheel.advance_to(12_345)
     record = wheel.record("dqt", "dqt", "default")
     assert len(encode(Passed(0, 1, (), described([GangSet(record, Why("dqt", "shares"))])))) < 128 * 1024

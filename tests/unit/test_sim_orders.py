@@ -27,12 +27,12 @@ from rmgr.sim.events import Cancel, Event, FailOver, NodesFail
 from rmgr.sim.execution import Execution, Recorded, by_speed
 from rmgr.sim.grid import UNIT, Grid
 from rmgr.sim.metrics import summary
-from rmgr.sim.outcome import Outcome, Result
+from rmgr.sim.outcome import JobOutcome, Result
 from rmgr.sim.output import write_run
 from rmgr.sim.replay import verify
 from rmgr.sim.setting import Setting
 from rmgr.sim.validate import check
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 WHY = Why("test", "as the test says")
 Script = Callable[[Draft, int], None]
@@ -56,13 +56,13 @@ class Scripted:
                 break
 
 
-def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> Job:
+def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> WorkloadJob:
     times = {"submit_us": submit * SECOND, "run_us": run * SECOND, "estimate_us": run * SECOND}
-    return Job(number=number, processors=processors, processes=processors, queue=queue, **times)
+    return WorkloadJob(number=number, processors=processors, processes=processors, queue=queue, **times)
 
 
 def run(
-    *jobs: Job, script: dict[int, Script], execution: Execution | None = None, events: tuple[Event, ...] = (), **more: object
+    *jobs: WorkloadJob, script: dict[int, Script], execution: Execution | None = None, events: tuple[Event, ...] = (), **more: object
 ) -> Result:
     workload = Workload(name="by hand", jobs=jobs, processors=4)
     policy = Scripted(tuple(sorted(script.items())))
@@ -237,4 +237,4 @@ def test_outcomes_are_a_sequence_of_values() -> None:
     assert len(outcomes) == 2
     assert outcomes == tuple(outcomes) == outcomes[:]
     assert outcomes[-1].start_us == 10 * SECOND
-    assert isinstance(outcomes[0], Outcome)
+    assert isinstance(outcomes[0], JobOutcome)

@@ -20,8 +20,8 @@ from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
-from rmgr.sim.papers.paper001_runs import Cell, measure
-from rmgr.sim.papers.report import Bounds, Check, Figure, Point, Report, Table, Within, is_selected, spread
+from rmgr.sim.papers.paper001_runs import Paper001Run, measure
+from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, is_selected, spread
 from rmgr.sim.papers.runs import measured
 from rmgr.sim.setting import Setting
 from tests.harness.fair_time import FairTimer
@@ -29,8 +29,8 @@ from tests.harness.fair_time import FairTimer
 Captured = pytest.CaptureFixture[str]
 
 
-def a_check(**fields: object) -> Check:
-    return Check(**{"id": "C9.1", "what": "it holds", "ours": 1, "rule": Bounds(above=0), **fields})  # type: ignore[arg-type]
+def a_check(**fields: object) -> PaperCheck:
+    return PaperCheck(**{"id": "C9.1", "what": "it holds", "ours": 1, "rule": WithinBounds(above=0), **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -41,23 +41,23 @@ def a_check(**fields: object) -> Check:
         ({"ours": 105, "paper": 100, "rule": Within(relative=0.05)}, "pass"),
         ({"ours": 106, "paper": 100, "rule": Within(relative=0.05)}, "fail"),
         ({"ours": {"a": 1}, "paper": {"a": 1, "b": 2}, "rule": Within(absolute=9)}, "fail"),  # a row is missing
-        ({"ours": {"a": 0.2, "b": 0.0}, "rule": Bounds(above=0)}, "fail"),
-        ({"ours": {"a": 0.2, "b": 0.0}, "rule": Bounds(at_least=0, below=0.3)}, "pass"),
-        ({"ours": {}, "rule": Bounds(above=0)}, "fail"),  # nothing measured proves nothing
-        ({"ours": float("nan"), "rule": Bounds(at_most=1)}, "fail"),
+        ({"ours": {"a": 0.2, "b": 0.0}, "rule": WithinBounds(above=0)}, "fail"),
+        ({"ours": {"a": 0.2, "b": 0.0}, "rule": WithinBounds(at_least=0, below=0.3)}, "pass"),
+        ({"ours": {}, "rule": WithinBounds(above=0)}, "fail"),  # nothing measured proves nothing
+        ({"ours": float("nan"), "rule": WithinBounds(at_most=1)}, "fail"),
         ({"ours": -1, "required": False}, "reported"),
     ],
 )
 def test_a_verdict_follows_from_the_numbers_and_the_rule(fields: dict[str, object], verdict: str) -> None:
     check = a_check(**fields)
     assert check.verdict == verdict
-    assert Report(paper="999", checks=(check,)).passes == (verdict != "fail")
+    assert PaperReport(paper="999", checks=(check,)).passes == (verdict != "fail")
 
 
 def test_the_json_is_what_the_interface_says() -> None:
     check = a_check(id="C9.2", ours={"a": 2}, paper={"a": 3}, spread={"a": 0.5}, rule=Within(relative=0.1), required=False)
     table = Table(title="Figure 2: SR", columns=("name", "SR"), rows=(("a", 1.5), ("b", None)))
-    assert Report(paper="999", checks=(check,), tables=(table,)).document() == {
+    assert PaperReport(paper="999", checks=(check,), tables=(table,)).document() == {
         "schema": "rmgr/1",
         "paper": "999",
         "checks": [
@@ -84,7 +84,7 @@ def test_small_things() -> None:
     assert [is_selected(name, ["C1.1"]) for name in ("C1.1", "C1.1b", "C1.10", "C1.2")] == [True, True, False, False]
     assert spread([3.0]) == 0
     assert spread([1.0, 3.0]) == pytest.approx(2**0.5)
-    rules = (Bounds(at_least=1, below=3), Within(), Within(absolute=2, relative=0.05))
+    rules = (WithinBounds(at_least=1, below=3), Within(), Within(absolute=2, relative=0.05))
     assert [tolerance(rule.tolerance()) for rule in rules] == [">= 1 and < 3", "exactly", "+- 2 + 5 %"]
     assert (parse_seed_count("3"), parse_seed_count("3-4,9"), parse_seed_count("7-7")) == ((1, 2, 3), (3, 4, 9), (7,))
     for wrong in ("0", "1001", "-1", "a", ""):
@@ -152,11 +152,13 @@ def a_paper(monkeypatch: pytest.MonkeyPatch, ours: float) -> None:
     """Paper 999: one check that ours is above 0, one table, one figure."""
     figure = Figure(title="Figure 1", x_label="x", y_label="y", lines=(("a", (Point(1, 2, 1, 3), Point(2, 3, 3, 3))),))
 
-    def report(seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int) -> Report:
+    def report(seeds: Sequence[int], checks: Sequence[str] | None, on_progress: Callable[[int, int], None], processes: int) -> PaperReport:
         on_progress(len(seeds), len(seeds))
         table = Table(title="Table 1", columns=("seed", "processes"), rows=tuple((seed, processes) for seed in seeds))
         whole = checks is None
-        return Report(paper="999", checks=(a_check(ours=ours),), tables=(table,) * whole, notes=("so",) * whole, figures=(figure,) * whole)
+        return PaperReport(
+            paper="999", checks=(a_check(ours=ours),), tables=(table,) * whole, notes=("so",) * whole, figures=(figure,) * whole
+        )
 
     module = types.ModuleType("paper999")
     vars(module).update(CHECKS=("C9.1",), SEEDS=3, report=report)
@@ -197,7 +199,7 @@ def test_a_required_check_that_fails_ends_with_1_and_wrong_names_with_2(monkeypa
 
 def test_sim_run_and_sim_sweep_play_the_grid_of_the_paper(tmp_path: Path, capsys: Captured) -> None:
     words = ["feitelson96", "--count", "700", "--sites", "10", "--tick", "10m", "--json"]
-    found = measure(Cell(algorithm="FCFS/FF+mig", interval=500, seed=4, jobs=700))
+    found = measure(Paper001Run(algorithm="FCFS/FF+mig", interval=500, seed=4, jobs=700))
     assert run(["sim", "run", *words, "--policy", "migration", "--seed", "4", "--validate"]) == 0
     single = json.loads(capsys.readouterr().out)
     assert found.migrations > 0

@@ -17,14 +17,14 @@ from rmgr.sim import output
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine
 from rmgr.sim.metrics import seconds, summary
-from rmgr.sim.outcome import Outcome, Result, Spell
+from rmgr.sim.outcome import JobOutcome, Result, Spell
 from rmgr.sim.streams import stream
 from rmgr.sim.validate import check, violations
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 
-def a_job(number: int, submit: int, run: int, processors: int, estimate: int | None = None) -> Job:
-    return Job(
+def a_job(number: int, submit: int, run: int, processors: int, estimate: int | None = None) -> WorkloadJob:
+    return WorkloadJob(
         number=number,
         submit_us=submit * SECOND,
         run_us=run * SECOND,
@@ -34,8 +34,8 @@ def a_job(number: int, submit: int, run: int, processors: int, estimate: int | N
     )
 
 
-def ran(job: Job, start: int, *cores: tuple[int, int]) -> Outcome:
-    return Outcome(job=job, spells=(Spell(start * SECOND, start * SECOND + job.run_us, cores),))
+def ran(job: WorkloadJob, start: int, *cores: tuple[int, int]) -> JobOutcome:
+    return JobOutcome(job=job, spells=(Spell(start * SECOND, start * SECOND + job.run_us, cores),))
 
 
 # Four processors: 1 and 2 side by side, 3 waits for both, 4 is alone at the end.
@@ -116,13 +116,13 @@ def test_a_sound_run_has_no_violations() -> None:
         (2, ran(JOBS[2], 0, (0, 3)), "job 3 starts at 0 us, before its submit"),
         (3, ran(JOBS[3], 40, (4, 4)), "job 4 held cores [(4, 4)] of a machine of 4"),
         (3, ran(JOBS[3], 40, (0, 1)), "job 4 asked for 1 processors and held 2"),
-        (3, Outcome(job=JOBS[3], spells=()), "job 4 never ran"),
-        (3, Outcome(job=JOBS[3], spells=(Spell(40 * SECOND, 42 * SECOND, ((0, 0),)),)), "completed after 2000000 us"),
+        (3, JobOutcome(job=JOBS[3], spells=()), "job 4 never ran"),
+        (3, JobOutcome(job=JOBS[3], spells=(Spell(40 * SECOND, 42 * SECOND, ((0, 0),)),)), "completed after 2000000 us"),
         (3, replace(OUTCOMES[3], state=State.RUNNING), "job 4 has not ended"),
         (1, OUTCOMES[0], "the outcomes are not theirs"),
     ],
 )
-def test_every_kind_of_wrong_schedule_is_found(at: int, wrong: Outcome, told: str) -> None:
+def test_every_kind_of_wrong_schedule_is_found(at: int, wrong: JobOutcome, told: str) -> None:
     outcomes = (*OUTCOMES[:at], wrong, *OUTCOMES[at + 1 :])
     found = violations(replace(RESULT, outcomes=outcomes), WORKLOAD)
     assert any(told in sentence for sentence in found), found

@@ -16,7 +16,7 @@ import pytest
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
 from rmgr.model.states import State
-from rmgr.sim.outcome import Outcome, Parting, Result, Spell
+from rmgr.sim.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.output import write_run
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures
@@ -33,22 +33,22 @@ from rmgr.sim.plots.tables import draw_table, is_drawable
 from rmgr.sim.plots.timing import moment, unit_for
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import distribution, waits
-from rmgr.sim.plots.window import Window
-from rmgr.sim.workload import SECOND, Job
+from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.workload import SECOND, WorkloadJob
 
 Captured = pytest.CaptureFixture[str]
 SPELLS = list[tuple[int, int, tuple[tuple[int, int], ...]]]
 
 
-def outcome(number: int, submit: int, size: int, *spells: tuple[int, int, tuple[tuple[int, int], ...]]) -> Outcome:
+def outcome(number: int, submit: int, size: int, *spells: tuple[int, int, tuple[tuple[int, int], ...]]) -> JobOutcome:
     """A job and its stretches of running, in seconds."""
     ran = sum(end - start for start, end, _ in spells)
-    job = Job(
+    job = WorkloadJob(
         number=number, submit_us=submit * SECOND, run_us=ran * SECOND or 1, estimate_us=ran * SECOND or 1, processors=size, processes=size
     )
     made = [Spell(start * SECOND, end * SECOND, cores, Parting.MIGRATED) for start, end, cores in spells[:-1]]
     made += [Spell(start * SECOND, end * SECOND, cores) for start, end, cores in spells[-1:]]
-    return Outcome(job=job, spells=tuple(made), state=State.COMPLETED if spells else State.FAILED)
+    return JobOutcome(job=job, spells=tuple(made), state=State.COMPLETED if spells else State.FAILED)
 
 
 #  cores   0    10   20   30   40     job 2 waits 0..10 and, migrated, 20..30; job 4 is refused
@@ -64,7 +64,9 @@ SMALL = (
 )
 
 
-def written(directory: Path, outcomes: tuple[Outcome, ...] = SMALL, *, policy: str = "easy", processors: int = 4, **more: object) -> Path:
+def written(
+    directory: Path, outcomes: tuple[JobOutcome, ...] = SMALL, *, policy: str = "easy", processors: int = 4, **more: object
+) -> Path:
     """A directory as `rmgr sim run --out` leaves it."""
     result = Result(outcomes=outcomes, processors=processors, policy=policy, seed=0, passes=1, wall_seconds=1.0)
     manifest = {"experiment": {"policy": policy, "params": {}, "processors": processors, **more}}
@@ -72,7 +74,7 @@ def written(directory: Path, outcomes: tuple[Outcome, ...] = SMALL, *, policy: s
     return directory
 
 
-def many(count: int, processors: int = 16) -> tuple[Outcome, ...]:
+def many(count: int, processors: int = 16) -> tuple[JobOutcome, ...]:
     """Jobs of one core, one after the other on each core, each 90 s of 100 s; each core begins 5 s after the one below."""
     made = []
     for at in range(count):
@@ -190,7 +192,7 @@ def test_gantt_of_very_many_jobs_is_an_image_of_what_is_in_use(tmp_path: Path) -
         image = figure.axes[0].images[0].get_array()
         assert np.asarray(image).mean() == pytest.approx(6400 * 90 / (16 * run_.end), rel=1e-9)
         assert "Processors in use, small under easy\n6,400 jobs; 16 processors; a dot is 1 processor x" in texts(figure)
-        part = gantt(run_, Window(20_000, 21_000))
+        part = gantt(run_, TimeWindow(20_000, 21_000))
         assert not part.axes[0].images, "a short part is drawn one by one"
         assert part.axes[0].get_xlabel() == "time since 5 h after the first submit (min)"
         assert part.axes[0].get_xlim() == pytest.approx((2000 / 60, 3000 / 60))
@@ -223,7 +225,7 @@ def test_waits_stand_on_a_logarithmic_axis_and_their_legend_below(tmp_path: Path
         legend, below = figure.legends[0].get_window_extent(), axes.get_tightbbox()
         assert legend.y1 <= below.y0, "the legend covers no data"
     with pytest.raises(UsageError, match="no job that was submitted from 50 s"):
-        waits([read_run(written(tmp_path / "late", (*SMALL[:3], outcome(4, 60, 1)), policy="x"))], Window(50, 70))
+        waits([read_run(written(tmp_path / "late", (*SMALL[:3], outcome(4, 60, 1)), policy="x"))], TimeWindow(50, 70))
 
 
 def test_bars_compare_runs_and_sweeps(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rmgr.cli.main import run
 pytest.importorskip("matplotlib")
 from rmgr.sim.plots.matrix import Slots
 from rmgr.sim.plots.reading import read_run
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 Captured = pytest.CaptureFixture[str]
 #: Figure 1 of paper 002: processors and number of jobs of its queues.
@@ -33,7 +33,7 @@ def test_matrix_and_front_show_the_slots_of_a_run(trace: Path, tmp_path: Path, c
     assert run(["sim", "plot", str(out), "--kind", "matrix", "--kind", "front", "--from", "2", "--to", "9"]) == 0
     assert {path.name for path in (out / "plots").iterdir()} == {"matrix.png", "front.png"}
     found = read_run(out)
-    slots = Slots(found, Window(2, 9), 200)
+    slots = Slots(found, TimeWindow(2, 9), 200)
     assert slots.start.tolist() == [2, 3, 4, 5, 6, 7, 8]
     rows = [sorted((first, last) for _, first, last in row) for row in slots.rows]
     assert rows[:5] == [[(0, 1), (2, 3)], [(0, 1), (2, 2), (3, 3)], [(0, 0), (1, 1), (2, 2), (3, 3)], [(0, 0), (1, 1), (2, 3)], [(0, 3)]]

@@ -18,7 +18,7 @@ from rmgr.coord import keys
 from rmgr.coord.records import encode_keyed
 from rmgr.daemons.starter_ahead import INLINE_INPUT
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_records import Info
@@ -61,7 +61,7 @@ class Node:
         self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(self.store, self.letters.put)
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
-        self.refused: dict[int, Failure] = {}
+        self.refused: dict[int, FetchFailure] = {}
         self.files = directory / "stage"
         self.cap_bytes = cap_bytes
         self.most = 0

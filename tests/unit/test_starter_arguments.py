@@ -16,7 +16,7 @@ from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
-from rmgr.daemons.starter_arguments import OwnPiece, Piece, read_arguments
+from rmgr.daemons.starter_arguments import ArgumentsPiece, OwnPiece, read_arguments
 from rmgr.daemons.starter_fetch import KeptFile, check_content
 from rmgr.errors import DataLost, PermissionDenied
 from tests.harness.memory_store import MemoryStore
@@ -36,7 +36,7 @@ def write(store: Store, payloads: tuple[bytes, ...]) -> str:
 
 
 def values(arguments: object) -> tuple[bytes, ...]:
-    return tuple(one.read() if isinstance(one, Piece) else one for one in arguments)  # type: ignore[attr-defined]
+    return tuple(one.read() if isinstance(one, ArgumentsPiece) else one for one in arguments)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(params=["sqlite", "memory"])

@@ -15,7 +15,7 @@ from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Set
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal import block_statement, seal_blocks
-from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, Part, failed_record, split_share
+from rmgr.daemons.starter_blocks import GATHER_S, ClaimedBlock, CompletePart, failed_record, split_share
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
 from rmgr.model.states import Reason, State
@@ -71,7 +71,7 @@ def test_the_last_part_deletes_the_block() -> None:
     block.complete(block.take_part(), 7, "s1")
     finish(block, [11])
     assert block.due_s(task_s=None, slots=2) is None, "one multi of a block at a time"
-    assert isinstance(block.committed(), Part)
+    assert isinstance(block.committed(), CompletePart)
     assert not block.is_over
     assert block.due_s(task_s=None, slots=2) == -math.inf
     multi = block.complete(block.take_part(), 7, "s2")
@@ -274,7 +274,7 @@ def test_whatever_the_order_each_task_is_committed_or_given_back_exactly_once(se
             block.give_back(block.tail(5), 1, "s")
         elif act == 5 and block.sending is not None:
             sent = block.committed()
-            if isinstance(sent, Part):
+            if isinstance(sent, CompletePart):
                 settled += sent.indices
             else:
                 returned += range(sent.first, sent.end)

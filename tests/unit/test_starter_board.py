@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.records import encode_block
-from rmgr.daemons.starter_board import Board, Candidate
+from rmgr.daemons.starter_board import Candidate, PendingQueue
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from tests.harness.memory import MemoryCoordinator
@@ -25,7 +25,7 @@ class World:
         self.zk.ensure([paths.pending("q")])
         self.letters: deque[Callable[[], None]] = deque()
         self.now_s = 1000.0
-        self.board = Board(
+        self.board = PendingQueue(
             QueueSpec(name="q"), self.zk, post=self.letters.append, wake=lambda: None, salt=salt, clock=lambda: self.now_s
         )
 

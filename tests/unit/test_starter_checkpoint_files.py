@@ -15,7 +15,7 @@ from rmgr.daemons import starter_checkpoint_files as files
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest
 from rmgr.daemons.starter_checkpoint_parts import LocalPart
-from rmgr.daemons.starter_checkpoint_restore import Found, newest
+from rmgr.daemons.starter_checkpoint_restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter_checkpoint_union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
@@ -115,7 +115,7 @@ def test_two_are_kept_with_what_they_need_and_nothing_of_a_later_attempt_is_touc
     save(store, mine.collect(stop=True, max_bytes=100), 1, 5)  # a piece that was removed comes back
     rows.prune(store, 42, 0, 1)
     assert store.usage(keys.checkpoints_of(42, 0, 2))[0] == 1
-    found = Found()
+    found = RestoredCheckpoint()
     there = tmp_path / "b"
     there.mkdir()
     newest(store, part(there, store, attempt=3), 42, 0, found)
@@ -143,7 +143,7 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
             save(store, (FileEntry(path="../file", size=5, sha256=entries[0].sha256, rows=entries[0].rows),), 1, 2)
         case _:
             save(store, (FileEntry(path="passwords", link="/etc/passwd"),), 1, 2)
-    found = Found()
+    found = RestoredCheckpoint()
     there = tmp_path / "b"
     there.mkdir()
     newest(store, part(there, store, attempt=2), 42, 0, found)
@@ -151,7 +151,7 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
     assert found.lost[0].startswith("checkpoint 1.2 cannot be read (DATA_LOST): ")
     assert [path.name for path in there.iterdir()] == ["file"]
     store.put(keys.checkpoint_piece(42, 0, 1, hashlib.sha256(b"older").hexdigest()), b"wrong")
-    found = Found()
+    found = RestoredCheckpoint()
     newest(store, part(there, store, attempt=2), 42, 0, found)
     assert (found.manifest, len(found.lost), list(there.iterdir())) == (None, 2, [])
 
@@ -165,7 +165,7 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
     scan = files.scan
     (home / "file").write_text("x")
 
-    def slow(directory: Path, account: None) -> files.Listing:
+    def slow(directory: Path, account: None) -> files.DirectoryListing:
         found = scan(directory, account)
         (home / "file").write_text(f"{len(found.entries)} more")
         return found

@@ -17,7 +17,7 @@ from rmgr.coord.seal_checkpoint import CheckpointSeal
 from rmgr.daemons import starter_checkpoint_rows as rows
 from rmgr.daemons.starter_checkpoint_files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter_checkpoint_parts import LocalPart, RemotePart, answer
-from rmgr.daemons.starter_checkpoint_restore import Found, newest
+from rmgr.daemons.starter_checkpoint_restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals, StarterSeals, seals_of
 from rmgr.daemons.starter_checkpoint_taking import take
 from rmgr.errors import DataLost, PermissionDenied
@@ -90,7 +90,7 @@ class Job:
 
     def restored(self) -> tuple[str, list[str]]:
         """(what the job begins with, "" = nothing; what is told of others)."""
-        found = newest(self.store, self.part(attempt=9), self.sub, 0, Found())
+        found = newest(self.store, self.part(attempt=9), self.sub, 0, RestoredCheckpoint())
         left = self.home / "file"
         return left.read_text() if left.exists() else "", found.lost
 

@@ -17,9 +17,9 @@ from rmgr.adapters.store_rules import get_hashed
 from rmgr.coord import keys
 from rmgr.coord.records import encode_payloads
 from rmgr.daemons import starter_dispatch
-from rmgr.daemons.starter_arguments import Piece, decode, where
+from rmgr.daemons.starter_arguments import ArgumentsPiece, decode, where
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_dispatch import Dispatch
+from rmgr.daemons.starter_dispatch import Dispatcher
 from rmgr.daemons.starter_estimate import TaskTimes
 from rmgr.daemons.starter_fetch import Blob, check_content
 from rmgr.daemons.starter_lanes import Lanes
@@ -110,10 +110,10 @@ def block(first: int, payloads: tuple[Any, ...] = (), row: str = "", count: int 
 
 def dispatch(
     *blocks: ClaimedBlock, fetcher: Fetcher | None = None, cores: int = 2, resources: dict[str, int] | None = None
-) -> tuple[Dispatch, Runner]:
+) -> tuple[Dispatcher, Runner]:
     runner, times = Runner(), TaskTimes()
     times.observe(FUNCTION, 1000, 0.05)  # quick ones: by their number alone, hundreds would be handed on
-    made = Dispatch(
+    made = Dispatcher(
         {one.key: one for one in blocks},
         Lanes(runner, cores=cores, memory_mib=1000, resources=resources),  # type: ignore[arg-type]
         times=times,
@@ -179,7 +179,7 @@ def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tm
     assert path.stat().st_mode & 0o777 == 0o600
     for number in range(4):
         piece = row[number]
-        assert isinstance(piece, Piece)
+        assert isinstance(piece, ArgumentsPiece)
         assert (len(piece), piece.read()) == (len(payloads[number]), payloads[number])
         item = TaskItem(seq=1, index=number, **where(piece))
         assert arguments(item, keyed=False) == (pickle.loads(payloads[number])[0], {}, -1)

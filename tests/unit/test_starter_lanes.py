@@ -10,7 +10,7 @@ import pytest
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.worker import WorkerSpec
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_lanes import Lane, Lanes
+from rmgr.daemons.starter_lanes import Lanes, WorkerLane
 from rmgr.daemons.starter_records import Info
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
@@ -73,7 +73,7 @@ def lanes(cores: int = 2, memory_mib: int = 1000) -> Lanes:
     return Lanes(FakeRunner(), cores=cores, memory_mib=memory_mib)  # type: ignore[arg-type]
 
 
-def run(node: Lanes, seq: int, cores: int = 1, memory_mib: int = 0, spec: WorkerSpec = SPEC, python: str = "") -> Lane | None:
+def run(node: Lanes, seq: int, cores: int = 1, memory_mib: int = 0, spec: WorkerSpec = SPEC, python: str = "") -> WorkerLane | None:
     lane = node.open_for(info(python=python), spec, cores, memory_mib)
     if lane is not None:
         lane.tasks[seq] = (BLOCK, seq)
@@ -158,8 +158,8 @@ def test_a_chosen_interpreter_gets_a_slot_of_its_own() -> None:
 def test_whatever_happens_the_count_is_right(seed: int) -> None:
     rng = random.Random(seed)
     node = lanes(cores=4, memory_mib=100)
-    held: list[Lane] = []
-    blocked: list[tuple[Lane, int]] = []
+    held: list[WorkerLane] = []
+    blocked: list[tuple[WorkerLane, int]] = []
     for seq in range(1, 400):
         act = rng.randrange(6)
         if act <= 1:
@@ -190,7 +190,7 @@ def test_whatever_happens_the_count_is_right(seed: int) -> None:
 ANNA, BEN, CARL, DORA = (Account(name=name, uid=uid, gid=uid) for uid, name in enumerate(("anna", "ben", "carl", "dora"), 1001))
 
 
-def run_as(node: Lanes, seq: int, account: Account, spec: WorkerSpec | None = SPEC) -> Lane:
+def run_as(node: Lanes, seq: int, account: Account, spec: WorkerSpec | None = SPEC) -> WorkerLane:
     work = info(seq)
     work.account = account
     lane = node.open_for(work, spec, 1, 0)

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_fetch import Blob, Failure, Fetcher, reason_of
+from rmgr.daemons.starter_fetch import Blob, Fetcher, FetchFailure, reason_of
 from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_names import expand, has_own_name
 from rmgr.daemons.starter_stage_files import inside
 from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter_watch import Watched
+from rmgr.daemons.starter_watch import WatchedZnode
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
@@ -234,7 +234,7 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     large = get("large")
     assert Path(large.path).read_bytes() == b"l" * (MAX_INLINE_FUNCTION + 1)
     failure = get("absent")
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, FetchFailure)
     assert (failure.reason, failure.is_final, failure.blames_node) == (Reason.DATA_LOST, True, False)
     work.close()
 
@@ -282,7 +282,7 @@ class Source:
         self.asked: list[tuple[Callable[[], None], Future[int]]] = []
         self.told: list[int] = []
         self.later: list[Callable[[], None]] = []
-        self.watched = Watched(self.ask, self.told.append, post=lambda call: call(), after=self.after)
+        self.watched = WatchedZnode(self.ask, self.told.append, post=lambda call: call(), after=self.after)
 
     def ask(self, watch: Callable[[], None]) -> Future[int]:
         future: Future[int] = Future()

@@ -15,7 +15,7 @@ from rmgr.config import StarterConfig, load
 from rmgr.daemons import starter
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_board import Candidate
-from rmgr.daemons.starter_lanes import Lane, Lanes
+from rmgr.daemons.starter_lanes import Lanes, WorkerLane
 from rmgr.daemons.starter_pull import IdleMark, Puller
 from rmgr.daemons.starter_records import Info
 from rmgr.errors import ConfigError, UsageError
@@ -40,7 +40,7 @@ def lanes(cores: int = 8) -> Lanes:
     return Lanes(FakeRunner(), cores=cores, memory_mib=1000, resources=HAS)  # type: ignore[arg-type]
 
 
-def open_one(node: Lanes, needs: Needs, seq: int, spec: WorkerSpec | None = SPEC) -> Lane | None:
+def open_one(node: Lanes, needs: Needs, seq: int, spec: WorkerSpec | None = SPEC) -> WorkerLane | None:
     lane = node.open_for(info(), spec, 1, 0, needs)
     if lane is not None:
         lane.tasks[seq] = (BLOCK, seq)
@@ -49,7 +49,7 @@ def open_one(node: Lanes, needs: Needs, seq: int, spec: WorkerSpec | None = SPEC
 
 def test_pieces_are_lent_to_one_at_a_time_whatever_comes_and_goes() -> None:
     chance, node = random.Random(1), lanes()
-    held: list[tuple[Lane, int]] = []
+    held: list[tuple[WorkerLane, int]] = []
     for seq in range(1, 2000):
         if held and chance.random() < 0.5:
             lane, its = held.pop(chance.randrange(len(held)))

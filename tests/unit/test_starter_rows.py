@@ -19,7 +19,7 @@ from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_outputs import Ending, Written
 from rmgr.daemons.starter_records import Info
-from rmgr.daemons.starter_rows import Leaving, OutputRows
+from rmgr.daemons.starter_rows import OutputRows, StoringEnding
 from rmgr.errors import UsageError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Output, Value
@@ -71,7 +71,7 @@ class Desk:
             assert index not in self.told
             self.told[index] = result
 
-        self.rows.add(Leaving(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
+        self.rows.add(StoringEnding(self.block, index, ending, spool=self.spool, log_ttl_s=None, done=done))
 
     def add_values(self, count: int, size: int = 100) -> None:
         for index in range(count):

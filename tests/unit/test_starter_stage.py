@@ -20,11 +20,11 @@ import structlog
 from rmgr.coord import keys
 from rmgr.daemons import starter_stage
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.daemons.starter_inputs import Inputs
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_records import Info
-from rmgr.daemons.starter_room import NoRoom, Room, disk_bytes
+from rmgr.daemons.starter_room import NoRoom, StagingRoom, disk_bytes
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_uploads import Uploads
 from rmgr.errors import PermissionDenied, ValueTooLarge
@@ -69,11 +69,11 @@ class Node:
         self.store = Gated()
         self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(self.store, self.letters.put)
-        self.room = Room(cap_bytes)
+        self.room = StagingRoom(cap_bytes)
         self.uploads = Uploads(directory / "uploads", room=self.room)
         self.stage = directory / "stage"
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
-        self.refused: list[tuple[list[int], Failure]] = []
+        self.refused: list[tuple[list[int], FetchFailure]] = []
         self.most = 0
         self.stager = Stager(
             self.io,
@@ -251,7 +251,7 @@ def test_the_room_counts_each_inode_once_and_gives_nothing_that_it_has_not(tmp_p
     (tmp_path / "b").hardlink_to(tmp_path / "a")
     (tmp_path / "c").symlink_to("/usr")
     assert disk_bytes(tmp_path) - before <= 4096
-    room = Room(100)
+    room = StagingRoom(100)
     room.take(60, "one")
     with pytest.raises(NoRoom):
         room.take(41, "two")

@@ -15,7 +15,7 @@ from rmgr.coord import ops
 from rmgr.coord.records import decode_block, encode_block
 from rmgr.daemons import starter_trust
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import Failure
+from rmgr.daemons.starter_fetch import FetchFailure
 from rmgr.daemons.starter_trust import Gate
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.submission import Command, Submission, Work
@@ -61,7 +61,7 @@ class Cluster:
         block.info = SimpleNamespace(origin=record, record=record, czxid=1, spec=b"")
         answer = self.gate.refusal(block)
         assert answer is not None
-        return answer.error if isinstance(answer, Failure) else ""
+        return answer.error if isinstance(answer, FetchFailure) else ""
 
 
 def blocks(count: int, *, by: Key, record: Submission = RECORD, tasks: int = 1) -> list[ops.Block]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter_room import NoRoom, Room
+from rmgr.daemons.starter_room import NoRoom, StagingRoom
 from rmgr.daemons.starter_use import MAX_DEPTH, MAX_THINGS, Caps, Use, count, excess, given
 from rmgr.errors import ValueTooLarge
 
@@ -112,7 +112,7 @@ def test_names_are_limited_too() -> None:
 
 
 def test_a_user_has_a_share_of_the_room_for_staged_files() -> None:
-    room = Room(1000, 600)
+    room = StagingRoom(1000, 600)
     room.take(500, "task 1_0", user="anna")
     with pytest.raises(NoRoom) as short:
         room.take(200, "task 1_1", user="anna")
@@ -126,5 +126,5 @@ def test_a_user_has_a_share_of_the_room_for_staged_files() -> None:
     room.settle(500, 0, user="anna")
     room.take(550, "task 1_1", user="anna")
     assert room.used_bytes == 950
-    whole = Room(1000)
+    whole = StagingRoom(1000)
     whole.take(900, "task", user="anna")

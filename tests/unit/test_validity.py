@@ -19,7 +19,7 @@ from rmgr.coord.records import UNREADABLE, encode_block, encode_record
 from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
 from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.node import InboxOrder, Order
+from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.submission import Submission, Tail
 from tests.harness import hostile
 from tests.harness.records_of_0_1_0 import RECORDS
@@ -291,7 +291,7 @@ def test_keys_of_the_store_are_read_only_as_they_are_written(key: str) -> None:
 
 def test_an_order_says_which_block_in_few_characters() -> None:
     with pytest.raises(RmgrError, match="block"):
-        validity.check(InboxOrder(order=Order.SIGNAL, submission=1, extra={"block": "x" * 101}), where="o")
+        validity.check(InboxOrder(order=OrderKind.SIGNAL, submission=1, extra={"block": "x" * 101}), where="o")
 
 
 def test_checking_a_block_costs_little() -> None:

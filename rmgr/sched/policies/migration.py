@@ -55,7 +55,7 @@ class Followers(StrEnum):
     ANY = "any"  #: those that passed any head
 
 
-class Suspend(StrEnum):
+class SuspendedShare(StrEnum):
     """How many of them."""
 
     ALL = "all"
@@ -74,7 +74,7 @@ class Migration:
     name: ClassVar[str] = "migration"
     order: Order = field(default_factory=Fcfs)
     followers: Followers = field(default=Followers.HEAD, metadata=about("jobs a head may suspend: that passed it, it as head, any head"))
-    suspend: Suspend = field(default=Suspend.ALL, metadata=about("how many of them: all, or until the head fits"))
+    suspend: SuspendedShare = field(default=SuspendedShare.ALL, metadata=about("how many of them: all, or until the head fits"))
 
     candidates: Candidates = field(default=Candidates.SAVERS, metadata=about("jobs that are asked to move: those that save, or all"))
     max_moves: int = field(default=0, metadata=about("moves of one job at most; 0: as many as it comes", least=0))
@@ -116,7 +116,7 @@ class Migration:
         gives_way = Why("migration", "gives way to job {}, first in the queue, which it had passed", (head.id,))
         with draft.fork() as trial:  # on nodes of several cores enough cores need not be enough room
             for run in followers:
-                if self.suspend is Suspend.MINIMAL and draft.fits(head):
+                if self.suspend is SuspendedShare.MINIMAL and draft.fits(head):
                     break
                 draft.migrate(run.job.id, gives_way)
                 draft.forget(PASSED, run.job.id)

@@ -23,7 +23,7 @@ from rmgr.sched.tree.shape import Tree
 _NONE = 1 << 62
 
 
-class Allocation(StrEnum):
+class AllocationRule(StrEnum):
     """Values of the parameter `allocation`."""
 
     RR = "rr"
@@ -100,7 +100,7 @@ class Loads:
 
 
 def choose(
-    loads: Loads, size: int, allocation: Allocation, cursors: dict[int, int], may: Callable[[int], bool] | None = None
+    loads: Loads, size: int, allocation: AllocationRule, cursors: dict[int, int], may: Callable[[int], bool] | None = None
 ) -> int | None:
     """The node whose queue a task of this size enters; None where no partition may take it.
 
@@ -132,24 +132,24 @@ def _pick(
     node: int,
     kids: list[int],
     size: int,
-    allocation: Allocation,
+    allocation: AllocationRule,
     cursors: dict[int, int],
     may: Callable[[int], bool] | None,
 ) -> int:
     match allocation:
-        case Allocation.RR:
+        case AllocationRule.RR:
             low, width = loads.tree.width * node + 1, loads.tree.width
             last = cursors.get(node, width - 1)
             chosen = min(kids, key=lambda child: (child - low - last - 1) % width)
             cursors[node] = chosen - low
             return chosen
-        case Allocation.MAX:
+        case AllocationRule.MAX:
             return min(kids, key=loads.longest.__getitem__)
-        case Allocation.MIN:
+        case AllocationRule.MIN:
             return min(kids, key=loads.shortest.__getitem__)
-        case Allocation.APA:
+        case AllocationRule.APA:
             return min(kids, key=loads.apa.__getitem__)
-        case Allocation.BF:
+        case AllocationRule.BF:
             return min(kids, key=lambda child: loads.shortest_queue(child, size, may))
-        case Allocation.BF_APA:
+        case AllocationRule.BF_APA:
             return min(kids, key=lambda child: (loads.shortest_queue(child, size, may), loads.apa[child]))

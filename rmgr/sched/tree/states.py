@@ -14,7 +14,7 @@ from types import MappingProxyType
 from rmgr.sched.tree.rotation import Rotation
 
 
-class NodeState(StrEnum):
+class TreeNodeState(StrEnum):
     """What a tree node is doing."""
 
     IDLE = "Idle"
@@ -23,10 +23,10 @@ class NodeState(StrEnum):
     ROUNDED = "Rounded"
 
 
-_I, _Y, _G, _D = NodeState.IDLE, NodeState.READY, NodeState.ROUNDING, NodeState.ROUNDED
+_I, _Y, _G, _D = TreeNodeState.IDLE, TreeNodeState.READY, TreeNodeState.ROUNDING, TreeNodeState.ROUNDED
 
 #: What each edge means.
-EDGES: Mapping[tuple[NodeState, NodeState], str] = MappingProxyType(
+EDGES: Mapping[tuple[TreeNodeState, TreeNodeState], str] = MappingProxyType(
     {
         (_I, _Y): "a task came, and the front is still to come",
         (_I, _D): "a task came, and the front has passed; or the task waits for the next round",
@@ -42,14 +42,14 @@ EDGES: Mapping[tuple[NodeState, NodeState], str] = MappingProxyType(
 )
 
 
-def states_of(rotation: Rotation) -> list[NodeState]:
+def states_of(rotation: Rotation) -> list[TreeNodeState]:
     """The state of every node at the beginning of the present slot. Cost: O(nodes)."""
     tree = rotation.tree
     own = {node: left for node, left, _ in rotation.front()}
     idle = 0 not in own  # no round has begun: the front is still to come everywhere
     late = rotation.late_nodes()
-    states: list[NodeState] = []
-    heads: list[NodeState] = []  # of each node: what a node below it is that nobody runs
+    states: list[TreeNodeState] = []
+    heads: list[TreeNodeState] = []  # of each node: what a node below it is that nobody runs
     for node in range(tree.nodes):
         above = heads[(node - 1) // tree.width] if node else _Y if idle else _D
         if node in own:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.calls.request import Request
+from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.results import Summary
 from rmgr.sim.calls.world import Replication
 from rmgr.sim.output import whole_directory, write_json
@@ -20,7 +20,7 @@ COLUMNS = ("policy", "case", "seed", "call", "client", "server", "issued", "sent
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CallRow:
     """A call of calls.csv; times in seconds. sent to arrived: transfer; arrived to ended: computing."""
 
     policy: str
@@ -61,7 +61,7 @@ def document(summaries: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
     return {"schema": "rmgr/1", "calls": rows}
 
 
-def read(directory: Path) -> tuple[Row, ...]:
+def read(directory: Path) -> tuple[CallRow, ...]:
     """The calls of a directory, in order of the file. Raises: UsageError for damaged ones."""
     path = directory / CALLS
     try:
@@ -70,12 +70,12 @@ def read(directory: Path) -> tuple[Row, ...]:
         raise UsageError(f"{path} cannot be used: {error}", hint="a directory that rmgr sim calls --out wrote is meant") from error
 
 
-def _rows(text: str) -> Iterator[Row]:
+def _rows(text: str) -> Iterator[CallRow]:
     for line in csv.DictReader(io.StringIO(text)):
         times = (float(line[name]) for name in ("issued", "sent", "arrived", "ended"))
-        yield Row(line["policy"], line["case"], int(line["seed"]), int(line["call"]), line["client"], line["server"], *times)
+        yield CallRow(line["policy"], line["case"], int(line["seed"]), int(line["call"]), line["client"], line["server"], *times)
 
 
-def _times(request: Request) -> tuple[object, ...]:
+def _times(request: CallRequest) -> tuple[object, ...]:
     seconds = (request.issued_s, request.sent_s, request.arrived_s, request.ended_s, request.predicted_s)
     return (request.number, request.client, request.server, *(f"{value:.6f}" for value in seconds))

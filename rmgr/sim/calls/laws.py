@@ -13,7 +13,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.snapshot import Snapshot
 from rmgr.sched.state import ClusterState
-from rmgr.sim.laws import Finding, Report, waived
+from rmgr.sim.laws import Finding, LawsReport, waived
 
 PARTITION = "calls"
 LAWS = {
@@ -28,7 +28,7 @@ _PASSES = 8
 Make = Callable[[], tuple[Stage, ...]]
 
 
-def check(make: Make, *, worlds: int, seed: int = 0, on_progress: Callable[[int], None] | None = None) -> Report:
+def check(make: Make, *, worlds: int, seed: int = 0, on_progress: Callable[[int], None] | None = None) -> LawsReport:
     """Tries every law on worlds of the seeds `seed`, `seed` + 1, ...
 
     Cost: about 3 ms a world.
@@ -46,7 +46,7 @@ def check(make: Make, *, worlds: int, seed: int = 0, on_progress: Callable[[int]
     for law, says in LAWS.items():
         at, text = broken.get(law, (0, ""))
         findings.append(Finding(law, says, worlds, passes, seed=at, text=text, waiver=waivers.get(law, "")))
-    return Report(tuple(findings), worlds, passes)
+    return LawsReport(tuple(findings), worlds, passes)
 
 
 def _driven(make: Make, chance: Random) -> Iterator[tuple[str, str]]:

@@ -10,13 +10,13 @@ from rmgr.sched.predictors.forecast import Added
 from rmgr.sched.predictors.last import Last
 from rmgr.sched.predictors.window import InFlight, sends_now
 from rmgr.sched.records import Call, Server
-from rmgr.sim.calls.request import Request
+from rmgr.sim.calls.request import CallRequest
 
 _LAST = Last()
 
 
 def wants_next(
-    window: Literal["predicted", "one", "all"], call: Call, servers: Mapping[str, Server], in_flight: Iterable[Request], now_s: float
+    window: Literal["predicted", "one", "all"], call: Call, servers: Mapping[str, Server], in_flight: Iterable[CallRequest], now_s: float
 ) -> bool:
     """Whether the program makes its next call now.
 

@@ -7,7 +7,7 @@ from math import inf
 
 
 @dataclass(slots=True)
-class Request:
+class CallRequest:
     """Times in seconds since the beginning, -inf before they are known. draw: of its transfer, mean 1, the same under every policy."""
 
     number: int

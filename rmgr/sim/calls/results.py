@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from rmgr.sim.calls.request import Request
+from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.world import Replication
 
 
@@ -87,10 +87,10 @@ def student_t(probability: float, degrees: int) -> float:
     return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
-def _mean(requests: Iterable[Request], measure: Callable[[Request], float]) -> float:
+def _mean(requests: Iterable[CallRequest], measure: Callable[[CallRequest], float]) -> float:
     return fmean(map(measure, requests))
 
 
-def _rate(requests: Sequence[Request]) -> float:
+def _rate(requests: Sequence[CallRequest]) -> float:
     seconds = sum(request.transfer_s for request in requests)
     return sum(request.bytes for request in requests) / seconds if seconds else 0.0

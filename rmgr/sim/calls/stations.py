@@ -89,7 +89,7 @@ class Station(Protocol):
 
 
 @dataclass(slots=True)
-class Fcfs:
+class FcfsStation:
     """k slots, first come first served. An arrival fixes its end, so other work is drawn only when somebody looks."""
 
     slots: int = 1
@@ -158,7 +158,7 @@ class Fcfs:
 
 
 @dataclass(slots=True)
-class Shared:
+class SharedStation:
     """k slots shared evenly: n in it get min(1, k / n) each."""
 
     slots: int = 1

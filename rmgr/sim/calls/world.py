@@ -19,9 +19,9 @@ from rmgr.sched.records import Answered, Call, Server
 from rmgr.sched.state import ClusterState
 from rmgr.sim.calls.many import wants_next
 from rmgr.sim.calls.monitor import PARTITION, Monitor
-from rmgr.sim.calls.request import Request
+from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario
-from rmgr.sim.calls.stations import Background, Fcfs, Shared, Station
+from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
 from rmgr.sim.streams import stream
 
 #: More calls that no server was chosen for: the policy has stopped choosing.
@@ -32,7 +32,7 @@ _MOST_WAITING = 1000
 class Replication:
     """What came of it. busy: server -> utilisation until then, other work included. duration_s: until the last answer."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[CallRequest, ...]
     busy: tuple[tuple[str, float], ...]
     duration_s: float
     passes: int
@@ -67,7 +67,7 @@ class _World:
         self.issues = {name: stream(seed, f"issue/{name}") for name in self.owners}
         self.draws = {name: stream(seed, f"transfer/{name}") for name in self.owners}
         self.next_issue: dict[str, float] = {}  # of closed clients, not before the answer
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, CallRequest] = {}
         self.answers = self.passes = self.events = 0
         self.causes: set[Cause] = set()
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -107,7 +107,7 @@ class _World:
     def _issue(self, name: str) -> None:
         plan, number = self.owners[name], len(self.requests) + 1
         draw = self.draws[name].expovariate(1.0)
-        self.requests[number] = Request(number, name, plan.operations, plan.bytes, plan.function, self.now, draw)
+        self.requests[number] = CallRequest(number, name, plan.operations, plan.bytes, plan.function, self.now, draw)
         self.facts.call_submitted(self._call(number, name))
         self.causes.add(Cause.CALL_SUBMITTED)
         if plan.kind == "open":
@@ -156,7 +156,7 @@ class _World:
                 if isinstance(decision, Send):
                     self._send(self.requests[decision.job_id], decision)
 
-    def _send(self, request: Request, decision: Send) -> None:
+    def _send(self, request: CallRequest, decision: Send) -> None:
         request.server, request.sent_s, request.predicted_s = decision.to, self.now, decision.predicted_us / 1e6
         network = self.networks[request.server]
         mean_s = request.bytes / network.capacity
@@ -168,7 +168,7 @@ class _World:
         self._left(link, self.now)
         link.submit(self.now, request.number, transfer_s)
 
-    def _believed(self, request: Request) -> float:
+    def _believed(self, request: CallRequest) -> float:
         """Operations/s that the policy takes for those of this request alone."""
         source = getattr(self.pipeline[0].policy, "performance", Performance.DECLARED)
         known = self.state.partitions[PARTITION].records_of_calls
@@ -196,7 +196,7 @@ class _World:
             self._left(server, done.at_s)
             server.submit(done.at_s, request.number, request.service_s)
 
-    def _answered(self, request: Request, at_s: float) -> None:
+    def _answered(self, request: CallRequest, at_s: float) -> None:
         request.ended_s = at_s
         self.answers += request.number <= self.scenario.requests
         answered = Answered(
@@ -248,7 +248,7 @@ class _World:
         operations = max((client.operations for client in self.scenario.clients), default=0)
         weight = plan.background_operations / operations if operations else 1.0
         background = self._background(f"server/{name}", plan.background, plan.background_operations / plan.speed, weight)
-        return (Fcfs if plan.discipline == "fcfs" else Shared)(plan.slots, background)
+        return (FcfsStation if plan.discipline == "fcfs" else SharedStation)(plan.slots, background)
 
     def _links(self) -> Iterator[tuple[tuple[str, str], Station]]:
         for link in self.scenario.links:
@@ -258,7 +258,7 @@ class _World:
 
     def _link(self, plan: LinkPlan, client: str) -> Station:
         background = self._background(f"link/{plan.server}/{client}", plan.background, plan.background_bytes / plan.capacity, 1.0)
-        return (Fcfs if plan.discipline == "fcfs" else Shared)(1, background)
+        return (FcfsStation if plan.discipline == "fcfs" else SharedStation)(1, background)
 
     def _background(self, purpose: str, utilisation: float, mean_s: float, weight: float) -> Background | None:
         return Background(utilisation, mean_s, weight, stream(self.seed, purpose)) if utilisation else None

@@ -12,14 +12,14 @@ from rmgr.sim.gangs.workloads import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchResult:
     """utilisation: of blocks that run a task. longest_queue: tasks that waited at one instant, the most."""
 
     utilisation: float
     longest_queue: int
 
 
-def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int = 2) -> Batch:
+def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int = 2) -> BatchResult:
     """Ends come first at one instant, then arrivals, then starts. Cost: O(tasks x log)."""
     free = Buddies(width, processors)
     queue: deque[Task] = deque()
@@ -42,4 +42,4 @@ def run_batch(tasks: Sequence[Task], processors: int, slots: int, *, width: int 
             used += width ** free.order(task.size) * (min(now + task.length, slots) - now)
         longest = max(longest, len(queue))
         now = min(running[0][0] if running else slots, tasks[at].arrival if at < len(tasks) else slots, slots)
-    return Batch(utilisation=used / (processors * slots), longest_queue=longest)
+    return BatchResult(utilisation=used / (processors * slots), longest_queue=longest)

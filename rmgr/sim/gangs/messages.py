@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rmgr.sched.tree.allocation import Allocation, Loads
+from rmgr.sched.tree.allocation import AllocationRule, Loads
 from rmgr.sched.tree.rounds import phases_below, round_lengths
 from rmgr.sched.tree.shape import Tree
 
@@ -18,7 +18,7 @@ from rmgr.sched.tree.shape import Tree
 class Messages:
     """Counts of one run. news: reports of children to their parents after a task came or went."""
 
-    allocation: Allocation
+    allocation: AllocationRule
     tasks: int = 0
     add_task: int = 0
     news: int = 0
@@ -43,7 +43,7 @@ class Messages:
         if came:
             self.tasks += 1
             self.add_task += len(path)  # one to the root, one along each edge
-        if self.allocation is not Allocation.RR:
+        if self.allocation is not AllocationRule.RR:
             changed = [self._news(loads, at) != old for at, old in zip(path, before, strict=True)]
             self.news += sum(changed[1:])  # the root reports to nobody
 
@@ -56,17 +56,17 @@ class Messages:
     def _news(self, loads: Loads, node: int) -> tuple[int, ...]:
         """What a node tells its parent under this policy."""
         match self.allocation:
-            case Allocation.RR:
+            case AllocationRule.RR:
                 return ()
-            case Allocation.MAX:
+            case AllocationRule.MAX:
                 return (loads.longest[node],)
-            case Allocation.MIN:
+            case AllocationRule.MIN:
                 return (loads.shortest[node],)
-            case Allocation.APA:
+            case AllocationRule.APA:
                 return (loads.apa[node],)
-            case Allocation.BF:
+            case AllocationRule.BF:
                 return loads.profile(node)
-            case Allocation.BF_APA:
+            case AllocationRule.BF_APA:
                 return (*loads.profile(node), loads.apa[node])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from rmgr.sched.tree.allocation import Allocation, Loads, choose
+from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.quantities import retr, retr_bound
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.rotation import Rotation
@@ -21,7 +21,7 @@ from rmgr.sim.gangs.workloads import Task
 class Sharing:
     """How the machine is shared. switch: part of every slot that switching takes: a task needs length / (1 - switch) quanta."""
 
-    allocation: Allocation = Allocation.BF_APA
+    allocation: AllocationRule = AllocationRule.BF_APA
     newcomers: Newcomers = Newcomers.THIS_ROUND
     switch: float = 0.0
 
@@ -31,7 +31,7 @@ class Sharing:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SlotsOutcome:
     """What came of a run of `slots` slots.
 
     ends: of each task, the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: of the tasks' own
@@ -65,14 +65,14 @@ class Outcome:
         return fmean(self.retr) if self.retr else 0.0
 
 
-def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, count_messages: bool = False) -> Outcome:
+def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, count_messages: bool = False) -> SlotsOutcome:
     """Runs the tasks for so many slots.
 
     At one instant ends come first, then arrivals. Raises: ValueError for a task that is larger than the tree.
     Cost: per event the path of its node and some of its neighbours; time without events costs nothing.
     """
     rotation, loads = Rotation(tree, sharing.newcomers), Loads(tree)
-    out = Outcome(slots, tree.processors, [-1] * len(tasks), messages=Messages(sharing.allocation) if count_messages else None)
+    out = SlotsOutcome(slots, tree.processors, [-1] * len(tasks), messages=Messages(sharing.allocation) if count_messages else None)
     cursors: dict[int, int] = {}
     history = _History()
     homes: dict[int, int] = {}
@@ -114,7 +114,7 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
     return out
 
 
-def _judge(out: Outcome, tasks: Sequence[Task], history: _History) -> None:
+def _judge(out: SlotsOutcome, tasks: Sequence[Task], history: _History) -> None:
     out.most_with_root = max(history.values)
     out.tqlb = history.lasting()
     for task, end in zip(tasks, out.ends, strict=True):

@@ -25,7 +25,7 @@ from itertools import accumulate
 
 from rmgr.errors import UsageError
 from rmgr.sim.streams import stream
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 MINUTE = 60_000_000
 PROCESSORS = 1024
@@ -94,7 +94,7 @@ DEFAULT = Constants()
 
 
 def feitelson96(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, constants: Constants = DEFAULT) -> Workload:
-    """`jobs` jobs for a machine of `processors`; calculation and communication times are told apart (`Job.communication_us`).
+    """`jobs` jobs for a machine of `processors`; calculation and communication times are told apart (`WorkloadJob.communication_us`).
 
     Raises: UsageError for fewer than one job or processor. Cost: about 5 us a job and 1 us a processor.
     """
@@ -102,14 +102,14 @@ def feitelson96(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, const
         raise UsageError(f"feitelson96 cannot make {jobs} jobs for {processors} processors", hint="at least 1 job and 1 processor")
     gaps, shares = stream(seed, "feitelson96/arrivals"), stream(seed, "feitelson96/communication times")
     asked = _asked(constants, processors, seed)
-    found: list[Job] = []
+    found: list[WorkloadJob] = []
     submit_min = 0.0  # drawn gaps are added up once, in one order: no two policies see other times
     for number in range(1, jobs + 1):
         size, calculation_us = next(asked)
         communication_us = round(shares.random() * constants.communication_share * calculation_us)
         run_us = calculation_us + communication_us
         found.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=round(submit_min * constants.interarrival_min * MINUTE),
                 run_us=run_us,

@@ -24,7 +24,7 @@ from rmgr.errors import UsageError
 from rmgr.sched import job as sched
 from rmgr.sched.queue_class import HPC2500, admitting
 from rmgr.sim.streams import stream
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 #: 11 nodes with 128 CPUs each (papers.md 1.1, a choice: the paper does not say).
 NODES = 11
@@ -67,7 +67,7 @@ def hpc2500(jobs: int, *, processors: int = PROCESSORS, seed: int = 0, kind: str
         if number > 1:
             at_us += round(gap * mean_gap_us)
         made.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=at_us,
                 run_us=run_us,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from rmgr.errors import UsageError
 from rmgr.sim.streams import stream
-from rmgr.sim.workload import SECOND, Job, Workload
+from rmgr.sim.workload import SECOND, Workload, WorkloadJob
 
 _LONGEST_LOG = 12
 _LONGEST_GAP_LOG = 13
@@ -90,7 +90,7 @@ def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str
     if jobs < 1 or processors < 2:
         raise UsageError(f"lublin99 cannot make {jobs} jobs for {processors} processors", hint="at least 1 job and 2 processors")
     sources = [_Source(kind.fitted_to(processors), seed) for kind in MIXES[mix]]
-    found: list[Job] = []
+    found: list[WorkloadJob] = []
     origin = 0
     for number in range(1, jobs + 1):
         source = min(sources, key=_next_s)  # the first of equals: interactive
@@ -100,7 +100,7 @@ def lublin99(jobs: int, *, processors: int = _PUBLISHED, seed: int = 0, mix: str
         run = _run_s(kind, size, source.runs)
         origin = submit if number == 1 else origin
         found.append(
-            Job(
+            WorkloadJob(
                 number=number,
                 submit_us=(submit - origin) * SECOND,
                 run_us=run * SECOND,

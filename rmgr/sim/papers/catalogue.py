@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Protocol, cast
 
 from rmgr.errors import UsageError
-from rmgr.sim.papers.report import Report
+from rmgr.sim.papers.report import PaperReport
 
 #: number -> (module, what it is about). A paper stands here when it can be run.
 PAPERS: Mapping[str, tuple[str, str]] = {
@@ -31,7 +31,7 @@ class Paper(Protocol):
         checks: Sequence[str] | None = None,
         on_progress: Callable[[int, int], None] = lambda _done, _total: None,
         processes: int = 1,
-    ) -> Report:
+    ) -> PaperReport:
         """Runs what the checks need (None: everything, tables and figures too)."""
         ...
 

@@ -13,8 +13,8 @@ from rmgr.sched.queue_class import HPC2500
 from rmgr.sim.papers import paper000_claims as claims
 from rmgr.sim.papers import paper000_future as future
 from rmgr.sim.papers import paper000_unit as unit
-from rmgr.sim.papers.paper000_runs import JOBS, LOADS, PROPOSAL_2, SYSTEMS, WARM_UP, Cell, Measured, measured
-from rmgr.sim.papers.report import Bounds, Check, Report, Table, is_selected
+from rmgr.sim.papers.paper000_runs import JOBS, LOADS, PROPOSAL_2, SYSTEMS, WARM_UP, Measured, Paper000Run, measured
+from rmgr.sim.papers.report import PaperCheck, PaperReport, Table, WithinBounds, is_selected
 from rmgr.sim.parallel import Piece, in_processes
 
 PAPER = "000"
@@ -29,7 +29,7 @@ def report(
     checks: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
     processes: int = 1,
-) -> Report:
+) -> PaperReport:
     """The whole reproduction, or the checks named.
 
     Args:
@@ -55,7 +55,7 @@ def report(
     told = [check for check in told if is_selected(check.id, checks)]
     told.sort(key=lambda check: (CHECKS.index(_without_letter(check.id)), check.id))
     figures = tuple(future.figures(found, seeds[:_SWEEP_SEEDS])) if sweep else ()
-    return Report(paper=PAPER, checks=tuple(told), tables=tuple(tables), notes=NOTES, figures=figures)
+    return PaperReport(paper=PAPER, checks=tuple(told), tables=tuple(tables), notes=NOTES, figures=figures)
 
 
 NOTES = (
@@ -77,14 +77,14 @@ NOTES = (
 )
 
 
-def _cells(wanted: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+def _cells(wanted: Sequence[str], seeds: Sequence[int]) -> list[Paper000Run]:
     """The runs that these checks need."""
     systems = SYSTEMS if any(check in wanted for check in _FIGURES) else (PROPOSAL_2,) if "C0.6" in wanted else ()
-    return [Cell(system=system, load=load, seed=seed) for seed, load, system in product(seeds, LOADS, systems)]
+    return [Paper000Run(system=system, load=load, seed=seed) for seed, load, system in product(seeds, LOADS, systems)]
 
 
-def _run(cells: Sequence[Cell], on_progress: Callable[[int, int], None], processes: int) -> dict[Cell, Measured]:
-    found: dict[Cell, Measured] = {}
+def _run(cells: Sequence[Paper000Run], on_progress: Callable[[int, int], None], processes: int) -> dict[Paper000Run, Measured]:
+    found: dict[Paper000Run, Measured] = {}
     pieces = [Piece(name=f"{c.system}, load {float(c.load):g}, seed {c.seed}", function=measured, arguments=(c,)) for c in cells]
     on_progress(0, len(pieces))
     for _, answer in in_processes(pieces, processes, reuse=True):
@@ -93,7 +93,7 @@ def _run(cells: Sequence[Cell], on_progress: Callable[[int, int], None], process
     return found
 
 
-def _units(wanted: Sequence[str]) -> Iterator[Check]:
+def _units(wanted: Sequence[str]) -> Iterator[PaperCheck]:
     if "C0.1" in wanted:
         yield unit.selection()
     if "C0.2" in wanted:
@@ -104,14 +104,14 @@ def _units(wanted: Sequence[str]) -> Iterator[Check]:
         yield from unit.starvation()
 
 
-def _limits(runs: Sequence[Measured]) -> Check:
+def _limits(runs: Sequence[Measured]) -> PaperCheck:
     """C0.6."""
     most = {queue.name: max(run.held.get(queue.name, 0) for run in runs) for queue in HPC2500}
-    return Check(
+    return PaperCheck(
         id="C0.6",
         what="the most reservations of a queue at one instant, less its limit of table 4 (ss8, s8: none), in all runs of proposal 2",
         ours={queue.name: most[queue.name] - queue.max_reservations for queue in HPC2500},
-        rule=Bounds(at_most=0),
+        rule=WithinBounds(at_most=0),
     )
 
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from rmgr.sim.papers.paper000_runs import ALL, CONVENTIONAL, PARTITIONED, PROPOSAL_1, PROPOSAL_2, QUEUES, SYSTEMS, Measured, Waits
-from rmgr.sim.papers.report import Check, Table, Within, mean, spread
+from rmgr.sim.papers.report import PaperCheck, Table, Within, mean, spread
 
 SMALL, LARGE = ("ss8", "s8"), ("s128", "d32", "d128", "d512")
 ROWS = (*QUEUES, ALL)
@@ -95,9 +95,9 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple[list[Check], Table]:
+def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple[list[PaperCheck], Table]:
     """Each claim as a check (the share of seeds in which it holds, a row for each queue and load), and a table of every verdict."""
-    checks: list[Check] = []
+    checks: list[PaperCheck] = []
     rows: list[tuple[str | int | float | None, ...]] = []
     letters: Counter[str] = Counter()
     for claim, baseline in _compared():
@@ -115,7 +115,7 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
                 rows.append((name, claim.system, ours, str(claim.relation), baseline, other, float(load), queue, *verdicts))
         what = f"{claim.what}: share of seeds" if claim.against else f"{claim.what} ({baseline}): share of seeds"
         paper = dict.fromkeys(shares, 1)
-        checks.append(Check(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
+        checks.append(PaperCheck(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
     columns = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
     columns += tuple(f"seed {seed}" for seed in seeds)
     return checks, Table(title="Claims of figures 2 and 3 by queue and seed", columns=columns, rows=tuple(rows))

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.papers.paper000_claims import ROWS
-from rmgr.sim.papers.paper000_runs import CONVENTIONAL, PROPOSAL_1, PROPOSAL_2, Cell, Measured
+from rmgr.sim.papers.paper000_runs import CONVENTIONAL, PROPOSAL_1, PROPOSAL_2, Measured, Paper000Run
 from rmgr.sim.papers.report import Figure, Point, Table, mean
 
 THRESHOLDS = (5, 10, 20, 30, 40)
@@ -46,14 +46,14 @@ def classes(setting: Setting) -> Ladder:
     )
 
 
-def cells(seeds: Sequence[int]) -> list[Cell]:
+def cells(seeds: Sequence[int]) -> list[Paper000Run]:
     """The runs, each once."""
     kinds = [(PROPOSAL_2, classes(setting)) for setting in settings()] + list(product(SCANNED, ORDERS.values()))
-    found = (Cell(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues) for system, queues in kinds for seed in seeds)
+    found = (Paper000Run(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues) for system, queues in kinds for seed in seeds)
     return list(dict.fromkeys(found))
 
 
-def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Table]:
+def tables(found: Mapping[Paper000Run, Measured], seeds: Sequence[int]) -> Iterator[Table]:
     """Medians and maxima by queue: of the sweep, then of the orders of scanning."""
     small = f"{JOBS:,} jobs, load {float(LOAD):g}, {len(seeds)} seeds"
     for title, measure in (("median", "median_s"), ("longest", "max_s")):
@@ -66,7 +66,7 @@ def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Tab
         yield Table(title=f"Future work: {title} wait (s), {small}", columns=columns, rows=tuple(rows))
     rows = []
     for system, (order, queues) in product(SCANNED, ORDERS.items()):
-        runs = [found[Cell(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues)] for seed in seeds]
+        runs = [found[Paper000Run(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues)] for seed in seeds]
         for measure, told in (("median_s", "median"), ("mean_s", "mean"), ("max_s", "longest")):
             values = (round(mean([_of(run, queue, measure) for run in runs]), 1) for queue in ROWS)
             rows.append((system, order, told, *values))
@@ -74,7 +74,7 @@ def tables(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Tab
     yield Table(title=f"The order of scanning (s), {small}", columns=columns, rows=tuple(rows))
 
 
-def figures(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Figure]:
+def figures(found: Mapping[Paper000Run, Measured], seeds: Sequence[int]) -> Iterator[Figure]:
     """Longest and median wait against the threshold, a line for each limit of the large queues, a figure for each of some queues."""
     kinds = [("longest", "max_s", queue) for queue in LONGEST] + [("median", "median_s", queue) for queue in MEDIAN]
     for told, measure, queue in kinds:
@@ -93,12 +93,12 @@ def figures(found: Mapping[Cell, Measured], seeds: Sequence[int]) -> Iterator[Fi
         )
 
 
-def _mean(found: Mapping[Cell, Measured], setting: Setting, seeds: Sequence[int], queue: str, measure: str) -> float:
+def _mean(found: Mapping[Paper000Run, Measured], setting: Setting, seeds: Sequence[int], queue: str, measure: str) -> float:
     return mean([_value(found, setting, seed, queue, measure) for seed in seeds])
 
 
-def _value(found: Mapping[Cell, Measured], setting: Setting, seed: int, queue: str, measure: str) -> float:
-    cell = Cell(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting))
+def _value(found: Mapping[Paper000Run, Measured], setting: Setting, seed: int, queue: str, measure: str) -> float:
+    cell = Paper000Run(system=PROPOSAL_2, load=LOAD, seed=seed, jobs=JOBS, queues=classes(setting))
     return _of(found[cell], queue, measure)
 
 

@@ -18,7 +18,7 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
-from rmgr.sim.outcome import Outcome
+from rmgr.sim.outcome import JobOutcome
 from rmgr.sim.workload import SECOND
 
 QUEUES = tuple(queue.name for queue in HPC2500)
@@ -35,7 +35,7 @@ WARM_UP = Fraction(1, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Paper000Run:
     """One run: a system, the offered load, the seed of its workload, how many jobs. queues: the classes, the paper's or others."""
 
     system: str
@@ -59,7 +59,7 @@ class Waits:
 class Measured:
     """What a run showed. waits: by queue, and of `all`. held: by queue the most reservations at one instant. made: reservations in all."""
 
-    cell: Cell
+    cell: Paper000Run
     waits: Mapping[str, Waits]
     utilisation: float
     held: Mapping[str, int]
@@ -104,7 +104,7 @@ def policy_of(system: str, queues: Ladder = HPC2500) -> Policy:
             return QueueFirstFit(queues=queues)
 
 
-def measured(still_wanted: Callable[[], None], cell: Cell) -> Measured:
+def measured(still_wanted: Callable[[], None], cell: Paper000Run) -> Measured:
     """Runs it. Cost: some seconds for 20,000 jobs."""
     users = cell.system in {CONVENTIONAL, PARTITIONED}
     workload = hpc2500(cell.jobs, seed=cell.seed, kind="user" if users else "").at_load(cell.load)
@@ -143,7 +143,7 @@ def _name(queues: Iterable[str]) -> str:
     return "-".join(queues)
 
 
-def waits_of(outcomes: Sequence[Outcome], queues: Ladder) -> dict[str, Waits]:
+def waits_of(outcomes: Sequence[JobOutcome], queues: Ladder) -> dict[str, Waits]:
     """By the queue in which each job was, and of all. A queue without jobs is left out."""
     by_queue: dict[str, list[float]] = {queue.name: [] for queue in queues} | {ALL: []}
     for outcome in outcomes:

@@ -18,7 +18,7 @@ from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass
 from rmgr.sched.state import ClusterState
 from rmgr.sim import workload as sim
 from rmgr.sim.driver import Setting, simulate
-from rmgr.sim.papers.report import Bounds, Check, Within
+from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds
 from rmgr.sim.workload import SECOND, Workload
 
 #: papers.md C0.1: processes, threads, hours, queue ("" = refused); where it gives no time, both sides of two hours are tried.
@@ -76,7 +76,7 @@ def promised_to(job_id: int, plan: Plan) -> list[int]:
     return [share.run_id for d in plan.decisions if isinstance(d, HoldCores) and d.job_id == job_id for share in d.hold.waits_for]
 
 
-def selection() -> Check:
+def selection() -> PaperCheck:
     """C0.1."""
     ours: dict[str, int] = {}
     for processes, threads, hours, expected in SELECTION:
@@ -84,7 +84,7 @@ def selection() -> Check:
             plan = Scene(QueueSelect(), cores=256, nodes=8).arrives(1, processes, "", threads=threads, hours=tried)
             found = [d.to for d in plan.decisions if isinstance(d, Route)] + ["" for d in plan.decisions if isinstance(d, Reject)]
             ours[f"({processes}, {threads}, {tried} h) {expected or 'refused'}"] = int(found == [expected])
-    return Check(
+    return PaperCheck(
         id="C0.1",
         what="selection table: (processes, threads, time) goes to its queue (1 = it does)",
         paper=dict.fromkeys(ours, 1),
@@ -93,10 +93,10 @@ def selection() -> Check:
     )
 
 
-def constants() -> Iterator[Check]:
+def constants() -> Iterator[PaperCheck]:
     """C0.2."""
     rows = {f"({p}, {t}) in {queue}": (p, t, queue, w, at) for p, t, queue, w, at in CONSTANTS}
-    yield Check(
+    yield PaperCheck(
         id="C0.2a",
         what="constant w of formula (1) for (processes, threads)",
         paper={row: w for row, (_, _, _, w, _) in rows.items()},
@@ -104,7 +104,7 @@ def constants() -> Iterator[Check]:
         rule=Within(absolute=0.0005),
     )
     told = {row: value for row, value in rows.items() if value[4] is not None}
-    yield Check(
+    yield PaperCheck(
         id="C0.2b",
         what="the overtaking at which a job reserves (threshold 20)",
         paper={row: at or 0 for row, (_, _, _, _, at) in told.items()},
@@ -128,14 +128,14 @@ def _overtakings(queue: QueueClass, processes: int, threads: int) -> int:
     return 0
 
 
-def choices() -> Iterator[Check]:
+def choices() -> Iterator[PaperCheck]:
     """C0.3, C0.4, C0.5."""
     scene = Scene(ConnectionReservation(), cores=256)
     for job_id, processes in ((1, 128), (2, 32), (3, 32), (4, 64)):
         scene.runs(job_id, processes, "d128", ((0, 0, processes),))
     first = promised_to(5, scene.arrives(5, 32, "d128"))
     second = promised_to(6, scene.arrives(6, 224, "d512"))
-    yield Check(
+    yield PaperCheck(
         id="C0.3",
         what="128, 32, 32, 64 CPUs run in this order: a match goes first, the earlier of two; what is promised is not chosen again",
         paper={"32 CPUs take over job": 2, **{f"224 CPUs take over job {job_id}": int(job_id != 2) for job_id in (1, 2, 3, 4)}},
@@ -147,7 +147,7 @@ def choices() -> Iterator[Check]:
     )
     result = simulate(max_space(), Setting(nodes=1, cores=128, pipeline=(Stage(ConnectionReservation()),), policy="connection_reservation"))
     requester = result.outcomes[3]
-    yield Check(
+    yield PaperCheck(
         id="C0.4",
         what="64, 32, 32 CPUs run, 96 are wanted: 64 and the earlier 32; starts when both have ended, nobody uses the CPUs before",
         paper={"start (s)": 100, "1-CPU jobs started before": 0, "CPUs of its choice": 96},
@@ -163,7 +163,7 @@ def choices() -> Iterator[Check]:
     for job_id, node in ((2, 2), (3, 3)):
         scene.runs(job_id, 128, "d128", ((node, node, 128),))
     wide = promised_to(4, scene.arrives(4, 512, "d512"))
-    yield Check(
+    yield PaperCheck(
         id="C0.5",
         what="512 CPUs wanted while d512 runs 256: all running jobs become candidates",
         paper={"jobs promised": 3, "of them from other queues": 2},
@@ -178,7 +178,7 @@ def max_space() -> Workload:
     return _workload([(at * SECOND, cpus, 1, run, "d128" if cpus > 1 else "ss8") for at, cpus, run in jobs], 128)
 
 
-def starvation() -> Iterator[Check]:
+def starvation() -> Iterator[PaperCheck]:
     """C0.7: three jobs of a queue that may reserve, a second apart, under a stream of 1-CPU jobs that alone wants more than there is."""
     rest_s = _STREAM_S - _ASKED_S
     waits: dict[str, float] = {}
@@ -196,30 +196,30 @@ def starvation() -> Iterator[Check]:
             waits[f"{queue} (1-CPU jobs in ss8), its first job"] = first
             behind[queue] = max(others) - rest_s
             cured[queue] = max(_waits(queue, processes, threads, nodes, "ss8", head_trigger=True))
-    yield Check(
+    yield PaperCheck(
         id="C0.7a",
         what=f"longest wait (s) of three jobs under a saturating stream that lasts {rest_s} s more; limits of table 4",
         ours=waits,
-        rule=Bounds(at_least=0, below=rest_s),
+        rule=WithinBounds(at_least=0, below=rest_s),
     )
-    yield Check(
+    yield PaperCheck(
         id="C0.7b",
         what="limit 0: the first start of the three (s), counted from the end of the stream",
         ours=after,
-        rule=Bounds(at_least=0),
+        rule=WithinBounds(at_least=0),
     )
-    yield Check(
+    yield PaperCheck(
         id="C0.7c",
         what="the jobs behind the first when only other queues overtake them (no rule of the paper is theirs): last start (s), as in C0.7b",
         ours=behind,
-        rule=Bounds(below=0),
+        rule=WithinBounds(below=0),
         required=False,
     )
-    yield Check(
+    yield PaperCheck(
         id="C0.7d",
         what="the same with head_trigger in their class, too: longest wait (s)",
         ours=cured,
-        rule=Bounds(at_least=0, below=rest_s),
+        rule=WithinBounds(at_least=0, below=rest_s),
         required=False,
     )
 
@@ -240,7 +240,7 @@ def _workload(jobs: list[tuple[int, int, int, int, str]], processors: int) -> Wo
     for number, (at_us, processes, threads, run_s, queue) in enumerate(sorted(jobs, key=itemgetter(0)), 1):
         run_us, cpus = run_s * SECOND, processes * threads
         made.append(
-            sim.Job(
+            sim.WorkloadJob(
                 number=number,
                 submit_us=at_us,
                 run_us=run_us,

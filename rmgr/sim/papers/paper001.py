@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rmgr.sim.papers.paper001_asked import LEAST_SEEDS, Runs
+from rmgr.sim.papers.paper001_asked import LEAST_SEEDS, Paper001Runs
 from rmgr.sim.papers.paper001_checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper001_runs import JOBS, measure
 from rmgr.sim.papers.paper001_tables import figures, tables
-from rmgr.sim.papers.report import Check, Figure, Report, Table
+from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
 from rmgr.sim.papers.runs import measured
 
 CHECKS = tuple(_CHECKS)
@@ -38,7 +38,7 @@ def report(
     processes: int = 1,
     *,
     jobs: int = JOBS,
-) -> Report:
+) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, tables and figures too.
 
     Args:
@@ -46,21 +46,21 @@ def report(
         processes: at a time. jobs: fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
-    asking = Runs(seeds, jobs=jobs)
+    asking = Paper001Runs(seeds, jobs=jobs)
     _written(asking, checks)
     measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Runs(seeds, measures, jobs), checks)
+    found, shown, drawn = _written(Paper001Runs(seeds, measures, jobs), checks)
     notes = NOTES if checks is None else ()
     if len(seeds) < LEAST_SEEDS:
         notes = (*notes, f"{LEAST_SEEDS} seeds were run, not {len(seeds)}: fewer say nothing (papers.md 2.5).")
-    return Report(paper="001", checks=found, tables=shown, notes=notes, figures=drawn)
+    return PaperReport(paper="001", checks=found, tables=shown, notes=notes, figures=drawn)
 
 
-def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[Table, ...], tuple[Figure, ...]]:
+def _written(runs: Paper001Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
     found = tuple(_all_of(runs, CHECKS if checks is None else checks))
     return (found, tables(runs), figures(runs)) if checks is None else (found, (), ())
 
 
-def _all_of(runs: Runs, names: Sequence[str]) -> Iterator[Check]:
+def _all_of(runs: Paper001Runs, names: Sequence[str]) -> Iterator[PaperCheck]:
     for name in names:
         yield from _CHECKS[name](runs)

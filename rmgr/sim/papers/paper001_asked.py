@@ -6,37 +6,37 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from rmgr.sim.papers.paper001_runs import ALGORITHMS, JOBS, Cell, Measures
+from rmgr.sim.papers.paper001_runs import ALGORITHMS, JOBS, Paper001Measures, Paper001Run
 from rmgr.sim.papers.report import mean, spread
 
 #: Fewer say nothing (papers.md 2.5).
 LEAST_SEEDS = 3
 
 
-class Runs:
+class Paper001Runs:
     """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers 1."""
 
-    def __init__(self, seeds: Sequence[int], measures: Mapping[Cell, Measures] | None = None, jobs: int = JOBS) -> None:
+    def __init__(self, seeds: Sequence[int], measures: Mapping[Paper001Run, Paper001Measures] | None = None, jobs: int = JOBS) -> None:
         self.seeds = tuple(seeds)
         self.suspend = "all"
-        self.asked: dict[Cell, None] = {}
+        self.asked: dict[Paper001Run, None] = {}
         self._measures = measures
         self._jobs = jobs
 
-    def with_suspend(self, suspend: str) -> Runs:
+    def with_suspend(self, suspend: str) -> Paper001Runs:
         """The same runs, but for the migrating algorithms, which suspend so many followers."""
         other = copy(self)
         other.suspend = suspend
         return other
 
     def of(self, measure: str, algorithm: str, interval: int, *, least_seeds: int = LEAST_SEEDS, **other: Any) -> list[float]:
-        """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Cell`."""
+        """One value a seed. least_seeds: if fewer are run, the next ones are added. other: fields of `Paper001Run`."""
         seeds = list(self.seeds)
         while len(seeds) < least_seeds:
             seeds.append(max(seeds) + 1)
         if ALGORITHMS[algorithm].migrates:
             other = {"suspend": self.suspend, **other}
-        cells = [Cell(algorithm=algorithm, interval=interval, seed=seed, jobs=self._jobs, **other) for seed in seeds]
+        cells = [Paper001Run(algorithm=algorithm, interval=interval, seed=seed, jobs=self._jobs, **other) for seed in seeds]
         if self._measures is None:
             self.asked.update(dict.fromkeys(cells))
             return [1.0] * len(cells)

@@ -22,10 +22,10 @@ from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.grid import MINUTE_US, NODES, UNIT, Grid
-from rmgr.sim.outcome import Outcome
+from rmgr.sim.outcome import JobOutcome
 from rmgr.sim.papers.paper001_runs import TICK_US
 from rmgr.sim.setting import Setting
-from rmgr.sim.workload import Job, Workload
+from rmgr.sim.workload import Workload, WorkloadJob
 
 #: (submit minute, nodes, minutes to run), in order of their numbers.
 _JOBS = ((0, 512, 5000), (0, 100, 20), (5, 512, 300), (6, 128, 1000), (7, 128, 700), (8, 156, 400))
@@ -37,7 +37,7 @@ TICK_MIN = 20
 
 def workload(rows: Sequence[tuple[int, int, int]] = _JOBS) -> Workload:
     jobs = tuple(
-        Job(
+        WorkloadJob(
             number=number,
             submit_us=submit * MINUTE_US,
             run_us=run * MINUTE_US,
@@ -56,7 +56,7 @@ def outcomes(
     penalty: int = 1,
     parameters: Mapping[str, str] | None = None,
     rows: Sequence[tuple[int, int, int]] = _JOBS,
-) -> tuple[Outcome, ...]:
+) -> tuple[JobOutcome, ...]:
     """The fate of each job on 1,024 equal nodes of one site; penalty: minutes a node."""
     grid = Grid(specs=(UNIT,) * NODES, sites=(0,) * NODES, penalty_us=penalty * MINUTE_US)
     setting = Setting(

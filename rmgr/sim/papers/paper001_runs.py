@@ -14,7 +14,7 @@ from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.grid import MINUTE_US, drawn
 from rmgr.sim.models.feitelson96 import Constants, feitelson96
-from rmgr.sim.outcome import Outcome, Parting
+from rmgr.sim.outcome import JobOutcome, Parting
 from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
 from rmgr.sim.setting import Setting
 from rmgr.sim.workload import Workload
@@ -43,7 +43,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Paper001Run:
     """What decides one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3)."""
 
     algorithm: str
@@ -66,7 +66,7 @@ class Cell:
         return found | ({"max_wait": f"{self.max_wait}m"} if self.max_wait else {})
 
 
-class Measures(NamedTuple):
+class Paper001Measures(NamedTuple):
     """Of one run, all jobs, no warm-up; times in minutes.
 
     slowdown_ratio: (5), mean response / mean run; mean_of_ratios: mean over jobs of response / run, which (5) is not.
@@ -87,7 +87,7 @@ class Measures(NamedTuple):
     most_of_one: int
 
 
-def measure(cell: Cell) -> Measures:
+def measure(cell: Paper001Run) -> Paper001Measures:
     """Runs it. Cost: 1 to 3 s for 10,000 jobs."""
     algorithm = ALGORITHMS[cell.algorithm]
     workload = workload_of(cell.seed, cell.interval, cell.jobs, cell.repeat)
@@ -113,7 +113,7 @@ def workload_of(seed: int, interval: int, jobs: int = JOBS, repeat: bool = False
     return feitelson96(jobs, seed=seed, constants=constants)
 
 
-def measures_of(outcomes: Sequence[Outcome], order: str, nodes: int) -> Measures:
+def measures_of(outcomes: Sequence[JobOutcome], order: str, nodes: int) -> Paper001Measures:
     """The measures of section 4. Sums are exact."""
     count = len(outcomes)
     runs = [outcome.ran_us for outcome in outcomes]
@@ -124,7 +124,7 @@ def measures_of(outcomes: Sequence[Outcome], order: str, nodes: int) -> Measures
     moved = [sum(spell.parting is Parting.MIGRATED for spell in outcome.spells) for outcome in outcomes]
     literally = starved(waits)
     passed = passed_at_the_head(outcomes, PLACES[order])
-    return Measures(
+    return Paper001Measures(
         slowdown_ratio=sum(responses) / sum(runs),
         mean_of_ratios=fsum(response / run for response, run in zip(responses, runs, strict=True)) / count,
         utilisation=work / (nodes * makespan),

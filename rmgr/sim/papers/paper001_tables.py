@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.sim.papers.paper001_asked import Runs
+from rmgr.sim.papers.paper001_asked import Paper001Runs
 from rmgr.sim.papers.paper001_checks import (
     BUSY,
     INTERVALS,
@@ -43,7 +43,7 @@ WAITS = {0: "none", 10_080: "7 days", 43_200: "30 days"}
 REPEATED, SATURATED = 400, 370
 
 
-def tables(runs: Runs) -> tuple[Table, ...]:
+def tables(runs: Paper001Runs) -> tuple[Table, ...]:
     return (
         _beside(runs, BUSY),
         _beside(runs, LESS_BUSY),
@@ -57,7 +57,7 @@ def tables(runs: Runs) -> tuple[Table, ...]:
     )
 
 
-def figures(runs: Runs) -> tuple[Figure, ...]:
+def figures(runs: Paper001Runs) -> tuple[Figure, ...]:
     migrating = [name for _, name in MIGRATING]
     return (
         _lines(runs, "Figure 2: slowdown ratio", "mean response time / mean run time", SR, list(ALGORITHMS), logarithmic=True),
@@ -72,7 +72,7 @@ def figures(runs: Runs) -> tuple[Figure, ...]:
     )
 
 
-def _lines(runs: Runs, title: str, label: str, measure: str, names: Sequence[str], *, logarithmic: bool = False) -> Figure:
+def _lines(runs: Paper001Runs, title: str, label: str, measure: str, names: Sequence[str], *, logarithmic: bool = False) -> Figure:
     lines = tuple((name, tuple(_point(interval, runs.of(measure, name, interval)) for interval in INTERVALS)) for name in names)
     return Figure(title=title, x_label="mean inter-arrival time [min]", y_label=label, lines=lines, logarithmic=logarithmic)
 
@@ -81,7 +81,7 @@ def _point(x: float, values: Sequence[float]) -> Point:
     return Point(x, mean(values), min(values), max(values))
 
 
-def _beside(runs: Runs, interval: int) -> Table:
+def _beside(runs: Paper001Runs, interval: int) -> Table:
     """The paper's printed numbers and those of papers.md 2.4 beside ours."""
     rows: list[tuple[Cell, ...]] = []
     for measure, earlier in _EARLIER[interval].items():
@@ -95,14 +95,14 @@ def _beside(runs: Runs, interval: int) -> Table:
     return Table(title=f"At {interval} min: the paper and ours", columns=columns, rows=tuple(rows))
 
 
-def _over_intervals(runs: Runs, title: str, measure: str) -> Table:
+def _over_intervals(runs: Paper001Runs, title: str, measure: str) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (interval, *(runs.mean(measure, name, interval) for name in ALGORITHMS)) for interval in INTERVALS
     )
     return Table(title=title, columns=("interval [min]", *ALGORITHMS), rows=rows)
 
 
-def _penalties(runs: Runs) -> Table:
+def _penalties(runs: Paper001Runs) -> Table:
     names = [name for _, name in MIGRATING]
     least = {name: runs.mean(RUN, name, BUSY, penalty=PENALTIES[0]) for name in names}
     rows: list[tuple[Cell, ...]] = []
@@ -118,7 +118,7 @@ def _penalties(runs: Runs) -> Table:
     return Table(title="Figure 4: cost of migration", columns=tuple(columns), rows=tuple(rows))
 
 
-def _starved(runs: Runs) -> Table:
+def _starved(runs: Paper001Runs) -> Table:
     rows = []
     for name in ALGORITHMS:
         row: list[Cell] = [name, PAPER_STARVED.get(name)]
@@ -129,7 +129,7 @@ def _starved(runs: Runs) -> Table:
     return Table(title="Figure 5: starved jobs", columns=columns, rows=tuple(rows))
 
 
-def _other_readings(runs: Runs) -> Table:
+def _other_readings(runs: Paper001Runs) -> Table:
     """followers=strict and any, suspend=minimal, repetitions, saturation."""
     readings: list[tuple[str, int, dict[str, str]]] = [(f"{interval} min", interval, {}) for interval in (BUSY, LESS_BUSY)]
     for how in ({"followers": "any"}, {"followers": "strict"}, {"suspend": "minimal"}, {"followers": "any", "suspend": "minimal"}):
@@ -146,12 +146,12 @@ def _other_readings(runs: Runs) -> Table:
     return Table(title="Other readings of the paper", columns=columns, rows=tuple(rows))
 
 
-def _measures(runs: Runs, name: str, interval: int, **how: object) -> list[float]:
+def _measures(runs: Paper001Runs, name: str, interval: int, **how: object) -> list[float]:
     wanted = (SR, "utilisation", "migrations", "migrated", "most_of_one", "starved", "starved_at_head")
     return [runs.mean(measure, name, interval, **how) for measure in wanted]
 
 
-def _mean_of_ratios(runs: Runs) -> Table:
+def _mean_of_ratios(runs: Paper001Runs) -> Table:
     columns = ("algorithm", "500: ratio of means", "500: mean of ratios", "600: ratio of means", "600: mean of ratios")
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, *(runs.mean(measure, name, interval) for interval in (BUSY, LESS_BUSY) for measure in (SR, "mean_of_ratios")))
@@ -160,7 +160,7 @@ def _mean_of_ratios(runs: Runs) -> Table:
     return Table(title="Ratio of means and mean of ratios", columns=columns, rows=rows)
 
 
-def _ageing(runs: Runs) -> Table:
+def _ageing(runs: Paper001Runs) -> Table:
     """papers.md 2.6: the paper's future work, starvation by sorting, and what ageing does to it."""
     rows: list[tuple[Cell, ...]] = []
     for name in ("SJF", "LJF", "LJF/FF", "LJF/FF+mig"):

@@ -43,7 +43,7 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class WithinBounds:
     """Every one of our values lies in these limits, those that are given; for orderings, ours are ratios or differences."""
 
     above: Number | None = None
@@ -67,14 +67,14 @@ class Bounds:
         )
 
 
-Rule: TypeAlias = Within | Bounds
+Rule: TypeAlias = Within | WithinBounds
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class PaperCheck:
     """One statement of papers.md and what we found.
 
     Attributes:
@@ -201,11 +201,11 @@ def slug(title: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class PaperReport:
     """What `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, a line each. figures: not in the JSON."""
 
     paper: str
-    checks: tuple[Check, ...]
+    checks: tuple[PaperCheck, ...]
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     figures: tuple[Figure, ...] = field(default=())
@@ -227,7 +227,7 @@ class Report:
 
 #: A paper's module: (seeds, checks or None for all, on_progress(done runs, all runs), processes at a time) -> its report.
 #: `CHECKS`, beside it, names every id it knows (without the letters of parts).
-Reporting: TypeAlias = Callable[[Sequence[int], Sequence[str] | None, Callable[[int, int], None], int], Report]
+Reporting: TypeAlias = Callable[[Sequence[int], Sequence[str] | None, Callable[[int, int], None], int], PaperReport]
 
 
 # -- over the seeds -------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, groupby
 from typing import TypeAlias
 
-from rmgr.sim.outcome import Outcome
+from rmgr.sim.outcome import JobOutcome
 
 #: The place of a job in the queue: smaller is nearer the head. Of (number, submit in us, processors).
 Place: TypeAlias = Callable[[int, int, int], tuple[int, ...]]
@@ -31,7 +31,7 @@ def starved(waits: Sequence[int], following: int = FOLLOWING) -> list[int]:
     return [i for i in range(len(waits) - following) if waits[i] >= sums[i + 1 + following] - sums[i + 1]]
 
 
-def passed_at_the_head(outcomes: Sequence[Outcome], place: Place) -> set[int]:
+def passed_at_the_head(outcomes: Sequence[JobOutcome], place: Place) -> set[int]:
     """Numbers of jobs that a later one passed while they waited at the head of the queue.
 
     Played again from the spells: at each time of starts, who had come (or come back) and not started; the head of those that

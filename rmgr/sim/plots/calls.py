@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rmgr.errors import UsageError
-from rmgr.sim.calls.files import Row
+from rmgr.sim.calls.files import CallRow
 from rmgr.sim.plots.canvas import PALETTE, Figure, Patch, legend_below, named, new_figure
 from rmgr.sim.plots.timing import set_time_axis
 
@@ -23,7 +23,7 @@ class _Bar(NamedTuple):
     end_s: float
 
 
-def calls(rows: Sequence[Row]) -> Figure:
+def calls(rows: Sequence[CallRow]) -> Figure:
     """The picture of one policy, case and seed. A lane a server (waiting and computing) and, below it, a lane a link; colours are clients.
 
     Raises: UsageError for no calls.

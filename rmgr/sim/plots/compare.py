@@ -11,7 +11,7 @@ from rmgr.errors import UsageError
 from rmgr.sim.plots.canvas import INK, PALETTE, Axes, Figure, MaxNLocator, PercentFormatter, clipped, named, new_figure
 from rmgr.sim.plots.labels import labels_of, shared_facts
 from rmgr.sim.plots.reading import SCHEDULE, Run
-from rmgr.sim.plots.sweeps import MEASURES, Sweep
+from rmgr.sim.plots.sweeps import MEASURES, SweepResults
 from rmgr.sim.plots.timing import label_of, unit_for
 
 #: More bars than this cannot be read.
@@ -37,7 +37,7 @@ def compare_runs(runs: Sequence[Run]) -> Figure:
     return _figure(bars, title, facts)
 
 
-def compare_sweep(sweep: Sweep) -> Figure:
+def compare_sweep(sweep: SweepResults) -> Figure:
     """The picture for a sweep: a bar for each policy and load. Raises: UsageError for more than 40, or measures that are missing."""
     bars = []
     for (policy, load), rows in sweep.groups().items():

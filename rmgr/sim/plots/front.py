@@ -6,7 +6,7 @@ from rmgr.sched.tree.shape import Tree
 from rmgr.sim.plots.canvas import INK, PALE, Figure, Line2D, MaxNLocator, MultipleLocator, legend_below, line_style, named, new_figure
 from rmgr.sim.plots.matrix import Slots
 from rmgr.sim.plots.reading import Run
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 #: Fronts in one picture; more of them hide each other.
 MOST_FRONTS = 7
@@ -14,7 +14,7 @@ MOST_FRONTS = 7
 _STEP = 0.085
 
 
-def front(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a frozen value
+def front(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture: levels of the tree downwards, cores to the right. Cores without a line in a slot are idle. Raises: as `Slots`."""
     slots = Slots(run, window, MOST_FRONTS)
     tree = Tree(run.width, run.processors)

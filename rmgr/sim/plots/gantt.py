@@ -11,7 +11,7 @@ from rmgr.sim.plots.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Pat
 from rmgr.sim.plots.occupancy import occupancy
 from rmgr.sim.plots.reading import Floats, Integers, Run, counted
 from rmgr.sim.plots.timing import TimeAxis, label_of, set_time_axis
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 #: More rectangles than this are an image: they would be thinner than a dot.
 MOST_RECTANGLES = 4000
@@ -28,7 +28,7 @@ _AXES_INCHES = (7.9, 4.0)
 _Ranges: TypeAlias = tuple[Integers, Integers, Integers]
 
 
-def gantt(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a frozen value
+def gantt(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture. Colours tell neighbours apart (job number modulo eight); hatched: a job that ran in several stretches.
 
     Raises: UsageError for damaged ranges of processors, or a window after the end.

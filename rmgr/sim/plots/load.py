@@ -6,7 +6,7 @@ from statistics import median
 
 from rmgr.errors import UsageError
 from rmgr.sim.plots.canvas import MOST_LINES, Artist, Axes, Figure, FixedLocator, legend_below, line_style, logarithmic, named, new_figure
-from rmgr.sim.plots.sweeps import Sweep
+from rmgr.sim.plots.sweeps import SweepResults
 from rmgr.sim.plots.timing import unit_for
 
 #: Values that differ by more than this factor are drawn on a logarithmic axis.
@@ -14,7 +14,7 @@ _RATIO = 30
 _MOST_TICKS = 11
 
 
-def load(sweep: Sweep) -> Figure:
+def load(sweep: SweepResults) -> Figure:
     """The picture. Raises: UsageError for a sweep over fewer than two loads, or more policies than lines can be told apart."""
     loads = [each for each in sweep.loads if each is not None]
     if len(loads) < 2:
@@ -40,7 +40,7 @@ def load(sweep: Sweep) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, sweep: Sweep, policies: list[str], loads: list[float], measure: str, factor: float) -> list[Artist]:
+def _panel(axes: Axes, sweep: SweepResults, policies: list[str], loads: list[float], measure: str, factor: float) -> list[Artist]:
     groups = sweep.groups()
     handles: list[Artist] = []
     seen: list[float] = []

@@ -7,7 +7,7 @@ import numpy as np
 from rmgr.errors import UsageError
 from rmgr.sim.plots.canvas import Figure, MaxNLocator, PolyCollection, named, new_figure
 from rmgr.sim.plots.reading import SPELLS, Floats, Integers, Run
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 #: More rows than this cannot be told apart.
 MOST_SLOTS = 200
@@ -18,7 +18,7 @@ _EDGES = ("#00507F", "#8A3C00", "#00664B", "#8A4A6E", "#2F7FA8", "#8A6100", "#4B
 class Slots:
     """The slots of a run under dqt. start: seconds at which each begins; rows: of each, (place of the job, first core, last core)."""
 
-    def __init__(self, run: Run, window: Window, most: int) -> None:
+    def __init__(self, run: Run, window: TimeWindow, most: int) -> None:
         """The first `most` slots of the window in which anything runs.
 
         Raises: UsageError for a run without gangs, or without its stretches.
@@ -41,7 +41,7 @@ class Slots:
             for slot in range(low, high):
                 self.rows[slot].append((int(run.spells.job[spell]), int(first[at]), int(last[at])))
 
-    def _begins(self, run: Run, chosen: Integers, window: Window, most: int) -> Floats:
+    def _begins(self, run: Run, chosen: Integers, window: TimeWindow, most: int) -> Floats:
         """A stretch begins with a slot and lasts some of them; slots of one gang follow each other."""
         low, high = window.of(run)
         found: set[float] = set()
@@ -58,7 +58,7 @@ class Slots:
         return np.array(sorted(found)[:most])
 
 
-def matrix(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a frozen value
+def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture: a row a slot, empty cells are idle cores. Raises: UsageError as `Slots`."""
     slots = Slots(run, window, MOST_SLOTS)
     corners, places = [], []

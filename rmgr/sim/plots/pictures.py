@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import StateConflict, UsageError
-from rmgr.sim.calls.files import CALLS, Row
+from rmgr.sim.calls.files import CALLS, CallRow
 from rmgr.sim.calls.files import read as read_calls
 from rmgr.sim.output import write_file
 from rmgr.sim.papers import report
@@ -26,11 +26,11 @@ from rmgr.sim.plots.lines import lines
 from rmgr.sim.plots.load import load
 from rmgr.sim.plots.matrix import matrix
 from rmgr.sim.plots.reading import JOBS, Run, read_json, read_run
-from rmgr.sim.plots.sweeps import RESULTS, Sweep, read_sweep
+from rmgr.sim.plots.sweeps import RESULTS, SweepResults, read_sweep
 from rmgr.sim.plots.tables import draw_table, is_drawable
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import waits
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 REPORT, FIGURES = "report.json", "figures.json"
 #: kind -> what it shows.
@@ -63,9 +63,9 @@ class Results:
     """What was read: runs, sweeps, reports as (document, figures), and calls."""
 
     runs: Sequence[Run]
-    sweeps: Sequence[Sweep]
+    sweeps: Sequence[SweepResults]
     reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure]]]
-    calls: Sequence[Sequence[Row]] = ()  #: of each directory of calls
+    calls: Sequence[Sequence[CallRow]] = ()  #: of each directory of calls
 
 
 def read(directories: Iterable[Path]) -> Results:
@@ -87,7 +87,7 @@ def read(directories: Iterable[Path]) -> Results:
     return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes)
 
 
-def pictures(results: Results, kinds: Sequence[str] = (), window: Window = Window()) -> list[Picture]:  # noqa: B008 - a frozen value
+def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = TimeWindow()) -> list[Picture]:  # noqa: B008 - a frozen value
     """What is drawn of them. kinds: none = all that fit: of each run gantt and utilisation, of all runs together waits, and compare when
     there are several; of a sweep load (compare when it has one load); of a report its figures, or
     its tables when it has none.
@@ -180,9 +180,9 @@ def figures(shown: Sequence[report.Figure]) -> list[Picture]:
     return [Picture(slug(figure.title), partial(lines, figure)) for figure in shown]
 
 
-def _lanes(rows: Sequence[Row]) -> list[Picture]:
+def _lanes(rows: Sequence[CallRow]) -> list[Picture]:
     """The first replication of each policy and case."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[CallRow]] = {}
     for row in rows:
         group = groups.setdefault((row.policy, row.case), [])
         if not group or group[0].seed == row.seed:
@@ -202,7 +202,7 @@ def _listed(directory: Path) -> set[str]:
         raise UsageError(f"{directory} {told}", hint=_WRITTEN) from error
 
 
-def _fitting(results: Results, window: Window) -> set[str]:
+def _fitting(results: Results, window: TimeWindow) -> set[str]:
     fitting = {"gantt", "utilisation", "waits"} if results.runs else set()
     if not window.is_whole:
         return fitting

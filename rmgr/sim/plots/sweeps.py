@@ -16,7 +16,7 @@ MEASURES = ("mean_waiting_time", "mean_bounded_slowdown", "utilisation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SweepResults:
     """path: of results.csv. title: its workload. rows: one a run, numbers as floats; `load` is None where none was asked for."""
 
     path: Path
@@ -43,7 +43,7 @@ class Sweep:
         return found
 
 
-def read_sweep(directory: Path) -> Sweep:
+def read_sweep(directory: Path) -> SweepResults:
     """Raises: UsageError for a sweep that has not ended, or damage (file, line and column are named)."""
     path = directory / RESULTS
     if not path.exists():
@@ -63,7 +63,7 @@ def read_sweep(directory: Path) -> Sweep:
     if "jobs" in table.by_name:
         columns["jobs"] = table.numbers("jobs", least=0).tolist()
     rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
-    return Sweep(path=path, title=_source(directory), rows=rows)
+    return SweepResults(path=path, title=_source(directory), rows=rows)
 
 
 def _source(directory: Path) -> str:

@@ -6,10 +6,10 @@ from rmgr.sim.plots.canvas import INK, PALETTE, Axes, Figure, Line2D, MaxNLocato
 from rmgr.sim.plots.curves import MOST_STEPS, Steps, bin_length, binned, busy, cut, waiting
 from rmgr.sim.plots.reading import Run
 from rmgr.sim.plots.timing import TimeAxis, label_of, set_time_axis
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 
-def utilisation(run: Run, window: Window = Window()) -> Figure:  # noqa: B008 - a frozen value
+def utilisation(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture: the share of the machine that runs jobs, and below it how many jobs wait.
 
     Up to 3,000 changes are drawn as they are; more of them as means of bins of a round length, with the range in each bin behind.

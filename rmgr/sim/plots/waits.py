@@ -11,13 +11,13 @@ from rmgr.sim.plots.canvas import MOST_LINES, Figure, PercentFormatter, legend_b
 from rmgr.sim.plots.labels import labels_of, shared_facts
 from rmgr.sim.plots.reading import Floats, Run
 from rmgr.sim.plots.timing import label_of, set_logarithmic_times
-from rmgr.sim.plots.window import Window
+from rmgr.sim.plots.window import TimeWindow
 
 #: A curve through more points than this has no more to show.
 _MOST_POINTS = 2000
 
 
-def waits(runs: Sequence[Run], window: Window = Window()) -> Figure:  # noqa: B008 - a frozen value
+def waits(runs: Sequence[Run], window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture. At its left edge each curve begins at the share of jobs that do not wait at all. Jobs count that ran and were
     submitted in the window.
 
@@ -64,7 +64,7 @@ def distribution(times: Floats) -> tuple[Floats, Floats]:
     return values, shares
 
 
-def _waits(run: Run, window: Window) -> Floats:
+def _waits(run: Run, window: TimeWindow) -> Floats:
     start, end = (0.0, np.inf) if window.is_whole else window.of(run)
     found = run.wait[np.isfinite(run.start) & np.isfinite(run.wait) & (run.submit >= start) & (run.submit < end)]
     if not len(found):

@@ -12,7 +12,7 @@ from rmgr.sim.plots.timing import moment
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeWindow:
     """start, end: seconds; end None = until everything has ended."""
 
     start: float = 0.0

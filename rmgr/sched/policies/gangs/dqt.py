@@ -23,7 +23,7 @@ from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Cores, Gang
-from rmgr.sched.tree.allocation import Allocation, choose
+from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sched.tree.queue import Newcomers
 
 SHARES = Why("dqt", "shares its cores in time")
@@ -43,8 +43,8 @@ class Dqt:
     simulated_only: ClassVar[bool] = True
     width: int = field(default=2, metadata=about("children of a node of the tree", least=2, most=64))
     quantum_us: int = field(default=1_000_000, metadata=about("how long a slot lasts", least=10_000, most=3_600_000_000))
-    allocation: Allocation = field(
-        default=Allocation.BF_APA, metadata=about("in which partition of its size a new job goes (papers.md 3.3)")
+    allocation: AllocationRule = field(
+        default=AllocationRule.BF_APA, metadata=about("in which partition of its size a new job goes (papers.md 3.3)")
     )
     weights: str = field(
         default="", metadata=about("slots of a job in each round, by its priority from there on: 0:1,100:2,1000:4 (1 to 8); empty: 1")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rmgr.sim.gangs.workloads import SLOTS
-from rmgr.sim.papers.paper002.asked import HEIGHTS, Runs
+from rmgr.sim.papers.paper002.asked import HEIGHTS, Paper002Runs
 from rmgr.sim.papers.paper002.cells import measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper002.tables import figures, tables
-from rmgr.sim.papers.report import Check, Figure, Report, Table
+from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
 from rmgr.sim.papers.runs import measured
 
 CHECKS = tuple(_CHECKS)
@@ -49,28 +49,28 @@ def report(
     *,
     heights: Sequence[int] = HEIGHTS,
     slots: int = SLOTS,
-) -> Report:
+) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, tables and figures too.
 
     Args:
         processes: at a time. heights: of figures 8 to 10. slots: of each run; fewer give a look, not a result.
     Raises: RmgrError for a run that failed.
     """
-    asking = Runs(seeds, heights=heights, slots=slots)
+    asking = Paper002Runs(seeds, heights=heights, slots=slots)
     _written(asking, checks)
     measures = measured(asking.asked, measure, processes=processes, on_progress=on_progress)
-    found, shown, drawn = _written(Runs(seeds, measures, heights=heights, slots=slots), checks)
+    found, shown, drawn = _written(Paper002Runs(seeds, measures, heights=heights, slots=slots), checks)
     notes = NOTES if checks is None else ()
     if slots != SLOTS:
         notes = (*notes, f"{slots:,} slots were run, not {SLOTS:,}: a look, not a result.")
-    return Report(paper="002", checks=found, tables=shown, notes=notes, figures=drawn)
+    return PaperReport(paper="002", checks=found, tables=shown, notes=notes, figures=drawn)
 
 
-def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[Table, ...], tuple[Figure, ...]]:
+def _written(runs: Paper002Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...], tuple[Figure, ...]]:
     found = tuple(_all_of(runs, CHECKS if checks is None else checks))
     return (found, tables(runs), figures(runs)) if checks is None else (found, (), ())
 
 
-def _all_of(runs: Runs, names: Sequence[str]) -> Iterator[Check]:
+def _all_of(runs: Paper002Runs, names: Sequence[str]) -> Iterator[PaperCheck]:
     for name in names:
         yield from _CHECKS[name](runs)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from rmgr.sim.gangs.workloads import SLOTS
-from rmgr.sim.papers.paper002.cells import Cell, Measures
+from rmgr.sim.papers.paper002.cells import Measures, Paper002Run
 from rmgr.sim.papers.report import mean, spread
 
 #: Of the tree in figures 8 to 10; 2^7 is that of tables 2 to 4.
@@ -29,26 +29,26 @@ _UNKNOWN = Measures(
 )
 
 
-class Runs:
+class Paper002Runs:
     """Measures of runs by what was run. Before anything was measured (`measures` None) it takes down what is asked, and answers ones."""
 
     def __init__(
         self,
         seeds: Sequence[int],
-        measures: Mapping[Cell, Measures] | None = None,
+        measures: Mapping[Paper002Run, Measures] | None = None,
         *,
         heights: Sequence[int] = HEIGHTS,
         slots: int = SLOTS,
     ) -> None:
         self.seeds, self.heights = tuple(seeds), tuple(heights)
-        self.asked: dict[Cell, None] = {}
+        self.asked: dict[Paper002Run, None] = {}
         self._measures, self._slots = measures, slots
 
     def all(self, *, height: int = TABLES_HEIGHT, **fields: Any) -> list[Measures]:
-        """Of each seed. fields: of `Cell`."""
+        """Of each seed. fields: of `Paper002Run`."""
         seeds = self.seeds if height <= _LOW or fields.get("kind") == "batch" else self.seeds[:_FEW]
         fields = {"leaves": 1 << height, **fields}
-        cells = [Cell(seed=seed, slots=self._slots, **fields) for seed in seeds]
+        cells = [Paper002Run(seed=seed, slots=self._slots, **fields) for seed in seeds]
         if self._measures is None:
             self.asked.update(dict.fromkeys(cells))
             return [_UNKNOWN] * len(cells)

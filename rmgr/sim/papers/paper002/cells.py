@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, TypeAlias
 
-from rmgr.sched.tree.allocation import Allocation
+from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.shape import Tree
 from rmgr.sim.gangs.batch import run_batch
-from rmgr.sim.gangs.slots import Outcome, Sharing, run
+from rmgr.sim.gangs.slots import Sharing, SlotsOutcome, run
 from rmgr.sim.gangs.workloads import SLOTS, Spec, Task, drawn
 from rmgr.sim.papers.paper002.exact import EXACT
 
@@ -23,7 +23,7 @@ Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Paper002Run:
     """What decides one run.
 
     leaves: processors. odd: sizes that are no powers. messages: count them. weights: drawn for each task. largest: size of a task;
@@ -35,7 +35,7 @@ class Cell:
     width: int = 2
     load: float = 0.0
     seed: int = 1
-    allocation: Allocation = Allocation.BF_APA
+    allocation: AllocationRule = AllocationRule.BF_APA
     newcomers: Newcomers = Newcomers.THIS_ROUND
     switch: float = 0.0
     weights: tuple[int, ...] = (1,)
@@ -67,7 +67,7 @@ class Measures:
     ratios: tuple[tuple[int, float], ...] = ()
 
 
-def measure(cell: Cell) -> Measures:
+def measure(cell: Paper002Run) -> Measures:
     """Runs it."""
     if cell.kind not in {"dqt", "batch"}:
         violations, ratios = EXACT[cell.kind](cell.seed, cell.slots)
@@ -102,7 +102,7 @@ def measure(cell: Cell) -> Measures:
     )
 
 
-def _by_weight(out: Outcome, tasks: list[Task]) -> tuple[tuple[int, float], ...]:
+def _by_weight(out: SlotsOutcome, tasks: list[Task]) -> tuple[tuple[int, float], ...]:
     found: dict[int, list[float]] = {}
     for task, end in zip(tasks, out.ends, strict=True):
         if end >= 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TypeAlias
 
-from rmgr.sched.tree.allocation import Allocation
+from rmgr.sched.tree.allocation import AllocationRule
 from rmgr.sched.tree.quantities import is_balanced, is_fulfilled
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.rotation import Rotation
@@ -108,7 +108,7 @@ def _skipping(seed: int, slots: int) -> Found:
     for _ in range(_WORKLOADS):
         height = chance.randint(2, 5)
         tree = Tree(2, 1 << height)
-        sharing = Sharing(allocation=chance.choice(list(Allocation)), newcomers=chance.choice(list(Newcomers)))
+        sharing = Sharing(allocation=chance.choice(list(AllocationRule)), newcomers=chance.choice(list(Newcomers)))
         tasks = random_tasks(chance, tree, slots)
         plain, out = stepped(tasks, tree, slots, sharing), run(tasks, tree, slots, sharing)
         broken += sum(a != b for a, b in zip(plain[0], out.ends, strict=True)) + (plain[1] != out.used)

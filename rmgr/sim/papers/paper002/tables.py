@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmgr.sched.tree.queue import Newcomers
-from rmgr.sim.papers.paper002.asked import Runs
+from rmgr.sim.papers.paper002.asked import Paper002Runs
 from rmgr.sim.papers.paper002.cells import LARGEST, Measures
 from rmgr.sim.papers.paper002.checks import BUSY, LOADS, NAMES, PAPER, PAPER_BATCH, QUIET
 from rmgr.sim.papers.paper002.exact import FIGURE_1, TABLE_1, table_1
@@ -21,7 +21,7 @@ _WEIGHTS = (1, 2, 4)
 _WIDTHS, _PROCESSORS = (2, 4, 8), 64
 
 
-def tables(runs: Runs) -> tuple[Table, ...]:
+def tables(runs: Paper002Runs) -> tuple[Table, ...]:
     return (
         _first(),
         _policies(runs, "Table 2: task allocation policies at load .368", QUIET, 0),
@@ -40,7 +40,7 @@ def tables(runs: Runs) -> tuple[Table, ...]:
     )
 
 
-def figures(runs: Runs) -> tuple[Figure, ...]:
+def figures(runs: Paper002Runs) -> tuple[Figure, ...]:
     return (
         _lines(runs, "Figure 8: utilisation of DQT", "share of processors in partitions that run a task", "utilisation"),
         _lines(runs, "Figure 9: mean RETR of DQT", "real execution time ratio", "retr"),
@@ -59,7 +59,7 @@ def _first() -> Table:
     )
 
 
-def _policies(runs: Runs, title: str, load: float, at: int) -> Table:
+def _policies(runs: Paper002Runs, title: str, load: float, at: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for policy, name in NAMES.items():
         paper = PAPER.get(policy)
@@ -80,7 +80,7 @@ def _policies(runs: Runs, title: str, load: float, at: int) -> Table:
     return Table(title=title, columns=columns, rows=tuple(rows))
 
 
-def _batch(runs: Runs) -> Table:
+def _batch(runs: Paper002Runs) -> Table:
     rows = []
     for load, (utilisation, queue) in PAPER_BATCH.items():
         fields: dict[str, Any] = {"kind": "batch", "load": load}
@@ -100,12 +100,12 @@ def _batch(runs: Runs) -> Table:
     return Table(title="Table 4: FCFS batch with binary buddies", columns=columns, rows=tuple(rows))
 
 
-def _by_load(runs: Runs, title: str, what: str, digits: int, **fields: Any) -> Table:
+def _by_load(runs: Paper002Runs, title: str, what: str, digits: int, **fields: Any) -> Table:
     rows = [(str(load), *(round(runs.mean(what, height=height, load=load, **fields), digits) for height in runs.heights)) for load in LOADS]
     return Table(title=title, columns=("load", *(f"2^{height}" for height in runs.heights)), rows=tuple(rows))
 
 
-def _largest(runs: Runs) -> Table:
+def _largest(runs: Paper002Runs) -> Table:
     rows = []
     for height in _TALL:
         if height not in runs.heights:
@@ -120,7 +120,7 @@ def _largest(runs: Runs) -> Table:
     return Table(title="Figures 8 to 10 by the largest size of a task", columns=columns, rows=tuple(rows))
 
 
-def _newcomers(runs: Runs) -> Table:
+def _newcomers(runs: Paper002Runs) -> Table:
     rows = []
     for load in (QUIET, BUSY, 1.0):
         row: list[Cell] = [str(load)]
@@ -134,7 +134,7 @@ def _newcomers(runs: Runs) -> Table:
     )
 
 
-def _weights(runs: Runs) -> Table:
+def _weights(runs: Paper002Runs) -> Table:
     rows = []
     for load in (QUIET, BUSY, 1.0):
         found = [dict(one.by_weight) for one in runs.all(load=load, weights=_WEIGHTS)]
@@ -150,7 +150,7 @@ def _weights(runs: Runs) -> Table:
     return Table(title="Priority as weight: a third of the tasks each", columns=columns, rows=tuple(rows))
 
 
-def _switching(runs: Runs) -> Table:
+def _switching(runs: Paper002Runs) -> Table:
     rows = []
     for load in (QUIET, BUSY, 1.0):
         for switch in SWITCHES:
@@ -160,7 +160,7 @@ def _switching(runs: Runs) -> Table:
     return Table(title="Switching takes a part of every slot", columns=columns, rows=tuple(rows))
 
 
-def _distribution(runs: Runs) -> Table:
+def _distribution(runs: Paper002Runs) -> Table:
     def part(at: int) -> Callable[[Measures], float]:
         return lambda found: found.tqlb[at]
 
@@ -169,7 +169,7 @@ def _distribution(runs: Runs) -> Table:
     return Table(title="Distribution of max TQLB over time (2^7, BF&APA)", columns=columns, rows=tuple(rows))
 
 
-def _messages(runs: Runs) -> Table:
+def _messages(runs: Paper002Runs) -> Table:
     rows = []
     for policy, name in NAMES.items():
         row: list[Cell] = [name]
@@ -181,7 +181,7 @@ def _messages(runs: Runs) -> Table:
     return Table(title="Messages that the paper's nodes would send", columns=columns, rows=tuple(rows))
 
 
-def _widths(runs: Runs) -> Table:
+def _widths(runs: Paper002Runs) -> Table:
     rows = []
     for width in _WIDTHS:
         for load in (0.4, 0.8):
@@ -194,7 +194,7 @@ def _widths(runs: Runs) -> Table:
     return Table(title="Sizes 1 to 32 on 64 processors: internal fragmentation", columns=columns, rows=tuple(rows))
 
 
-def _lines(runs: Runs, title: str, label: str, what: str, **fields: Any) -> Figure:
+def _lines(runs: Paper002Runs, title: str, label: str, what: str, **fields: Any) -> Figure:
     lines = []
     for height in runs.heights:
         points = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rmgr.sim.papers.paper004.asked import Runs, run
 from rmgr.sim.papers.paper004.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper004.tables import tables
-from rmgr.sim.papers.report import Check, Report, Table
+from rmgr.sim.papers.report import PaperCheck, PaperReport, Table
 
 CHECKS = tuple(_CHECKS)
 #: Replications, as in the paper.
@@ -34,7 +34,7 @@ def report(
     checks: Sequence[str] | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int = 1,
-) -> Report:
+) -> PaperReport:
     """Runs what the checks need, each run once; None: all of them, and the tables.
 
     Args:
@@ -45,9 +45,9 @@ def report(
     _written(asking, checks)
     found = run(tuple(asking.asked), seeds, processes=processes, on_progress=on_progress)
     written, shown = _written(Runs(seeds, found), checks)
-    return Report(paper="004", checks=written, tables=shown, notes=NOTES if checks is None else ())
+    return PaperReport(paper="004", checks=written, tables=shown, notes=NOTES if checks is None else ())
 
 
-def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[Table, ...]]:
+def _written(runs: Runs, checks: Sequence[str] | None) -> tuple[tuple[PaperCheck, ...], tuple[Table, ...]]:
     found = tuple(check for name in (CHECKS if checks is None else checks) for check in _CHECKS[name](runs))
     return found, tuple(tables(runs)) if checks is None else ()
