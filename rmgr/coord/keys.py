@@ -375,7 +375,7 @@ def events(epoch: int, log: int, piece: int) -> str:
 
 
 def events_of(epoch: int | None = None, log: int | None = None) -> str:
-    """Prefix of all pieces, of those of a reign, or of one log."""
+    """Prefix of all pieces, of those of a leadership, or of one log."""
     if epoch is None:
         return "events/"
     return f"events/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")

@@ -17,7 +17,7 @@ MAX_OPS = 200
 MAX_OPS_OF_ONE_JOB = 1600
 MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
-#: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a reign.
+#: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a leadership.
 MAX_PLACING_BYTES = 128 * 1024
 
 

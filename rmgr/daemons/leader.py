@@ -1,4 +1,4 @@
-"""A reign: what one leader knows and does between its TAKE-OVER and the loss of its fence.
+"""A leadership: what one leader knows and does between its TAKE-OVER and the loss of its fence.
 
 Facts come in by watches and a jittered resync, duties go out as fenced multis; no decision lives anywhere but in
 committed znodes, so that a successor reads the same facts and goes on. Liveness is read first, then the rest.
@@ -56,7 +56,7 @@ class Leader:
         self._history = HistoryKeeper(desk, lambda: self.settings)
 
     def start(self) -> None:
-        """Begins the reign. Settings first: they say how long a grace is."""
+        """Begins the leadership. Settings first: they say how long a grace is."""
         self._config.refresh()
         self.nodes.start()
         self.submissions.start()
@@ -69,7 +69,7 @@ class Leader:
         self._desk.after(self._jitter(), self._resync)
 
     def close(self) -> None:
-        """The reign is over: nothing is done any more. Idempotent."""
+        """The leadership is over: nothing is done any more. Idempotent."""
         self.placer.close()
         self._desk.close()
 
@@ -90,7 +90,7 @@ class Leader:
         if found is None or found.version != self._desk.epoch_version:
             self._desk.depose("the epoch has moved while the session was in doubt")
             return
-        self._desk.log.info("reign_continued", epoch=self.record.epoch)
+        self._desk.log.info("leadership_continued", epoch=self.record.epoch)
         self._desk.resume()
 
     # -- settings

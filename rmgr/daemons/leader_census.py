@@ -41,7 +41,7 @@ class _Facts:
 
 
 class Census:
-    """The rounds of one reign.
+    """The rounds of one leadership.
 
     Args:
         followed: submissions in memory, by number. nodes: names of all nodes.

@@ -33,7 +33,7 @@ class _Clearing:
 
 
 class Clearer:
-    """All clearings of one reign.
+    """All clearings of one leadership.
 
     Args:
         queue_of: asks for the queue of a submission; the answer (None: no such submission) comes by callback.

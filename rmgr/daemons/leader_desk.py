@@ -1,7 +1,7 @@
 """What every part of a leader works with: reads, fenced commits, store calls, timers; all answers come back into its loop.
 
 One thread owns a leader's state; everything here is called on it, and calls back on it through the mailbox. Nothing
-blocks. A commit carries the leader fence (`coord.election.fenced`); the first one refused by it ends the reign. While
+blocks. A commit carries the leader fence (`coord.election.fenced`); the first one refused by it ends the leadership. While
 the session is in doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
 """
 
@@ -36,13 +36,13 @@ READ_TIMEOUT_S = 15.0
 
 
 class Desk:
-    """The hands of one reign: from TAKE-OVER until the fence is lost.
+    """The hands of one leadership: from TAKE-OVER until the fence is lost.
 
     Args:
         epoch_version: E, checked by every commit. epoch: the number shown to people.
         mailbox: of the loop; its letters are thunks.
         io: where store calls run (they block).
-        deposed: called once, in the loop, when the reign has ended by itself.
+        deposed: called once, in the loop, when the leadership has ended by itself.
         may_act: the lease is valid; asked before each commit.
         clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
     Attributes: aside: what made a handler raise.
@@ -100,7 +100,7 @@ class Desk:
         if self.is_open:
             what()
 
-    # -- the reign
+    # -- the leadership
 
     def pause(self) -> None:
         """The session is in doubt: nothing is sent from now on."""
@@ -114,13 +114,13 @@ class Desk:
         self._send()
 
     def depose(self, why: str) -> None:
-        """The fence has moved: the reign ends."""
+        """The fence has moved: the leadership ends."""
         if self.is_open:
             self.close()
             self._deposed(why)
 
     def close(self) -> None:
-        """The reign is over: nothing is sent, nothing is told any more. Idempotent."""
+        """The leadership is over: nothing is sent, nothing is told any more. Idempotent."""
         self.is_open = False
         self._urgent.clear()
         self._waiting.clear()

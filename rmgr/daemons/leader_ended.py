@@ -35,7 +35,7 @@ class EndedKeeper:
         self._desk = desk
         self._bits: dict[int, bytes] = {}  #: as committed, of directories that this leader has had to do with
         self._below = 0
-        self._floor = 0  #: no directory below this one is there, as it was when this reign began
+        self._floor = 0  #: no directory below this one is there, as it was when this leadership began
         self._new: dict[int, set[int]] = {}  #: by directory: to be written
         self._waiting: dict[int, list[Callable[[bool], None]]] = {}  #: by directory: told when what stood in `_new` was written
         self._told: set[int] = set()

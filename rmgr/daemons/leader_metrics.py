@@ -13,8 +13,8 @@ class LeaderMetrics:
         self.registry = CollectorRegistry()
         registry = self.registry
         self.leader = Gauge("rmgr_leader", "1 while this WatchDog leads", registry=registry)
-        self.epoch = Gauge("rmgr_leader_epoch", "epoch of this WatchDog's reign, 0 without one", registry=registry)
-        self.take_overs = Counter("rmgr_leader_take_overs", "reigns of this process", registry=registry)
+        self.epoch = Gauge("rmgr_leader_epoch", "epoch of this WatchDog's leadership, 0 without one", registry=registry)
+        self.take_overs = Counter("rmgr_leader_take_overs", "times that this process became the leader", registry=registry)
         self.fenced_writes = Counter("rmgr_leader_fenced_writes", "writes refused because another leader has taken over", registry=registry)
         self.unknown_commits = Counter("rmgr_leader_unknown_commits", "commits whose outcome could not be read back", registry=registry)
         self.fenced_nodes = Counter("rmgr_leader_fenced_nodes", "nodes fenced", registry=registry)

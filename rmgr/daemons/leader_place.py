@@ -118,7 +118,7 @@ class Placer:
         self.settings_changed()
 
     def close(self) -> None:
-        """The reign is over."""
+        """The leadership is over."""
         self._closed = True
         self._measured.clear()
         self._passes.close()

@@ -1,6 +1,6 @@
 """Keeps `/meta` true: the protocol that every daemon speaks, and whether the cluster has bound its data store.
 
-The leader looks when its reign begins and with each resync. It raises the protocol once every living daemon speaks a newer one and
+The leader looks when its leadership begins and with each resync. It raises the protocol once every living daemon speaks a newer one and
 never lowers it; a daemon of the release before may still join afterwards (`Meta.oldest`), one before that is refused. Once the store
 is marked as bound, daemons and clients refuse an empty one.
 """

@@ -47,7 +47,7 @@ class LeaderAnswering:
 
     Args:
         store: what is known of the data store ("ok", "since", "problem"); does not wait.
-        leader: the reign under way, None while this WatchDog does not lead.
+        leader: the leadership under way, None while this WatchDog does not lead.
         call: runs a function in the loop, its result in a future.
         operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
     """

@@ -74,7 +74,7 @@ class UserRequest:
 
 @dataclass(slots=True)
 class Asks:
-    """All open requests of one reign."""
+    """All open requests of one leadership."""
 
     desk: Desk
     placer: Placer

@@ -90,7 +90,7 @@ class Foreign:
                 machine.Thread(target=self._run, args=(partition, part), name=f"policy-{partition}", daemon=True).start()
 
     def close(self) -> None:
-        """The reign is over: every process is ended."""
+        """The leadership is over: every process is ended."""
         self.serve({})
 
     @property

@@ -80,7 +80,7 @@ class Recording:
             self._recorder.passed(now_us, causes, plan)
 
     def end(self, now_us: int = 0) -> None:
-        """The state is not believed any more, or the reign is over."""
+        """The state is not believed any more, or the leadership is over."""
         if self._recorder is not None:
             self._recorder.end(now_us)
             self._recorder = None

@@ -93,7 +93,7 @@ class PolicyProcess:
     def _start(self, seconds: float) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise PolicyFailed("the reign is over")
+                raise PolicyFailed("the leadership is over")
             if self._child is None:
                 mine, its = os.pipe()
                 try:

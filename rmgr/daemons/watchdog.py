@@ -1,7 +1,7 @@
 """The WatchDog: a process that stands for election, leads when its turn comes, and hands over when it is asked to end.
 
 One thread owns all state and takes letters (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
-letters in. Losing the session, or the lease, ends a reign at once; only the fence decides what was still committed.
+letters in. Losing the session, or the lease, ends a leadership at once; only the fence decides what was still committed.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Watchdog:
         loop.run(self)
         if notifier is not None:
             notifier.stopping()
-        self._end_reign("this process was asked to end")
+        self._end_leadership("this process was asked to end")
 
     def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
         """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
@@ -207,7 +207,7 @@ class Watchdog:
     def _on_session(self, state: SessionState) -> None:
         match state:
             case SessionState.CONNECTED if self._session != self._coordinator.session_id:
-                self._end_reign("the session was replaced")
+                self._end_leadership("the session was replaced")
                 self._session = self._coordinator.session_id
                 self._lease.rearm()
                 self._recognise()
@@ -216,12 +216,12 @@ class Watchdog:
             case SessionState.CONNECTED:
                 self._candidacy.look()
             case SessionState.SUSPENDED if self.leader is not None:
-                self._log.warning("reign_suspended", epoch=self.leader.record.epoch)
+                self._log.warning("leadership_suspended", epoch=self.leader.record.epoch)
                 self.leader.pause()
             case SessionState.SUSPENDED:
                 pass
             case SessionState.LOST:
-                self._end_reign("the session was lost")
+                self._end_leadership("the session was lost")
                 self._candidacy.leave()
                 self._session = 0
 
@@ -246,7 +246,7 @@ class Watchdog:
             return
         self._candidacy.enter()
 
-    # -- reigns
+    # -- leadership
 
     def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
         desk = Desk(
@@ -267,22 +267,22 @@ class Watchdog:
         self._metrics.leader.set(1)
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()
-        self._log.info("reign_began", epoch=record.epoch, candidate=record.candidate)
+        self._log.info("leadership_began", epoch=record.epoch, candidate=record.candidate)
         leader.start()
         self._watch_lease(leader)
 
     def _on_deposed(self, why: str) -> None:
-        self._end_reign(why)
+        self._end_leadership(why)
         self._candidacy.stepped_down()
 
-    def _end_reign(self, why: str) -> None:
+    def _end_leadership(self, why: str) -> None:
         leader, self.leader = self.leader, None
         if leader is None:
             return
         leader.close()
         self._metrics.leader.set(0)
         self._metrics.epoch.set(0)
-        self._log.warning("reign_ended", epoch=leader.record.epoch, why=why)
+        self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
 
     def _watch_lease(self, leader: Leader) -> None:
         """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""

@@ -77,13 +77,13 @@ class Candidacy:
         self.is_standing = False
 
     def look(self) -> None:
-        """Where do we stand? After a reconnection, a hint, or the end of a reign."""
+        """Where do we stand? After a reconnection, a hint, or the end of a leadership."""
         if self._guid and not self._is_leading:
             self._turn += 1
             self._ask(self._coordinator.children(paths.WATCHDOGS), self._on_line)
 
     def stepped_down(self) -> None:
-        """The reign has ended, the session perhaps not: back into the line after a moment."""
+        """The leadership has ended, the session perhaps not: back into the line after a moment."""
         self._is_leading = False
         self._later(self.look)
 

@@ -167,7 +167,7 @@ no_errors() {
   [ -z "$bad" ] || fail "the logs warn: $bad"
 }
 # The first after kills; the last two where the store is slower than 2 s, on a loaded machine.
-expected_warnings='mass_loss_began|reign_.*|session|gateway_without_zookeeper|leftover_ended|store_away|store_refused'
+expected_warnings='mass_loss_began|leadership_.*|session|gateway_without_zookeeper|leftover_ended|store_away|store_refused'
 
 # nodes_up N SECONDS: exactly N nodes are up, and no other is known, within so long.
 nodes_up() {

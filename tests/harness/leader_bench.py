@@ -311,7 +311,7 @@ class Bench:
         return float(metric._value.get())
 
     def lead(self, coordinator: MemoryCoordinator | None = None) -> Leader:
-        """Candidate, take-over, reign; what follows from it has happened when this returns."""
+        """Candidate, take-over, leadership; what follows from it has happened when this returns."""
         coordinator = coordinator or self.leader_coordinator
         guid = f"w{next(_guids)}"
         committed(coordinator, election.stand(guid, EpochRecord()))

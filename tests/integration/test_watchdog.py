@@ -48,7 +48,7 @@ def test_sigterm_hands_over_within_a_second(watchdogs: Watchdogs) -> None:
     first.send(signal.SIGTERM)
     assert watchdogs.wait_leader(second) < 1.0
     assert first.wait(60) == 0
-    assert third.events("reign_began") == []
+    assert third.events("leadership_began") == []
     second.send(signal.SIGTERM)
     assert watchdogs.wait_leader(third) < 1.0
 
@@ -74,7 +74,7 @@ def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing
     stopped_s = time.monotonic()
     until(lambda: time.monotonic() - stopped_s > 2 * T_S)
     first.send(signal.SIGCONT)
-    until(lambda: first.events("reign_ended"))
+    until(lambda: first.events("leadership_ended"))
     until(lambda: len(watchdogs.line()) == 2, told="it stands for election again, last")
     assert {path: watchdogs.coordinator.stat(path).result(60) for path in before} == before
     assert watchdogs.epoch() == epoch

@@ -29,50 +29,50 @@ def watchdog(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[WatchdogThread
 
 
 def test_an_expired_leader_steps_down_and_stands_again(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
-    first = watchdog.wait_event("reign_began")
+    first = watchdog.wait_event("leadership_began")
     session = watchdog.coordinator.session_id
     end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
-    second = watchdog.wait_event("reign_began", count=2)
-    assert watchdog.wait_event("reign_ended")["why"] == "the session was lost"
+    second = watchdog.wait_event("leadership_began", count=2)
+    assert watchdog.wait_event("leadership_ended")["why"] == "the session was lost"
     assert (first["epoch"], second["epoch"]) == (1, 2)
     assert watchdog.coordinator.session_id != session
     line = watchdog.coordinator.children(paths.WATCHDOGS).result(60)
     assert line == [second["candidate"]]
 
 
-def test_a_reign_goes_on_after_a_broken_connection_once_the_fence_was_read(watchdog: WatchdogThread) -> None:
-    watchdog.wait_event("reign_began")
+def test_a_leadership_goes_on_after_a_broken_connection_once_the_fence_was_read(watchdog: WatchdogThread) -> None:
+    watchdog.wait_event("leadership_began")
     watchdog.coordinator.drop_link()
-    watchdog.wait_event("reign_continued")
-    assert watchdog.events("reign_suspended") == [{"level": "warning", "event": "reign_suspended", "epoch": 1}]
+    watchdog.wait_event("leadership_continued")
+    assert watchdog.events("leadership_suspended") == [{"level": "warning", "event": "leadership_suspended", "epoch": 1}]
     assert watchdog.epoch().epoch == 1
     assert watchdog.metrics.leader._value.get() == 1
 
 
-def test_a_reign_ends_when_the_epoch_has_moved_while_the_session_was_in_doubt(
+def test_a_leadership_ends_when_the_epoch_has_moved_while_the_session_was_in_doubt(
     watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
 ) -> None:
-    watchdog.wait_event("reign_began")
+    watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
         committed(other, election.stand("usurper", EpochRecord()))
         name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
         committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
     watchdog.coordinator.drop_link()
-    ended = watchdog.wait_event("reign_ended")
+    ended = watchdog.wait_event("leadership_ended")
     assert ended["why"] == "the epoch has moved while the session was in doubt"
-    assert watchdog.wait_event("reign_began", count=2)["epoch"] == 3, "it is the first in line again"
+    assert watchdog.wait_event("leadership_began", count=2)["epoch"] == 3, "it is the first in line again"
 
 
-def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_reign(
+def test_a_write_after_another_has_taken_over_is_fenced_and_ends_the_leadership(
     watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str
 ) -> None:
-    watchdog.wait_event("reign_began")
+    watchdog.wait_event("leadership_began")
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as other:
         committed(other, election.stand("usurper", EpochRecord()))
         name = next(item for item in other.children(paths.WATCHDOGS).result(60) or [] if "usurper" in item)
         committed(other, take_over(name, EpochRecord(epoch=2, leader="usurper"), 0))
         starter = Starter(other, "n1")
-    ended = watchdog.wait_event("reign_ended")
+    ended = watchdog.wait_event("leadership_ended")
     assert ended["why"] == "FENCE was refused by the leader fence"
     assert watchdog.metrics.fenced_writes._value.get() == 1
     assert starter.versions == {"n1": 0}
@@ -83,24 +83,24 @@ def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, ch
     with ZooKeeperServer(tmp_path / "zk", tick_ms=500, die_with_parent=True) as server:
         watchdog = WatchdogThread(server.hosts, chroot, session_timeout_s=3.0)
         try:
-            watchdog.wait_event("reign_began")
+            watchdog.wait_event("leadership_began")
             with FairTimer() as timer:
                 server.pause()
                 try:
-                    ended = watchdog.wait_event("reign_ended")
+                    ended = watchdog.wait_event("leadership_ended")
                 finally:
                     server.resume()
             assert ended["why"] == "the lease is over"
             assert timer.elapsed_s <= 3.0
             with pytest.raises(Unavailable, match="does not lead"):
                 watchdog.client.status()
-            assert watchdog.wait_event("reign_began", count=2)["epoch"] == 2
+            assert watchdog.wait_event("leadership_began", count=2)["epoch"] == 2
         finally:
             watchdog.close()
 
 
 def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
-    watchdog.wait_event("reign_began")
+    watchdog.wait_event("leadership_began")
     committed(watchdog.coordinator, Multi(name="WIPE", ops=(Delete(paths.META),), proof=Gone(paths.META)))
     end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
     watchdog.wait_ended()
@@ -109,7 +109,7 @@ def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: Watchdog
 
 
 def test_answers_show_what_the_asker_has_just_done(watchdog: WatchdogThread, zookeeper: ZooKeeperServer, chroot: str) -> None:
-    watchdog.wait_event("reign_began")
+    watchdog.wait_event("leadership_began")
     client = watchdog.client
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=4.0) as user:
         submitter, starter = Submitter(user), Starter(user, "n1")

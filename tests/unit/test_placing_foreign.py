@@ -193,7 +193,7 @@ def test_what_a_plug_in_prints_goes_nowhere_and_use_is_kept_for_its_order(world:
     assert not placer.faults.counts
 
 
-def test_the_processes_end_with_the_reign(world: Callable[[str], World]) -> None:
+def test_the_processes_end_with_the_leadership(world: Callable[[str], World]) -> None:
     it = world("good")
     it.submit("batch")
     it.until(lambda: bool(it.running("n1", "n2")))
