@@ -31,7 +31,7 @@ from rmgr.daemons.placing_pipeline import classes_of, configuration, document_of
 from rmgr.daemons.placing_rebuild import Rebuild
 from rmgr.daemons.placing_record import Recording
 from rmgr.daemons.placing_reserved import Promises
-from rmgr.daemons.placing_rests import Rests
+from rmgr.daemons.placing_rests import NodeBackoffs
 from rmgr.daemons.placing_stops import Stops
 from rmgr.daemons.placing_submissions import SubmissionRecords
 from rmgr.daemons.placing_view import view_of
@@ -90,7 +90,7 @@ class Placer:
         self.promises = Promises(desk, self.book, self.names, self.rebuild)
         self._orders = PlanExecution(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
         self.asks = Asks(desk, self, self._orders, nodes)
-        self.rests = Rests(desk, self.nodes_changed)
+        self.backoffs = NodeBackoffs(desk, self.nodes_changed)
         self.arrivals = Arrivals(desk, self)
         self._record = Recording(desk)
         self._rebuild_of: Rebuild | None = None
@@ -376,7 +376,7 @@ class Placer:
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
         marks = (mark for mark in self._marks if allows(mark, name, nodes.refuses(name)))
-        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self.rests.rests(name), marks=marks)
+        return node_of(record, self.names.id(name), closed=not nodes.takes_work(name) or self.backoffs.is_left_alone(name), marks=marks)
 
     def machine(self) -> list[Node]:
         """Every node of a partition that is placed."""
@@ -407,7 +407,7 @@ class Placer:
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
         placed = self.book.leave(job)
         if job not in self.stops.by_job:  # else it was asked to
-            self.rests.left(job, placed)
+            self.backoffs.left(job, placed)
         self.watch_head(placed.node)
         self._orders.release(job, placed)
         if self.stops.vacated(job, placed):

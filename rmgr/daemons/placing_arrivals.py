@@ -80,7 +80,7 @@ class Arrivals:
             placer.tell_nodes(state)
         job = marked(marked(job, extra), whose)
         placer.book.wait(queue, job.partition, name, key)
-        if not whose and placer.rests.came(known, key):
+        if not whose and placer.backoffs.came(known, key):
             placer.tell_nodes(state)
         if stop is not None:
             placer.stops.returned(state, job, now_us)

@@ -14,7 +14,7 @@ from rmgr.daemons.leader_desk import Desk
 from rmgr.daemons.placing_book import PlacedJob
 from rmgr.model.block import BlockKey
 
-#: The first rest of a node, and the longest; each one that follows closely on the last is twice as long.
+#: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.
 _FIRST_S, _LONGEST_S = 1.0, 60.0
 #: A job that waits again later than this after it left its node was released by somebody, not given back.
 _SOON_S = 10.0
@@ -23,23 +23,23 @@ _KEPT = 1_000
 
 
 @dataclass(slots=True)
-class _Rest:
+class _Backoff:
     length_s: float
     until_s: float
 
 
-class Rests:
-    """Which nodes rest, and for how long. In the leader's loop.
+class NodeBackoffs:
+    """Knows which nodes are left alone, and for how long. In the leader's loop.
 
     Args:
-        over: called when a node has rested.
+        over: called when the back-off of a node is over.
     """
 
     def __init__(self, desk: Desk, over: Callable[[], None]) -> None:
         self._desk = desk
         self._over = over
         self._left: OrderedDict[int, tuple[BlockKey, str, float]] = OrderedDict()  # job -> its block, its node, when it had left
-        self._rests: dict[str, _Rest] = {}
+        self._backoffs: dict[str, _Backoff] = {}
 
     def left(self, job: int, placed: PlacedJob) -> None:
         """The job is not on its node any more: it has ended, or comes back."""
@@ -50,29 +50,29 @@ class Rests:
             self._left.popitem(last=False)
 
     def came(self, job: int, key: BlockKey) -> bool:
-        """The job waits; the same attempt as before was not begun. True: its node rests from now on."""
+        """The job waits; the same attempt as before was not begun. True: its node is left alone from now on."""
         before = self._left.pop(job, None)
         if before is None or before[0] != key or self._desk.clock() - before[2] > _SOON_S:
             return False
-        return self._rest(before[1])
+        return self._back_off(before[1])
 
-    def _rest(self, node: str) -> bool:
-        now_s, last = self._desk.clock(), self._rests.get(node)
+    def _back_off(self, node: str) -> bool:
+        now_s, last = self._desk.clock(), self._backoffs.get(node)
         if last is not None and now_s < last.until_s:
             return False  # it was given several jobs at once
         is_again = last is not None and now_s < last.until_s + max(_SOON_S, last.length_s)
         length_s = min(_LONGEST_S, last.length_s * 2) if last is not None and is_again else _FIRST_S
-        self._rests[node] = _Rest(length_s, now_s + length_s)
-        self._desk.log.warning("node_rests", node=node, seconds=length_s, why="it gave a job back that it had not begun")
+        self._backoffs[node] = _Backoff(length_s, now_s + length_s)
+        self._desk.log.warning("node_backs_off", node=node, seconds=length_s, why="it gave a job back that it had not begun")
         self._desk.after(length_s, self._over)
         return True
 
-    def resting(self) -> dict[str, float]:
+    def under_way(self) -> dict[str, float]:
         """Node -> seconds until it is tried again."""
         now_s = self._desk.clock()
-        return {node: rest.until_s - now_s for node, rest in self._rests.items() if rest.until_s > now_s}
+        return {node: backoff.until_s - now_s for node, backoff in self._backoffs.items() if backoff.until_s > now_s}
 
-    def rests(self, node: str) -> bool:
+    def is_left_alone(self, node: str) -> bool:
         """Whether nothing is to be placed there now."""
-        rest = self._rests.get(node)
-        return rest is not None and self._desk.clock() < rest.until_s
+        backoff = self._backoffs.get(node)
+        return backoff is not None and self._desk.clock() < backoff.until_s

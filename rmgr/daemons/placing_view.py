@@ -156,7 +156,7 @@ def _complete_us(part: Partition, hold: Hold) -> int | None:
 
 def _partitions(placer: Placer) -> dict[str, PartitionView]:
     found = {}
-    faults, resting = placer.faults, placer.rests.resting()
+    faults, resting = placer.faults, placer.backoffs.under_way()
     for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
         policy = placer.policies.get(partition, "")
         names = dict.fromkeys((*placer.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
