@@ -40,7 +40,7 @@ class Desk:
 
     Args:
         epoch_version: E, checked by every commit. epoch: the number shown to people.
-        mailbox: of the loop; its letters are thunks.
+        mailbox: of the loop; its messages are thunks.
         io: where store calls run (they block).
         deposed: called once, in the loop, when the leadership has ended by itself.
         may_act: the lease is valid; asked before each commit.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _RETRY_S = 0.5
 #: Until it is asked again whose key it is that an allocation names.
 _LOOK_S = 0.02
-#: Blocks that are read by one request, and decoded in one letter.
+#: Blocks that are read by one request, and decoded in one message.
 _TOGETHER = 64
 #: So long the loop is kept at a time; and how many names or jobs lie between two looks at the clock.
 SLICE_S, _SOME = 0.02, 50

@@ -13,7 +13,7 @@ from rmgr.daemons.placing_book import Book
 from rmgr.errors import RmgrError
 from rmgr.model.submission import Submission
 
-#: Records that are read by one request, and decoded in one letter.
+#: Records that are read by one request, and decoded in one message.
 _TOGETHER = 64
 #: A record that was not there, and one that cannot be read: read again after this.
 _PAUSE_S, _LONG_PAUSE_S = 1.0, 60.0

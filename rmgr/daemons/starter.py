@@ -68,7 +68,7 @@ from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
-from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
 
@@ -217,7 +217,7 @@ def build(
     agents: dict[str, NodeAgent] = {}
 
     def to_agent(name: str, events: list[Any]) -> None:
-        """Slots report before their agent is made; the letter is opened after."""
+        """Slots report before their agent is made; the message is opened after."""
         mailbox.put(lambda: agents[name].on_work(events))
 
     users = policy_of(config.security)
@@ -242,7 +242,7 @@ def build(
         remove_tree(left)
 
     def nothing() -> None:
-        """The nodes settle after every letter."""
+        """The nodes settle after every message."""
 
     def stopping() -> bool:
         return starter.is_stopping
@@ -441,7 +441,7 @@ def _serve(
     check_voice(server, credentials, log)
     voice.start()
     log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
-    signals = SignalLetters(lambda _signal: parts.starter.stop(), patience=2)
+    signals = SignalMessages(lambda _signal: parts.starter.stop(), patience=2)
     signals.install()
     set_for_daemon()
     guard.start()

@@ -6,7 +6,7 @@
     85         COPYING -> LEAVING                                       the same, of a program that was asked to save and might have gone on
     preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
 
-Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a letter. A checkpoint that is refused,
+Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is refused,
 too large or not stored is told in the job's story (NOTE), in the log and in a metric; the job goes on, unless it has ended by then.
 """
 
@@ -171,7 +171,7 @@ class Checkpoints:
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
 
     def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
-        """`job` on a thread of its own, `done` with what it gave, or raised, as a letter. copies: it moves files: not too many at once."""
+        """`job` on a thread of its own, `done` with what it gave, or raised, as a message. copies: it moves files: not too many at once."""
 
         def run() -> None:
             try:

@@ -1,4 +1,4 @@
-"""Work with the data store and with files on a few threads; what came of it arrives as a letter of the mailbox.
+"""Work with the data store and with files on a few threads; what came of it arrives as a message of the mailbox.
 
 While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
 tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever

@@ -1,6 +1,6 @@
 """The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest.
 
-    registered, lease valid      nodes settle after every handful of letters: dispatch, claim, commit
+    registered, lease valid      nodes settle after every handful of messages: dispatch, claim, commit
     SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
     lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
     new session, or fenced       REGISTER as a new incarnation: what still stands is adopted, everything else killed
@@ -46,8 +46,8 @@ from rmgr.runtime.stall import StallGuard
 T = TypeVar("T")
 Call = Callable[[], None]
 
-#: Letters taken out before the nodes settle.
-_LETTERS = 200
+#: Messages taken out before the nodes settle.
+_MESSAGES = 200
 #: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
 _ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
 #: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
@@ -184,7 +184,7 @@ class Starter:
         if message is not None:
             self._handle(message)
             is_quiet = isinstance(message, Quietly)
-            for more in self.mailbox.drain(_LETTERS):
+            for more in self.mailbox.drain(_MESSAGES):
                 self._handle(more)
                 is_quiet = is_quiet and isinstance(more, Quietly)
         if not is_quiet or self.wait_s() <= 0:
@@ -216,10 +216,10 @@ class Starter:
             serving = f"{serving}; degraded: {note}"
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
-    def _handle(self, letter: Call) -> None:
+    def _handle(self, message: Call) -> None:
         try:
-            letter()
-        except Exception as error:  # noqa: BLE001 - loop boundary: one bad letter must not end the node's work
+            message()
+        except Exception as error:  # noqa: BLE001 - loop boundary: one bad message must not end the node's work
             self._aside.add(place_of(error), None, error)
 
     def wait_s(self) -> float:
@@ -475,6 +475,6 @@ class Starter:
 
 
 def _nothing() -> None:
-    """Whoever is woken settles after this letter anyway."""
+    """Whoever is woken settles after this message anyway."""
 
 

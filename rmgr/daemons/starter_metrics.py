@@ -39,7 +39,7 @@ class StarterMetrics:
         self.values_bytes = Gauge("rmgr_starter_values_bytes", held, registry=registry)
         self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
-        self.loop_errors = Counter("rmgr_starter_loop_errors", "letters whose handling raised (always 0)", registry=registry)
+        self.loop_errors = Counter("rmgr_starter_loop_errors", "messages whose handling raised (always 0)", registry=registry)
         self.pass_seconds = Histogram("rmgr_starter_pass_seconds", "time of one turn of the loop", registry=registry)
         self._by_state = {state: self.tasks_completed.labels(state.value) for state in State if state.is_final}
         self._again = self.tasks_completed.labels("FAILED_AGAIN")

@@ -30,7 +30,7 @@ from rmgr.runtime.logger import Log
 
 
 class Quietly:
-    """A letter that changes nothing for which the nodes would settle."""
+    """A message that changes nothing for which the nodes would settle."""
 
     __slots__ = ("_do",)
 

@@ -69,7 +69,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
-from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
 
@@ -347,7 +347,7 @@ def _serve(
     check_voice(server, credentials, log)
     log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
     stop = threading.Event()
-    signals = SignalLetters(lambda _signal: stop.set())
+    signals = SignalMessages(lambda _signal: stop.set())
     signals.install()
     notifier = Notifier.from_environment()
     guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()

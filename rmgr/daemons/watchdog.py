@@ -1,7 +1,7 @@
 """The WatchDog: a process that stands for election, leads when its turn comes, and hands over when it is asked to end.
 
-One thread owns all state and takes letters (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
-letters in. Losing the session, or the lease, ends a leadership at once; only the fence decides what was still committed.
+One thread owns all state and takes messages (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
+messages in. Losing the session, or the lease, ends a leadership at once; only the fence decides what was still committed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
 from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
-from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore, meet_store
 
 Thunk = Callable[[], None]
 
-#: A loop that takes longer than this for one letter is dead: the process ends, its successor takes over.
+#: A loop that takes longer than this for one message is dead: the process ends, its successor takes over.
 STALL_S = 12.0
 #: The loop comes round at least this often.
 _ROUND_S = 2.5
@@ -106,7 +106,7 @@ class Watchdog:
         self._stopping = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
-        self._aside = Aside(log, metrics.loop_errors.inc)  # letters that raised: each place in the code is told once
+        self._aside = Aside(log, metrics.loop_errors.inc)  # messages that raised: each place in the code is told once
         mine = release()
         record = EpochRecord(
             leader=self.guid,
@@ -130,7 +130,7 @@ class Watchdog:
     # -- from any thread
 
     def stop(self) -> None:
-        """Ends the loop at its next letter: hands over."""
+        """Ends the loop at its next message: hands over."""
         self._stopping = True
         self.mailbox.put(lambda: None)
 
@@ -378,7 +378,7 @@ def _serve(
     server.start()
     check_voice(server, credentials, log)
     log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)
-    signals = SignalLetters(lambda _signal: watchdog.stop())
+    signals = SignalMessages(lambda _signal: watchdog.stop())
     signals.install()
     set_for_daemon()
     notifier = Notifier.from_environment()

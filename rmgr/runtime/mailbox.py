@@ -22,7 +22,7 @@ class Closed(Exception):
 
 
 class Mailbox(Generic[M]):
-    """A queue with many senders and one owner. A letter is never None: that is what `get` says when there is none.
+    """A queue with many senders and one owner. A message is never None: that is what `get` says when there is none.
 
     Args:
         clock: monotonic seconds; tests pass their own and call `get` with a deadline of 0.
@@ -30,7 +30,7 @@ class Mailbox(Generic[M]):
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or machine.monotonic
-        self._letters: deque[M] = deque()
+        self._messages: deque[M] = deque()
         self._raised: dict[Hashable, M] = {}
         self._timers: Timers[M] = Timers()
         self._arrived = threading.Condition(threading.Lock())
@@ -39,32 +39,32 @@ class Mailbox(Generic[M]):
 
     # -- from any thread
 
-    def put(self, letter: M) -> None:
-        """Adds a letter; never blocks. Dropped when the mailbox is closed. Cost: O(1), about 1 us."""
+    def put(self, message: M) -> None:
+        """Adds a message; never blocks. Dropped when the mailbox is closed. Cost: O(1), about 1 us."""
         with self._arrived:
             if self._closed:
                 return
-            self._letters.append(letter)
+            self._messages.append(message)
             if self._waiting:
                 self._arrived.notify()
 
-    def wake(self, letter: M, key: Hashable | None = None) -> None:
-        """Adds `letter` unless one of the same key (default: the letter itself) is still inside."""
+    def wake(self, message: M, key: Hashable | None = None) -> None:
+        """Adds `message` unless one of the same key (default: the message itself) is still inside."""
         with self._arrived:
             if self._closed:
                 return
-            token: Hashable = letter if key is None else key
+            token: Hashable = message if key is None else key
             if token in self._raised:
                 return
-            self._raised[token] = letter
-            self._letters.append(_Wake(token))  # type: ignore[arg-type]
+            self._raised[token] = message
+            self._messages.append(_Wake(token))  # type: ignore[arg-type]
             if self._waiting:
                 self._arrived.notify()
 
-    def after(self, delay_s: float, letter: M) -> Timer:
-        """Delivers `letter` in `delay_s` seconds; `Timer.cancel()` prevents it. Cost: O(log timers)."""
+    def after(self, delay_s: float, message: M) -> Timer:
+        """Delivers `message` in `delay_s` seconds; `Timer.cancel()` prevents it. Cost: O(log timers)."""
         with self._arrived:
-            timer = self._timers.add(self._clock() + delay_s, letter)
+            timer = self._timers.add(self._clock() + delay_s, message)
             if self._waiting and self._timers.next_s() == timer.due_s:
                 self._arrived.notify()
             return timer
@@ -77,7 +77,7 @@ class Mailbox(Generic[M]):
             self._arrived.notify_all()
 
     def __len__(self) -> int:
-        return len(self._letters)
+        return len(self._messages)
 
     def due_s(self) -> float | None:
         """When the next timer is due (on the mailbox's clock), None without one."""
@@ -87,9 +87,9 @@ class Mailbox(Generic[M]):
     # -- from the owner
 
     def get(self, timeout_s: float | None = None) -> M | None:
-        """The next letter or due timer; None when none came within `timeout_s` (None: waits for ever).
+        """The next message or due timer; None when none came within `timeout_s` (None: waits for ever).
 
-        Letters come in the order of `put`; a due timer comes before letters that wait, so that a flood delays no deadline.
+        Messages come in the order of `put`; a due timer comes before messages that wait, so that a flood delays no deadline.
         Raises: Closed.
         """
         end = None if timeout_s is None else self._clock() + timeout_s
@@ -98,9 +98,9 @@ class Mailbox(Generic[M]):
                 now = self._clock()
                 due = self._timers.pop_due(now)
                 if due is not None:
-                    return due.letter
-                if self._letters:
-                    return self._open(self._letters.popleft())
+                    return due.message
+                if self._messages:
+                    return self._open(self._messages.popleft())
                 if self._closed:
                     raise Closed
                 if end is not None and now >= end:
@@ -108,15 +108,15 @@ class Mailbox(Generic[M]):
                 self._wait(end, now)
 
     def drain(self, limit: int = 1000) -> Iterator[M]:
-        """What is inside now, without waiting, at most `limit` letters."""
+        """What is inside now, without waiting, at most `limit` messages."""
         for _ in range(limit):
             try:
-                letter = self.get(0)
+                message = self.get(0)
             except Closed:
                 return
-            if letter is None:
+            if message is None:
                 return
-            yield letter
+            yield message
 
     def _wait(self, end: float | None, now: float) -> None:
         due = self._timers.next_s()
@@ -127,8 +127,8 @@ class Mailbox(Generic[M]):
         finally:
             self._waiting = False
 
-    def _open(self, letter: M) -> M:
-        return self._raised.pop(letter.token) if isinstance(letter, _Wake) else letter
+    def _open(self, message: M) -> M:
+        return self._raised.pop(message.token) if isinstance(message, _Wake) else message
 
 
 class _Wake:

@@ -1,7 +1,7 @@
-"""Signals as letters: SIGTERM and SIGINT go into the mailbox, the second one of the kind ends the process at once.
+"""Signals as messages: SIGTERM and SIGINT go into the mailbox, the second one of the kind ends the process at once.
 
 Python runs a handler in the main thread between two byte codes, even while that thread holds the mailbox's lock; so
-the handler only writes a byte into a pipe, and a small thread puts the letter.
+the handler only writes a byte into a pipe, and a small thread puts the message.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class SignalLetters:
+class SignalMessages:
     """Catches signals and reports each to `deliver` (from its own thread).
 
     Args:
-        deliver: gets the signal; puts a letter into a mailbox.
+        deliver: gets the signal; puts a message into a mailbox.
         signals: which ones.
         patience: how often the same stop signal is delivered before the next one ends the process with 128 + N.
     """
@@ -57,7 +57,7 @@ class SignalLetters:
         self._seen[number] = self._seen.get(number, 0) + 1
         if number in STOP_SIGNALS and self._seen[number] > self._patience:
             os._exit(128 + number)
-        with contextlib.suppress(OSError):  # full or closed: the letter is there already, or nobody reads any more
+        with contextlib.suppress(OSError):  # full or closed: the message is there already, or nobody reads any more
             os.write(self._write, bytes([number]))
 
     def _pass_on(self, source: int) -> None:

@@ -9,7 +9,7 @@ M = TypeVar("M")
 
 
 class Timer:
-    """One letter to be delivered once. `due_s`: monotonic seconds."""
+    """One message to be delivered once. `due_s`: monotonic seconds."""
 
     __slots__ = ("cancelled", "due_s")
 
@@ -23,13 +23,13 @@ class Timer:
 
 
 class Due(Timer, Generic[M]):
-    """A timer with its letter."""
+    """A timer with its message."""
 
-    __slots__ = ("letter",)
+    __slots__ = ("message",)
 
-    def __init__(self, due_s: float, letter: M) -> None:
+    def __init__(self, due_s: float, message: M) -> None:
         super().__init__(due_s)
-        self.letter = letter
+        self.message = message
 
 
 class Timers(Generic[M]):
@@ -39,9 +39,9 @@ class Timers(Generic[M]):
         self._heap: list[tuple[float, int, Due[M]]] = []
         self._made = 0
 
-    def add(self, due_s: float, letter: M) -> Due[M]:
+    def add(self, due_s: float, message: M) -> Due[M]:
         """Cost: O(log n)."""
-        timer = Due(due_s, letter)
+        timer = Due(due_s, message)
         self._made += 1
         heapq.heappush(self._heap, (due_s, self._made, timer))
         return timer

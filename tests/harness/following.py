@@ -1,4 +1,4 @@
-"""A follower of one submission in memory, whose letters are delivered by hand and whose timers ring by hand."""
+"""A follower of one submission in memory, whose messages are delivered by hand and whose timers ring by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class World:
     def __init__(self, **options: Any) -> None:
         self.coordinator = Counting()
         self.coordinator.ensure([paths.done(1)])
-        self.letters: deque[Callable[[], None]] = deque()
+        self.messages: deque[Callable[[], None]] = deque()
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.seen: list[int] = []
         self.indices: list[tuple[int, int]] = []
@@ -79,7 +79,7 @@ class World:
         raise error
 
     def post(self, job: Callable[[], None]) -> None:
-        self.letters.append(job)
+        self.messages.append(job)
 
     def after(self, delay_s: float, job: Callable[[], None]) -> Any:
         self.timers.append((delay_s, job))
@@ -102,9 +102,9 @@ class World:
         return seconds
 
     def run(self, count: int = 1_000_000) -> None:
-        """Delivers letters, at most so many."""
-        while self.letters and count:
-            self.letters.popleft()()
+        """Delivers messages, at most so many."""
+        while self.messages and count:
+            self.messages.popleft()()
             count -= 1
 
     def add(self, index: int, count: int = 1) -> None:

@@ -1,6 +1,6 @@
 """A leader on a tree in memory with a clock that tests move, and the other parts of a cluster played by hand.
 
-Everything is single-threaded and at once: `run` takes letters until none is left, `advance` moves the clock from timer
+Everything is single-threaded and at once: `run` takes messages until none is left, `advance` moves the clock from timer
 to timer. `Starter` and `Submitter` commit the real multis of `coord/ops.py`, on memory as on ZooKeeper.
 """
 
@@ -348,12 +348,12 @@ class Bench:
         return [line for line in self.log if line["event"] == name]
 
     def run(self, limit: int = 100_000) -> None:
-        """Takes letters until none is left and no timer is due."""
+        """Takes messages until none is left and no timer is due."""
         for _ in range(limit):
-            letter = self.mailbox.get(0)
-            if letter is None:
+            message = self.mailbox.get(0)
+            if message is None:
                 return
-            letter()
+            message()
         raise AssertionError("the loop does not come to rest")
 
     def advance(self, seconds: float) -> None:

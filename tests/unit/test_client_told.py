@@ -114,7 +114,7 @@ def test_what_would_not_be_believed_is_read_and_judged_as_ever() -> None:
         assert world.coordinator.gets
 
 
-STEPS = st.sampled_from(["ahead", "told", "told twice", "commit", "commit other", "letter", "letters", "ring", "drop", "wrong"])
+STEPS = st.sampled_from(["ahead", "told", "told twice", "commit", "commit other", "message", "messages", "ring", "drop", "wrong"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -148,9 +148,9 @@ def test_whatever_is_lost_or_late_every_fragment_comes_once_and_in_order(steps: 
                     state = ""
                 case "wrong" if told is not None:
                     world.follower.heard(Told(told.serial + 1, 1, told.number))
-                case "letter":
+                case "message":
                     world.run(1)
-                case "letters":
+                case "messages":
                     world.run()
                 case "ring":
                     world.ring()

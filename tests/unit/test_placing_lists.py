@@ -53,8 +53,8 @@ class Bench:
     def advance(self, seconds: float) -> None:
         end_s = self.now_s + seconds
         while True:
-            while (letter := self.mailbox.get(0)) is not None:
-                letter()
+            while (message := self.mailbox.get(0)) is not None:
+                message()
             due = self.mailbox._timers.next_s()
             if due is None or due > end_s:
                 break

@@ -16,7 +16,7 @@ from tests.harness.leader_bench import Bench
 
 
 def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job ends, one is cancelled, one comes, a node is lost: after each letter of the loop once."""
+    """A job ends, one is cancelled, one comes, a node is lost: after each message of the loop once."""
     monkeypatch.setattr(placing_rebuild, "SLICE_S", -1.0)
     monkeypatch.setattr(placing_rebuild, "_SOME", 1)
     at, ended = 0, False
@@ -33,7 +33,7 @@ def test_whatever_happens_between_two_slices_of_a_rebuild_is_not_missed(monkeypa
 
 
 def _disturbed(bench: Bench, at: int) -> bool:
-    """True: the rebuild had ended before that letter."""
+    """True: the rebuild had ended before that message."""
     placer = bench.lead().placer
     nodes, lost = bench.starter("n1", "n2", "n3"), bench.starter("n4")
     numbers = [bench.submitter.submit(1, block=1, queue="batch", rigid=Rigid()) for _ in range(12)]
@@ -41,9 +41,9 @@ def _disturbed(bench: Bench, at: int) -> bool:
     where = {key.submission: (node, key) for node in nodes.nodes for key in bench.look.keys(paths.running_node(node))}
     placer.rebuild("as a test")
     for _ in range(at):
-        letter = bench.mailbox.get(0)
-        if letter is not None:
-            letter()
+        message = bench.mailbox.get(0)
+        if message is not None:
+            message()
     is_over = placer.state is not None
     nodes.complete(*where[min(where)])
     bench.submitter.change(numbers[-1], gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)

@@ -21,7 +21,7 @@ from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import FailpointError, Failpoints, FailpointTrigger
 from rmgr.runtime.lease import Lease
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.signals import SignalLetters
+from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import EXIT_CODE, StallGuard
 
 
@@ -169,9 +169,9 @@ def test_a_stalled_process_ends_with_its_stacks_on_stderr() -> None:
 # -- signals --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_becomes_a_letter_and_the_second_ends_the_process() -> None:
+def test_a_signal_becomes_a_message_and_the_second_ends_the_process() -> None:
     program = (
-        "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.signals import SignalLetters\n"
+        "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.signals import SignalMessages\n"
         "box = Mailbox()\nSignalLetters(box.put).install()\n"
         "print('ready', flush=True)\nprint(box.get(30).name, flush=True)\nbox.get(30)"
     )
@@ -186,15 +186,15 @@ def test_a_signal_becomes_a_letter_and_the_second_ends_the_process() -> None:
 
 def test_signals_are_given_back() -> None:
     before, got = signal.getsignal(signal.SIGUSR1), threading.Event()
-    letters = SignalLetters(lambda _number: got.set(), [signal.SIGUSR1])
-    letters.install()
+    messages = SignalMessages(lambda _number: got.set(), [signal.SIGUSR1])
+    messages.install()
     try:
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)  # only stop signals have an end of patience
         assert got.wait(60)
     finally:
-        letters.restore()
-        letters.restore()
+        messages.restore()
+        messages.restore()
     assert signal.getsignal(signal.SIGUSR1) is before
 
 

@@ -58,8 +58,8 @@ class Node:
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
         self.store = Counting()
-        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.letters.put)
+        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.messages.put)
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.refused: dict[int, FetchFailure] = {}
         self.files = directory / "stage"
@@ -107,13 +107,13 @@ class Node:
                 self.stager.startable(block)
             self.most = max(self.most, self.held_bytes)
             with contextlib.suppress(queue.Empty):
-                self.letters.get(timeout=0.05)()
+                self.messages.get(timeout=0.05)()
 
     def quiet(self) -> None:
         end_s = time.monotonic() + DEADLINE_S
-        while not (self.io.is_idle and self.letters.empty()):
+        while not (self.io.is_idle and self.messages.empty()):
             with contextlib.suppress(queue.Empty):
-                self.letters.get(timeout=0.05)()
+                self.messages.get(timeout=0.05)()
             assert time.monotonic() < end_s, "it did not become quiet in time"
 
     def run(self, block: ClaimedBlock) -> list[KeyedCall]:

@@ -18,20 +18,20 @@ from tests.harness.memory import MemoryCoordinator
 
 
 class World:
-    """A board whose letters are delivered by hand."""
+    """A board whose messages are delivered by hand."""
 
     def __init__(self, salt: str = "me") -> None:
         self.zk = MemoryCoordinator(guarded=False)
         self.zk.ensure([paths.pending("q")])
-        self.letters: deque[Callable[[], None]] = deque()
+        self.messages: deque[Callable[[], None]] = deque()
         self.now_s = 1000.0
         self.board = PendingQueue(
-            QueueSpec(name="q"), self.zk, post=self.letters.append, wake=lambda: None, salt=salt, clock=lambda: self.now_s
+            QueueSpec(name="q"), self.zk, post=self.messages.append, wake=lambda: None, salt=salt, clock=lambda: self.now_s
         )
 
     def deliver(self) -> None:
-        while self.letters:
-            self.letters.popleft()()
+        while self.messages:
+            self.messages.popleft()()
 
     def add(self, key: BlockKey, data: BlockData | None = None) -> None:
         path = paths.pending_block("q", key)

@@ -21,14 +21,14 @@ class World:
     def __init__(self) -> None:
         self.zk = MemoryCoordinator(guarded=False)
         self.zk.ensure([paths.node("n1"), "/things"])
-        self.letters: deque[Callable[[], None]] = deque()
+        self.messages: deque[Callable[[], None]] = deque()
         self.fenced: list[str] = []
         self.counted: list[str] = []
         self.answers: list[Outcome] = []
         self.committer = Committer(
             self.zk,
-            post=self.letters.append,
-            after=lambda _delay, call: self.letters.append(call),
+            post=self.messages.append,
+            after=lambda _delay, call: self.messages.append(call),
             on_fenced=self.fenced.append,
             count=self.counted.append,
             log=structlog.get_logger(),
@@ -36,8 +36,8 @@ class World:
         self.committer.start({"n1": 0})
 
     def deliver(self) -> None:
-        while self.letters:
-            self.letters.popleft()()
+        while self.messages:
+            self.messages.popleft()()
 
     def multi(self, name: str) -> Multi:
         fence = ops.fence_check("n1", self.committer.fence("n1"))

@@ -21,12 +21,12 @@ class World:
         tree = MemoryTree()
         self.leader, self.mine = (MemoryCoordinator(tree, session_timeout_s=10.0, guarded=False) for _ in range(2))
         self.leader.ensure(["/", paths.ENDED])
-        self.letters: list[Callable[[], None]] = []
-        self.endings = Endings(self.mine, post=self.letters.append, wake=lambda: None)
+        self.messages: list[Callable[[], None]] = []
+        self.endings = Endings(self.mine, post=self.messages.append, wake=lambda: None)
 
     def run(self) -> None:
-        while self.letters:
-            self.letters.pop(0)()
+        while self.messages:
+            self.messages.pop(0)()
 
     def known(self, number: int) -> bool | None:
         self.endings.ask(number)
@@ -49,7 +49,7 @@ def test_what_has_not_ended_is_known_and_then_its_end(world: World) -> None:
     assert world.endings.look(42) is None
     assert world.known(42) is False
     world.commit(ended.mark(0, ended.with_bits(b"", (42,)), None))
-    assert world.endings.look(42) is None, "the watch has fired: nothing is believed although no letter was opened"
+    assert world.endings.look(42) is None, "the watch has fired: nothing is believed although no message was opened"
     world.run()
     assert world.endings.look(42) is True
     assert world.endings.look(43) is False

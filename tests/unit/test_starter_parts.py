@@ -115,19 +115,19 @@ class Away:
 def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None:
     inner = MemoryStore(uuid.uuid4().hex)
     inner.put("k", b"v")
-    letters: deque[Callable[[], None]] = deque()
-    work = StoreIO(Away(inner, 2), letters.append, threads=1)  # type: ignore[arg-type]
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(Away(inner, 2), messages.append, threads=1)  # type: ignore[arg-type]
     found: list[Any] = []
     work.run(lambda store: store.get("k"), found.append, size=10)
     until(lambda: work.down_since_s is not None)
     assert work.pending_bytes == 10
-    until(lambda: letters)
-    letters.popleft()()
+    until(lambda: messages)
+    messages.popleft()()
     assert found[0][0] == b"v"
     assert (work.down_since_s, work.pending_bytes) == (None, 0)
     work.run(lambda _store: 1 // 0, found.append)
-    until(lambda: letters)
-    letters.popleft()()
+    until(lambda: messages)
+    messages.popleft()()
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
     assert not any(thread.is_alive() for thread in work._threads)
@@ -136,8 +136,8 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
 def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() -> None:
     inner = MemoryStore(uuid.uuid4().hex)
     inner.outage = "away"
-    letters: deque[Callable[[], None]] = deque()
-    work = StoreIO(inner, letters.append, threads=2)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(inner, messages.append, threads=2)
     tried: list[int] = []
 
     def job(number: int, store: Any) -> None:
@@ -151,19 +151,19 @@ def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() ->
     assert work.starved_since_s is not None
     local: list[Any] = []
     work.run(lambda _store: 1, local.append)  # does not ask the store, and says nothing about it
-    until(lambda: letters)
-    letters.popleft()()
+    until(lambda: messages)
+    messages.popleft()()
     assert local == [1]
     assert work.down_since_s is not None
     inner.outage = ""
-    until(lambda: len(letters) == 20)
+    until(lambda: len(messages) == 20)
     assert (work.pending_bytes, work.down_since_s, work.starved_since_s) == (0, None, None)
     work.close()
 
 
 def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
-    letters: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), letters.append, threads=3)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=3)
     gate, begun = threading.Event(), []
 
     def slow(_store: Any) -> None:
@@ -174,10 +174,10 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
         work.run(slow, lambda _: None, is_long=True)
     for _ in range(5):
         work.run(lambda _: None, lambda _: None)
-    until(lambda: len(letters) == 5 and len(begun) == 2)
+    until(lambda: len(messages) == 5 and len(begun) == 2)
     assert not work.is_idle
     gate.set()
-    until(lambda: len(letters) == 10)
+    until(lambda: len(messages) == 10)
     until(lambda: work.is_idle)
     work.close()
 
@@ -185,14 +185,14 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
 def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk syncs many files in little more than the time of one, if it is asked for all of them."""
     monkeypatch.setattr("rmgr.daemons.starter_io._HELPER_REST_S", 0.05)
-    letters: deque[Callable[[], None]] = deque()
-    work = StoreIO(MemoryStore(uuid.uuid4().hex), letters.append, threads=2)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
     for _ in range(8):
         work.run(lambda _: together.wait(60), told.append, is_synced=True)
-    until(lambda: len(letters) == 8)
-    while letters:
-        letters.popleft()()
+    until(lambda: len(messages) == 8)
+    while messages:
+        messages.popleft()()
     assert sorted(told) == list(range(8)), "all of them were under way at once"
     until(lambda: set(threading.enumerate()) <= before)
     gate, begun = threading.Event(), list[int]()
@@ -210,7 +210,7 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
     until(lambda: len(begun) == 14)
     assert len([one for one in threading.enumerate() if one not in before]) == 12
     gate.set()
-    until(lambda: len(letters) == 200)
+    until(lambda: len(messages) == 200)
     until(lambda: work.is_idle)
     work.close()
 
@@ -219,14 +219,14 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
     store = MemoryStore(uuid.uuid4().hex)
     store.put("small", b"s")
     store.put("large", b"l" * (MAX_INLINE_FUNCTION + 1))
-    letters: deque[Callable[[], None]] = deque()
-    work = StoreIO(store, letters.append, threads=2)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(store, messages.append, threads=2)
     fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
 
     def get(key: str) -> Any:
         if (found := fetcher.blobs.get(key)) is None:
-            until(lambda: letters)
-            letters.popleft()()
+            until(lambda: messages)
+            messages.popleft()()
             found = fetcher.blobs.get(key)
         return found
 
@@ -240,17 +240,17 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
 
 
 def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, letters = MemoryStore(uuid.uuid4().hex), deque[Callable[[], None]]()
+    store, messages = MemoryStore(uuid.uuid4().hex), deque[Callable[[], None]]()
     for number in range(5):
         store.put(f"m{number}", bytes([number]) * 100_000)
-    work = StoreIO(store, letters.append, threads=2)
+    work = StoreIO(store, messages.append, threads=2)
     fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
     monkeypatch.setattr("rmgr.daemons.starter_fetch._KEEP_BYTES", 250_000)
 
     def get(key: str) -> str:
         while (found := fetcher.files.get(key)) is None:
-            until(lambda: letters)
-            letters.popleft()()
+            until(lambda: messages)
+            messages.popleft()()
         assert isinstance(found, str)
         return found
 

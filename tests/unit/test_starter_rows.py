@@ -52,12 +52,12 @@ class Counting(MemoryStore):
 
 
 class Desk:
-    """OutputRows with its threads; letters are handled by `until`."""
+    """OutputRows with its threads; messages are handled by `until`."""
 
     def __init__(self, spool: Path, deeds: Any = None) -> None:
         self.store = Counting()
-        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.letters.put)
+        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.messages.put)
         self.rows = OutputRows(self.io, deeds, cap_bytes=MIB)
         self.spool = spool
         self.told: dict[int, Written | Exception] = {}
@@ -82,7 +82,7 @@ class Desk:
         while not condition():
             assert time.monotonic() < end_s, "it did not come true in time"
             with contextlib.suppress(queue.Empty):
-                self.letters.get(timeout=0.05)()
+                self.messages.get(timeout=0.05)()
 
     def out(self, index: int, n: int = 0) -> tuple[bytes, Encoding] | None:
         return self.store.get(keys.output(42, index, 3, n))

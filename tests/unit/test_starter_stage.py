@@ -63,12 +63,12 @@ class Gated(MemoryStore):
 
 
 class Node:
-    """A Stager with its threads; letters are handled by `until`."""
+    """A Stager with its threads; messages are handled by `until`."""
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
         self.store = Gated()
-        self.letters: queue.Queue[Callable[[], None]] = queue.Queue()
-        self.io = StoreIO(self.store, self.letters.put)
+        self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
+        self.io = StoreIO(self.store, self.messages.put)
         self.room = StagingRoom(cap_bytes)
         self.uploads = Uploads(directory / "uploads", room=self.room)
         self.stage = directory / "stage"
@@ -97,23 +97,23 @@ class Node:
         return made
 
     def until(self, condition: Callable[[], Any], *blocks: ClaimedBlock) -> None:
-        """Handles letters and looks at `blocks`, as a node does, until `condition` holds."""
+        """Handles messages and looks at `blocks`, as a node does, until `condition` holds."""
         end_s = time.monotonic() + DEADLINE_S
         while not condition():
             assert time.monotonic() < end_s
             for block in blocks:
                 self.stager.startable(block)
             self.most = max(self.most, disk_bytes(self.stage) + disk_bytes(self.uploads._directory))
-            with contextlib.suppress(queue.Empty):  # it looks again without a letter, too, as a node does
-                self.letters.get(timeout=0.05)()
+            with contextlib.suppress(queue.Empty):  # it looks again without a message, too, as a node does
+                self.messages.get(timeout=0.05)()
             assert time.monotonic() < end_s, "it did not come true in time"
 
     def quiet(self) -> None:
         """Everything that was begun has ended."""
         end_s = time.monotonic() + DEADLINE_S
-        while not (self.io.is_idle and self.letters.empty()):
+        while not (self.io.is_idle and self.messages.empty()):
             with contextlib.suppress(queue.Empty):
-                self.letters.get(timeout=0.05)()
+                self.messages.get(timeout=0.05)()
             assert time.monotonic() < end_s, "it did not become quiet in time"
 
     def is_here(self, block: ClaimedBlock, index: int = 0) -> bool:
