@@ -47,15 +47,17 @@ class LivingOwners:
 
     def looks_after(self, submission: Submission) -> bool:
         """Its owner lives. Cost: O(entries of that guid), which are one."""
-        entries = self._entries.get(submission.owner, {})
-        for name in [name for name, entry in entries.items() if entry is None and name not in self._reading]:
-            self._reading.add(name)
-            self._read(submission.owner, name)
-        return any(entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission)) for entry in entries.values())
+        is_alive = False
+        for name, entry in self._entries.get(submission.owner, {}).items():
+            if entry is None and name not in self._reading:
+                self._reading.add(name)
+                self._read(submission.owner, name)
+            is_alive = is_alive or entry is None or (isinstance(entry, SubmitterEntry) and is_owner(entry, submission))
+        return is_alive
 
-    def gone_since(self, submission: Submission) -> float | None:
-        """When its owner was first seen missing, None while it lives; a new leader counts anew. Cost: as `looks_after`."""
-        if self.looks_after(submission) or submission.phase is Phase.CLOSED:
+    def gone_since(self, submission: Submission, *, is_alive: bool) -> float | None:
+        """When its owner was first seen missing, None while it lives; a new leader counts anew. is_alive: as `looks_after` says."""
+        if is_alive or submission.phase is Phase.CLOSED:
             self.forget(submission.id)
             return None
         return self._gone.setdefault(submission.id, self._desk.clock())

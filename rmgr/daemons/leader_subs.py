@@ -282,8 +282,8 @@ class SubmissionKeeper:
         assert submission is not None
         if self._ended.is_put_back(followed):
             return
-        gone_s = self._owners.gone_since(submission)
         alive = self._owners.looks_after(submission)
+        gone_s = self._owners.gone_since(submission, is_alive=alive)
         urgent = bool(submission.max_running or submission.max_fails >= 0 or self._dependents.get(followed.number))
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
