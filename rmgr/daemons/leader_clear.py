@@ -1,7 +1,8 @@
 """Clearing of fenced nodes: blocks that they had claimed are marked FAILED, orders to them and their hunger are taken away.
 
-A clearing begins after FENCE (`leader_nodes.py`), when the old incarnation can commit nothing any more, and ends when nothing is claimed,
-or with the node's return: what is left then is its own business. It is level-triggered: a successor finds it again by the same znodes.
+A clearing begins after FENCE (`leader_nodes.py`), when the old incarnation can commit nothing any more.
+It ends when nothing is claimed, or with the node's return: what is left then is its own business.
+It is level-triggered: a successor finds it again by the same znodes.
 """
 
 from __future__ import annotations

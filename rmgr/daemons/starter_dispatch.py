@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from rmgr.adapters.process import WorkerSpec
 from rmgr.coord import keys
 from rmgr.daemons.starter_accounts import Accounts
 from rmgr.daemons.starter_arguments import Arguments, ArgumentsPiece, where
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
-from rmgr.daemons.starter_fetch import Blob, Fetcher, FetchFailure
-from rmgr.daemons.starter_jobs import Jobs
+from rmgr.daemons.starter_fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter_lanes import Lanes, WorkerLane
+from rmgr.daemons.starter_launch import Kit, PlacedWork
 from rmgr.daemons.starter_records import Info
 from rmgr.daemons.starter_stage import Staged, Stager
 from rmgr.daemons.starter_trust import Gate, refusal_of
@@ -41,25 +40,6 @@ _AHEAD_BYTES = 16 * 1024 * 1024
 _LONG_S = 0.03
 #: Taking tasks back from a slot is worth it when they would wait at least this long.
 _WORTH_S = 0.005
-
-
-@dataclass(slots=True)
-class Kit:
-    """What all tasks of a block need to start."""
-
-    shape: BatchShape
-    spec: WorkerSpec | None = None
-    function: str = ""
-    blob: Blob | None = None
-    command: Command | None = None
-    script: str = ""
-    stdin: Blob | None = None
-
-    @property
-    def files(self) -> list[str]:
-        """Of this node, that its tasks read."""
-        blobs = [blob.path for blob in (self.blob, self.stdin) if blob is not None and blob.path]
-        return blobs + list(self.spec.archives if self.spec is not None else ())
 
 
 class Dispatcher:
@@ -87,7 +67,7 @@ class Dispatcher:
         accounts: Accounts | None = None,
         separate: bool = False,
         gate: Gate | None = None,
-        jobs: Jobs | None = None,
+        jobs: PlacedWork | None = None,
     ) -> None:
         self._gate = gate
         self._jobs = jobs

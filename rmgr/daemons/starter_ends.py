@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rmgr.adapters.accounts import acting
 from rmgr.adapters.process import Worker
@@ -35,7 +36,6 @@ from rmgr.daemons.starter_logs import LiveLogs
 from rmgr.daemons.starter_outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
 from rmgr.daemons.starter_reopen import Reopening
 from rmgr.daemons.starter_rows import StoringEnding
-from rmgr.daemons.starter_shared import Shared
 from rmgr.daemons.starter_stage import Stager
 from rmgr.daemons.starter_stage_files import inside
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
@@ -48,6 +48,9 @@ from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter_shared import Shared
 
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001

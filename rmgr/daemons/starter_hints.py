@@ -21,7 +21,7 @@ from rmgr.coord.multi import Committed, Create, Multi, Stamped
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_shared import Quietly
+from rmgr.daemons.starter_quietly import Quietly
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Ahead, Hint, Message, Told

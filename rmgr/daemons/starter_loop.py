@@ -24,8 +24,8 @@ from rmgr.daemons.starter_health import DiskWatch
 from rmgr.daemons.starter_io import StoreIO
 from rmgr.daemons.starter_metrics import StarterMetrics
 from rmgr.daemons.starter_node import NodeAgent
+from rmgr.daemons.starter_quietly import Quietly
 from rmgr.daemons.starter_registry import Registry, Stopping
-from rmgr.daemons.starter_shared import Quietly
 from rmgr.daemons.starter_watch import WatchedZnode
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
 from rmgr.model.node import Drain

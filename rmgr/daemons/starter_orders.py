@@ -15,7 +15,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.validity import decode
 from rmgr.daemons.starter_blocks import ClaimedBlock
 from rmgr.daemons.starter_commits import Committer
-from rmgr.daemons.starter_shared import Quietly
+from rmgr.daemons.starter_quietly import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, OrderKind

@@ -1,7 +1,8 @@
 """Looks, as the user, whether his work can run on this node, before any of it is claimed; else names what is closed to him.
 
-Without this his slots would die again and again, for their spawners cannot even load. A refusal is published with the node's troubles
-(`starter_trouble.py`), what the node has of his work goes back to its queue, and seconds after the directory was opened it is taken again.
+Without this his slots would die again and again, for their spawners cannot even load. A refusal is published with the node's
+troubles (`starter_trouble.py`). What the node has of the user's work goes back to its queue, and is taken again seconds after
+the directory was opened.
 """
 
 from __future__ import annotations

@@ -29,18 +29,6 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 
-class Quietly:
-    """A message that changes nothing for which the nodes would settle."""
-
-    __slots__ = ("_do",)
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        self._do = do
-
-    def __call__(self) -> None:
-        self._do()
-
-
 @dataclass(slots=True, kw_only=True)
 class Shared:
     """What all nodes of a Starter share."""
