@@ -16,10 +16,10 @@ import pytest
 from rmgr.cli.bench import bench
 from rmgr.config import MAX_NODES, WatchdogConfig
 from rmgr.coord import keeping, multi, paths, rules
-from rmgr.daemons import policy_process
-from rmgr.daemons import starter_strikes as strikes
-from rmgr.daemons.placing_faults import BENCH_S
-from rmgr.daemons.starter_estimate import AHEAD_S
+from rmgr.daemons.leader.placement.faults import BENCH_S
+from rmgr.daemons.leader.plugins import process as policy_process
+from rmgr.daemons.starter.core.estimate import AHEAD_S
+from rmgr.daemons.starter.health import strikes
 from rmgr.model import block, outcome, states
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of

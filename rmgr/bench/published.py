@@ -27,7 +27,7 @@ from rmgr.client.specs import Options, draft_of
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.records import encode_record
-from rmgr.daemons.placing_pipeline import named
+from rmgr.daemons.leader.records.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.placing import Rigid

@@ -30,7 +30,7 @@ from rmgr.client.bootstrap import read_meta
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord import paths
 from rmgr.coord.multi import Multi, Outcome
-from rmgr.daemons.starter import Parts, build
+from rmgr.daemons.starter.main import Parts, build
 from rmgr.errors import Unavailable
 from rmgr.model.frames import TaskBatch, TaskEnd
 from rmgr.model.states import Reason

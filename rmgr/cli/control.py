@@ -188,7 +188,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
 
 
 def check_owner(session: Session, record: Submission) -> None:
-    """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/submitter_rights`)."""
+    """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/gateway/rights`)."""
     from rmgr.model.identity import Role
 
     me, credentials = session.me, session.credentials()

@@ -107,7 +107,7 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
 
 def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
     """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
-    from rmgr.daemons.placing_pipeline import named
+    from rmgr.daemons.leader.records.pipeline import named
 
     if name == PULL_POLICY:
         raise UsageError(
@@ -129,7 +129,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
 
 
 def _check_usable(settings: ClusterSettings, partition: str) -> None:
-    from rmgr.daemons.placing_pipeline import checked, refuse_shared_names
+    from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
 
     try:
         checked(settings, partition)
@@ -218,7 +218,7 @@ def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...
 def _check_queues(session: Session) -> None:
     """Whether every queue has a policy that can start its work."""
     from rmgr.cli.errors import WorkEnded
-    from rmgr.daemons.placing_pipeline import checked
+    from rmgr.daemons.leader.records.pipeline import checked
 
     settings, _ = read_settings(session)
     wrong: dict[str, str] = {}

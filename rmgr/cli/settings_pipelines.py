@@ -57,7 +57,7 @@ def text_of(document: Mapping[str, Any], where: str) -> str:
 
 def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> None:
     """Whether every partition with place queues has somebody who places there. Raises ConfigError."""
-    from rmgr.daemons.placing_pipeline import checked, refuse_shared_names
+    from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
 
     placed = settings.placed()
     for spec in settings.pipelines:

@@ -11,7 +11,7 @@ from rmgr.model.version import Newer, newer
 class UserLimits:
     """For each user; 0 = no limit. The defaults bear two million waiting tasks of one honest user.
 
-    Beside them ZooKeeper's quotas hold, of which gateways keep something for those who have little (`daemons/submitter_room.py`): with a
+    Beside them ZooKeeper's quotas hold, of which gateways keep something for those who have little (`daemons/gateway/room.py`): with a
     heap of 1000 MiB two million tasks of one user pass, with less as many less.
     Those of a gateway or daemon hold in each process of that kind; those of the cluster hold over all gateways.
     """

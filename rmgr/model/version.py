@@ -16,7 +16,7 @@ A new cluster lets in nobody older than who made it: what this release writes ma
 this release may still be joined by the one before, and begins to write such values when the release after it is everywhere.
 
 What only leaders write and older releases neither read nor write (`/ended`) needs no number: whoever begins to lead makes
-good what a leader of the release before has left out (`daemons/leader_ended.py`), and until then it protects less.
+good what a leader of the release before has left out (`daemons/leader/submissions/ended.py`), and until then it protects less.
 
     1  the first
 """

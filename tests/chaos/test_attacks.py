@@ -26,7 +26,7 @@ from rmgr.coord.multi import Committed, Create, Delete, Set
 from rmgr.coord.ops import HANDED_SEQ
 from rmgr.coord.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
 from rmgr.coord.seal import seal_fragment
-from rmgr.daemons.starter_trust import FRESH_S
+from rmgr.daemons.starter.health.trust import FRESH_S
 from rmgr.errors import DataLost, RmgrError, TaskFailed
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role

@@ -23,7 +23,7 @@ from rmgr.coord import join_ops, leader_ops, operator_ops, ops, owner_ops, paths
 from rmgr.coord.keeping import PATIENCE_S
 from rmgr.coord.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import decode_fragment, decode_record, encode_block, encode_record
-from rmgr.daemons.submitter_loose import MOST
+from rmgr.daemons.gateway.loose import MOST
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey

@@ -10,7 +10,7 @@ import pytest
 from breakable import Chaos, eventually
 
 from rmgr.coord import paths
-from rmgr.daemons.placing_records import decode_records
+from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.placing import job_id, task_of
 from tests.harness.fair_time import PATIENCE_S
 

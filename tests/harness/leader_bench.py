@@ -22,9 +22,9 @@ from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
-from rmgr.daemons.leader import Leader
-from rmgr.daemons.leader_desk import Desk
-from rmgr.daemons.leader_metrics import LeaderMetrics
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.term.leader import Leader
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
 from rmgr.model.outcome import FailedRange, Fragment

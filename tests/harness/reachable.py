@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from rmgr.adapters.accounts import Account
-from rmgr.daemons.starter_reach import Reach
+from rmgr.daemons.starter.health.reach import Reach
 from rmgr.runner import home
 
 #: What a client of a gateway imports.

@@ -31,8 +31,8 @@ from rmgr.coord import keys, leader_ops, ops, paths
 from rmgr.coord.multi import Committed, Create, Holds, Multi
 from rmgr.coord.ports import Encoding
 from rmgr.coord.records import decode_failed, decode_fragment, decode_outcomes, decode_record, encode_keyed, encode_payloads, encode_record
-from rmgr.daemons.starter import Parts, build
-from rmgr.daemons.starter_ranks import RanksAnswering
+from rmgr.daemons.starter.jobs.ranks import RanksAnswering
+from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.node import NodeRecord
 from rmgr.model.outcome import FailedRange, Outcome

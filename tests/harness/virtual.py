@@ -26,9 +26,9 @@ from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.ports import SessionState
-from rmgr.daemons.leader_metrics import LeaderMetrics
-from rmgr.daemons.starter import Parts, build
-from rmgr.daemons.watchdog import Watchdog
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.watchdog import Watchdog
+from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.loop import LoopOwner

@@ -12,9 +12,9 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader_metrics import LeaderMetrics
-from rmgr.daemons.leader_view import LeaderAnswering
-from rmgr.daemons.watchdog import Watchdog
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.term.view import LeaderAnswering
+from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.model.node import EpochRecord
 from rmgr.model.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S

@@ -16,9 +16,9 @@ import pytest
 from rmgr.adapters.process import Slot
 from rmgr.adapters.workevents import Surprised
 from rmgr.coord import keys
-from rmgr.daemons.starter_logs import LiveLogs
-from rmgr.daemons.starter_outputs import of_command, write
-from rmgr.daemons.starter_service import NodeAnswering
+from rmgr.daemons.starter.execution.logs import LiveLogs
+from rmgr.daemons.starter.node.service import NodeAnswering
+from rmgr.daemons.starter.staging.outputs import of_command, write
 from rmgr.model.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
 from tests.harness.work_node import WorkNode, until

@@ -14,7 +14,7 @@ from rmgr.adapters.rpc_gateway_forward import Forwarder
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.coord.records import encode_record
-from rmgr.daemons.submitter_routes import ClusterRoutes
+from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState
 from rmgr.model.resources import Capacity

@@ -13,8 +13,8 @@ from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.multi import Delete, Gone, Multi, Set
 from rmgr.coord.records import encode_record
-from rmgr.daemons.submitter import SessionWatch
-from rmgr.daemons.submitter_metrics import GatewayMetrics
+from rmgr.daemons.gateway.main import SessionWatch
+from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import WrongCluster
 from rmgr.model.node import Meta
 from tests.harness.memory import MemoryCoordinator

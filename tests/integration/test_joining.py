@@ -20,7 +20,7 @@ from rmgr.adapters.sealing import seal_secret
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed
-from rmgr.daemons.watchdog_join import Joining
+from rmgr.daemons.leader.join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation

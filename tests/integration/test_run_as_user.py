@@ -28,8 +28,8 @@ from rmgr.adapters.accounts import Account
 from rmgr.adapters.workevents import SlotUp
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
-from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import AccountsPolicy
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload

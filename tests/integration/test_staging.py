@@ -21,9 +21,10 @@ import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord.ports import Store
-from rmgr.daemons import starter, starter_uploads
-from rmgr.daemons.starter_accounts import AccountsPolicy
-from rmgr.daemons.starter_room import disk_bytes
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.core import uploads as starter_uploads
+from rmgr.daemons.starter.core.room import disk_bytes
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import State
 from rmgr.model.submission import Command, Upload

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons import starter_checkpoint_ask as asking
+from rmgr.daemons.starter.checkpoint import ask as asking
 from tests.harness.starter_rig import wait_for
 
 #: Writes what it is told; ready once its handler stands.

@@ -13,9 +13,9 @@ import pytest
 from rmgr.adapters.trust import Trust, publish
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
-from rmgr.daemons import starter
-from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_checkpoint_seal import StarterSeals
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint.seal import StarterSeals
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.identity import Role
 from rmgr.model.states import State

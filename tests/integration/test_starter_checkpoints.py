@@ -19,10 +19,10 @@ from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.records import decode_block
-from rmgr.daemons import starter
-from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_accounts import AccountsPolicy
-from rmgr.daemons.starter_checkpoint_files import decode_manifest
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint.files import decode_manifest
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
 from rmgr.model.block import BlockData

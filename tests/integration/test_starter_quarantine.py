@@ -13,7 +13,7 @@ import pytest
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
-from rmgr.daemons.starter_strikes import OWN
+from rmgr.daemons.starter.health.strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import OrderKind, Trouble
 from rmgr.model.outcome import Outcome

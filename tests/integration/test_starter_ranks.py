@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import AccountsPolicy
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import OrderKind
 from rmgr.model.states import Reason, State

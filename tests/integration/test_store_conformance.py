@@ -22,9 +22,9 @@ from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord import keys
 from rmgr.coord.closing import history_rows
 from rmgr.coord.ports import Encoding, Store
-from rmgr.daemons import leader_collect
-from rmgr.daemons.leader_collect import stored_submissions
-from rmgr.daemons.starter_outputs import Ending, write
+from rmgr.daemons.leader.submissions import collect as leader_collect
+from rmgr.daemons.leader.submissions.collect import stored_submissions
+from rmgr.daemons.starter.staging.outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 from rmgr.model.frames import Output
 from rmgr.model.queue import ClusterSettings

@@ -14,8 +14,9 @@ from rmgr.adapters import store_rules
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
 from rmgr.coord import keys
-from rmgr.daemons import starter, starter_use
-from rmgr.daemons.starter_accounts import AccountsPolicy
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.health import use as starter_use
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, Upload

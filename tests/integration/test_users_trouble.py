@@ -16,8 +16,8 @@ import pytest
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.zk import ZkCoordinator
-from rmgr.daemons import starter
-from rmgr.daemons.starter_accounts import AccountsPolicy
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import Reason
 from rmgr.model.submission import Command, Upload

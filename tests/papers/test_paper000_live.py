@@ -14,8 +14,8 @@ import pytest
 
 from rmgr.client.queue_classes import check_class
 from rmgr.coord import answers
-from rmgr.daemons.leader_place import Placer
-from rmgr.daemons.placing_what_if import copied, tried
+from rmgr.daemons.leader.placement.placer import Placer
+from rmgr.daemons.leader.records.what_if import copied, tried
 from rmgr.errors import Infeasible
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.daemons.placing_facts import job_of
+from rmgr.daemons.leader.core.facts import job_of
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.coord import paths, stop_ops
 from rmgr.coord.records import decode_block, decode_record
-from rmgr.daemons.placing_records import decode_records
+from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.block import BlockKey, PastAttempt
 from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.placing import Rigid, task_of

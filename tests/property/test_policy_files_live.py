@@ -19,7 +19,7 @@ from rmgr.adapters.policy_files import load, read_toml
 from rmgr.cli.settings_pipelines import text_of
 from rmgr.coord import ops, paths
 from rmgr.coord.records import decode_block, decode_record
-from rmgr.daemons.placing_pipeline import checked
+from rmgr.daemons.leader.records.pipeline import checked
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
 from rmgr.model.placing import Rigid

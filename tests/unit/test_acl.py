@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.coord.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
 from rmgr.coord.multi import Check, Create, Delete, Op, Set
-from rmgr.daemons.submitter_rights import OPERATIONS, ZnodeKind
+from rmgr.daemons.gateway.rights import OPERATIONS, ZnodeKind
 from rmgr.model.identity import Role
 
 S, W = Role.STARTER, Role.WATCHDOG

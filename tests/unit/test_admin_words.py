@@ -14,7 +14,7 @@ from rmgr.cli import admin_rotate
 from rmgr.cli.context import Session
 from rmgr.cli.main import run
 from rmgr.cli.operate import drain_node, resume_node
-from rmgr.daemons.secret_keeper import let_in
+from rmgr.daemons.service.secret_keeper import let_in
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role
 

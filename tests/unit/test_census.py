@@ -13,7 +13,7 @@ from rmgr.coord import answers, nowhere, ops, paths
 from rmgr.coord.codes import Codes
 from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi
 from rmgr.coord.records import decode_block
-from rmgr.daemons.leader_census import CENSUS_S
+from rmgr.daemons.leader.submissions.census import CENSUS_S
 from rmgr.model.block import BlockKey
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import Reason, State

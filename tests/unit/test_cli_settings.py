@@ -10,7 +10,7 @@ from rmgr.cli.config import differences
 from rmgr.cli.options import parse_after, parse_env
 from rmgr.cli.params import parse_resource, parse_states
 from rmgr.cli.settings import parse_settings, to_document, to_toml
-from rmgr.daemons.placing_pipeline import named
+from rmgr.daemons.leader.records.pipeline import named
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.states import State

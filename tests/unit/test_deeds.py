@@ -18,9 +18,9 @@ from rmgr.coord.multi import Committed
 from rmgr.coord.ownership import ValueShare
 from rmgr.coord.ports import Encoding
 from rmgr.coord.rights import Person
-from rmgr.daemons.leader_collect import keep_outputs
-from rmgr.daemons.starter_inputs import Inputs
-from rmgr.daemons.submitter_values import OwnedStore
+from rmgr.daemons.gateway.values import OwnedStore
+from rmgr.daemons.leader.submissions.collect import keep_outputs
+from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation

@@ -16,7 +16,7 @@ from rmgr.coord.leader_ops import no_outcome
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.coord.records import encode_block, encode_record
 from rmgr.coord.rights import ANYBODY, Person
-from rmgr.daemons.submitter_rights import (
+from rmgr.daemons.gateway.rights import (
     OPERATIONS,
     ZnodeKind,
     check_answer,
@@ -27,7 +27,7 @@ from rmgr.daemons.submitter_rights import (
     is_of_clients,
     place_of,
 )
-from rmgr.daemons.submitter_rows import check_content, check_rows, visible
+from rmgr.daemons.gateway.rows import check_content, check_rows, visible
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry

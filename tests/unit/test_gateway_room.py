@@ -9,8 +9,8 @@ from rmgr.adapters.rpc_use import UseAnswer
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.coord.quotas import Quota
-from rmgr.daemons.submitter_limits import ASK_S, ClusterUse
-from rmgr.daemons.submitter_room import QuotaRoom
+from rmgr.daemons.gateway.limits import ASK_S, ClusterUse
+from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.errors import LimitReached, Unavailable
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import UserLimits

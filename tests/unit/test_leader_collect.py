@@ -16,7 +16,8 @@ from rmgr.coord.records import (
     encode_block,
     encode_record,
 )
-from rmgr.daemons import leader_history, leader_subs
+from rmgr.daemons.leader.submissions import history as leader_history
+from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.states import State

@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord import paths, request_ops
 from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.records import decode_record, encode_record
-from rmgr.daemons.placing_asks import UserRequest
+from rmgr.daemons.leader.placement.asks import UserRequest
 from rmgr.errors import RmgrError
 from rmgr.model.placing import MAX_INDEX, Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec

@@ -19,9 +19,9 @@ from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi, Set
-from rmgr.daemons.submitter_limits import ASK_S, SETTLE_S, ClusterUse, added
-from rmgr.daemons.submitter_loose import MOST, Loose
-from rmgr.daemons.submitter_written import WrittenKeeper
+from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added
+from rmgr.daemons.gateway.loose import MOST, Loose
+from rmgr.daemons.gateway.written import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable, UsageError
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.limits import BOUND, BOUNDS, UserLimits

@@ -92,7 +92,7 @@ def test_daemons_log_without_rich() -> None:
 
 def test_daemons_load_no_event_loop() -> None:
     look = """
-import sys, rmgr.daemons.starter, rmgr.daemons.watchdog, rmgr.daemons.submitter
+import sys, rmgr.daemons.starter.main, rmgr.daemons.leader.watchdog, rmgr.daemons.gateway.main
 unused = ("asyncio.events", "grpc.aio._server", "grpc_health.v1._health_pb2_async", "http.server", "email", "prometheus_client.exposition")
 assert not [name for name in unused if name in sys.modules], "loaded"
 import asyncio, grpc.aio

@@ -19,9 +19,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from rmgr.adapters.credentials import Credentials
 from rmgr.adapters.tls import context_of
-from rmgr.daemons import metrics_place
-from rmgr.daemons.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
-from rmgr.daemons.working import Working
+from rmgr.daemons.service import metrics_place
+from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
+from rmgr.daemons.service.working import Working
 from rmgr.errors import ConfigError, Unavailable
 from rmgr.model.identity import Role
 from rmgr.runtime.advertise import advertised_metrics

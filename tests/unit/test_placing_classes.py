@@ -11,7 +11,7 @@ import pytest
 from rmgr.cli.selectors import Filter
 from rmgr.client.queue_classes import class_views
 from rmgr.coord import answers, paths
-from rmgr.daemons.placing_what_if import copied
+from rmgr.daemons.leader.records.what_if import copied
 from rmgr.errors import Infeasible
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

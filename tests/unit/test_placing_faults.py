@@ -12,12 +12,12 @@ import pytest
 
 from rmgr.adapters.policy_files import recorded
 from rmgr.coord import answers, keys, paths
-from rmgr.daemons import leader_place
-from rmgr.daemons.leader_desk import Desk
-from rmgr.daemons.placing_faults import BENCH_S, Faults
-from rmgr.daemons.placing_orders import PlanExecution
-from rmgr.daemons.placing_pass import Passes
-from rmgr.daemons.placing_pipeline import named
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.placement import placer as leader_place
+from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
+from rmgr.daemons.leader.placement.orders import PlanExecution
+from rmgr.daemons.leader.placement.passes import Passes
+from rmgr.daemons.leader.records.pipeline import named
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.draft import Draft

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.coord import paths
-from rmgr.daemons import placing_foreign, policy_process
+from rmgr.daemons.leader.placement import foreign as placing_foreign
+from rmgr.daemons.leader.plugins import process as policy_process
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.resources import Request

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.coord import paths
-from rmgr.daemons.placing_records import decode_records
+from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.block import BlockData
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from rmgr.coord.multi import Create, Delete, Exists, Multi, Op
-from rmgr.daemons.leader_desk import Desk
-from rmgr.daemons.leader_metrics import LeaderMetrics
-from rmgr.daemons.placing_lists import LONG, QUIET_S, LongList
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.placement.lists import LONG, QUIET_S, LongList
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.leader_bench import Inline
 from tests.harness.memory import MemoryCoordinator

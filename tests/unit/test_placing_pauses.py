@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.daemons import leader_place
-from rmgr.daemons.placing_pipeline import configuration
+from rmgr.daemons.leader.placement import placer as leader_place
+from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.node import OrderKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.sched.draft import Draft

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rmgr.daemons.placing_pipeline import checked, configuration, named, pipeline_of
+from rmgr.daemons.leader.records.pipeline import checked, configuration, named, pipeline_of
 from rmgr.errors import ConfigError
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.sched.policies.fair_share import FairShare

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from rmgr.coord import paths
-from rmgr.daemons import placing_rebuild
+from rmgr.daemons.leader.placement import rebuild as placing_rebuild
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.states import Reason, State

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from rmgr.coord.records import decode_record, encode_record
-from rmgr.daemons.placing_book import Book
-from rmgr.daemons.placing_facts import Names
-from rmgr.daemons.placing_records import decode_records, encode_records
+from rmgr.daemons.leader.core.facts import Names
+from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.records import decode_records, encode_records
 from rmgr.errors import WrongCluster
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Request

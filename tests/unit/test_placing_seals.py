@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.adapters.pki import Certified
 from rmgr.coord.records import decode_block, encode_block
-from rmgr.daemons.placing_seals import AGAIN, Begun, Placings
+from rmgr.daemons.leader.core.seals import AGAIN, Begun, Placings
 from rmgr.model.block import BlockData
 from rmgr.model.identity import Identity, Role
 from rmgr.model.placing import Allocation, PlacingSeal

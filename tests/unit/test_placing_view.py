@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rmgr.daemons.placing_view import _blocker, label, said
+from rmgr.daemons.leader.records.view import _blocker, label, said
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.sched.plan import Why

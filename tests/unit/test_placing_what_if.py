@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.daemons.placing_facts import Names, job_of
-from rmgr.daemons.placing_what_if import WhatIfTrial, tried
+from rmgr.daemons.leader.core.facts import Names, job_of
+from rmgr.daemons.leader.records.what_if import WhatIfTrial, tried
 from rmgr.errors import Infeasible
 from rmgr.model.block import NO_SEQ, BlockKey
 from rmgr.model.placing import Rigid

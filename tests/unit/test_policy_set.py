@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.cli import policy as commands
 from rmgr.cli.main import run
-from rmgr.daemons.placing_pipeline import configuration
+from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 
 Captured = pytest.CaptureFixture[str]

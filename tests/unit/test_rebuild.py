@@ -15,7 +15,7 @@ from rmgr.coord.multi import Check, ConflictKind, Create, Delete, Exists, Gone, 
 from rmgr.coord.rebuild import CHANGES, GROWS, rebuild
 from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
 from rmgr.coord.records import encode_block, encode_fragment, encode_record
-from rmgr.daemons.submitter_rights import OPERATIONS
+from rmgr.daemons.gateway.rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
 from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.outcome import Fragment, Outcome

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from rmgr.coord.records import decode_record
-from rmgr.daemons.placing_book import Book
-from rmgr.daemons.placing_facts import Names
-from rmgr.daemons.placing_reserved import Promises
-from rmgr.daemons.starter_reservations import Reservations, _Promise
+from rmgr.daemons.leader.core.facts import Names
+from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.reserved import Promises
+from rmgr.daemons.starter.execution.reservations import Reservations, _Promise
 from rmgr.model.placing import Reserved
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share

@@ -16,7 +16,7 @@ from rmgr.adapters.rpc import RpcServer
 from rmgr.adapters.rpc_expel import Expeller
 from rmgr.adapters.rpc_limits import Bounds
 from rmgr.adapters.rpc_stalls import Stalls
-from rmgr.daemons.self_check import VoiceCheck, check_voice, telling
+from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role
 from rmgr.runtime.stall import StallGuard

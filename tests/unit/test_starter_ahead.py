@@ -16,14 +16,14 @@ import structlog
 
 from rmgr.coord import keys
 from rmgr.coord.records import encode_keyed
-from rmgr.daemons.starter_ahead import INLINE_INPUT
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import FetchFailure
-from rmgr.daemons.starter_inputs import Inputs
-from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_records import Info
-from rmgr.daemons.starter_stage import Staged, Stager
-from rmgr.daemons.starter_uploads import Uploads
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.daemons.starter.staging.ahead import INLINE_INPUT
+from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.daemons.starter.staging.stage import Staged, Stager
 from rmgr.errors import DataLost
 from rmgr.model.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall

@@ -16,8 +16,8 @@ from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_payloads
-from rmgr.daemons.starter_arguments import ArgumentsPiece, OwnPiece, read_arguments
-from rmgr.daemons.starter_fetch import KeptFile, check_content
+from rmgr.daemons.starter.core.arguments import ArgumentsPiece, OwnPiece, read_arguments
+from rmgr.daemons.starter.core.fetch import KeptFile, check_content
 from rmgr.errors import DataLost, PermissionDenied
 from tests.harness.memory_store import MemoryStore
 from tests.harness.store_adapters import flip_bit, pattern, value_file
@@ -113,7 +113,7 @@ def test_arguments_in_a_file_of_their_user_are_the_same(tmp_path: Path) -> None:
 
 def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk: the attempt ends as the node's fault, the Starter does not."""
-    monkeypatch.setattr("rmgr.daemons.starter_arguments._MOST_IN_MESSAGE", 600_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.arguments._MOST_IN_MESSAGE", 600_000)
     with SqliteStore(tmp_path / "store.db") as store:
         small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
         gone = tmp_path / "gone"  # where no file can be made
@@ -123,7 +123,7 @@ def test_arguments_that_no_message_bears_are_not_kept_in_memory(tmp_path: Path, 
 
 
 def test_a_large_row_that_finds_no_room_on_the_disk_is_not_taken_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.daemons.starter_arguments.IN_MEMORY_BYTES", 600_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.arguments.IN_MEMORY_BYTES", 600_000)
     with SqliteStore(tmp_path / "store.db") as store:
         small, large = write(store, (pattern(550_000),)), write(store, (pattern(700_000),))
         gone = tmp_path / "gone"  # where no file can be made

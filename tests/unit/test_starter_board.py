@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.records import encode_block
-from rmgr.daemons.starter_board import Candidate, PendingQueue
+from rmgr.daemons.starter.pull.board import Candidate, PendingQueue
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from tests.harness.memory import MemoryCoordinator

@@ -11,12 +11,11 @@ import pytest
 from rmgr.adapters.leftovers import remove_tree
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
-from rmgr.daemons import starter_checkpoint_files as files
-from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_checkpoint_files import FileEntry, Manifest
-from rmgr.daemons.starter_checkpoint_parts import LocalPart
-from rmgr.daemons.starter_checkpoint_restore import RestoredCheckpoint, newest
-from rmgr.daemons.starter_checkpoint_union import united
+from rmgr.daemons.starter.checkpoint import files, rows
+from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest
+from rmgr.daemons.starter.checkpoint.parts import LocalPart
+from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
+from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
 
@@ -170,7 +169,7 @@ def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytes
         (home / "file").write_text(f"{len(found.entries)} more")
         return found
 
-    monkeypatch.setattr("rmgr.daemons.starter_checkpoint_parts.scan", slow)
+    monkeypatch.setattr("rmgr.daemons.starter.checkpoint.parts.scan", slow)
     with pytest.raises(StateConflict, match="changed while"):
         part(home, store).collect(stop=False, max_bytes=100)
     monkeypatch.setattr(files, "MAX_FILES", 0)

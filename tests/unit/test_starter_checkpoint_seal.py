@@ -14,12 +14,12 @@ import pytest
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.seal_checkpoint import CheckpointSeal
-from rmgr.daemons import starter_checkpoint_rows as rows
-from rmgr.daemons.starter_checkpoint_files import Manifest, decode_manifest, encode_manifest
-from rmgr.daemons.starter_checkpoint_parts import LocalPart, RemotePart, answer
-from rmgr.daemons.starter_checkpoint_restore import RestoredCheckpoint, newest
-from rmgr.daemons.starter_checkpoint_seal import OPEN, Seals, StarterSeals, seals_of
-from rmgr.daemons.starter_checkpoint_taking import take
+from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
+from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer
+from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
+from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals, StarterSeals, seals_of
+from rmgr.daemons.starter.checkpoint.taking import take
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.node import Meta

@@ -12,7 +12,7 @@ import structlog
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
-from rmgr.daemons.starter_commits import Committer
+from rmgr.daemons.starter.core.commits import Committer
 from rmgr.errors import QuotaReached
 from tests.harness.memory import MemoryCoordinator
 

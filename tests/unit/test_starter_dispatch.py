@@ -16,14 +16,14 @@ import pytest
 from rmgr.adapters.store_rules import get_hashed
 from rmgr.coord import keys
 from rmgr.coord.records import encode_payloads
-from rmgr.daemons import starter_dispatch
-from rmgr.daemons.starter_arguments import ArgumentsPiece, decode, where
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_dispatch import Dispatcher
-from rmgr.daemons.starter_estimate import TaskTimes
-from rmgr.daemons.starter_fetch import Blob, check_content
-from rmgr.daemons.starter_lanes import Lanes
-from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter.core.arguments import ArgumentsPiece, decode, where
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.estimate import TaskTimes
+from rmgr.daemons.starter.core.fetch import Blob, check_content
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.execution import dispatch as starter_dispatch
+from rmgr.daemons.starter.execution.dispatch import Dispatcher
+from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import TaskBatch, TaskItem

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.daemons import starter_ranks
-from rmgr.daemons.starter_ranks import Door, Places
+from rmgr.daemons.starter.jobs import ranks as starter_ranks
+from rmgr.daemons.starter.jobs.ranks import Door, Places
 from rmgr.runner import ranks
 
 

@@ -9,7 +9,7 @@ import pytest
 from rmgr.coord import ended, paths
 from rmgr.coord.ended import Ended
 from rmgr.coord.multi import Committed, Multi
-from rmgr.daemons.starter_ended import Endings
+from rmgr.daemons.starter.core.ended import Endings
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 

@@ -6,7 +6,17 @@ import math
 
 import pytest
 
-from rmgr.daemons.starter_estimate import AHEAD_S, BATCH_S, BATCH_TASKS, GROWTH, OVERHEAD_S, TaskTimes, batch_size, claim_size, wants_more
+from rmgr.daemons.starter.core.estimate import (
+    AHEAD_S,
+    BATCH_S,
+    BATCH_TASKS,
+    GROWTH,
+    OVERHEAD_S,
+    TaskTimes,
+    batch_size,
+    claim_size,
+    wants_more,
+)
 
 
 def size(**given: object) -> int:

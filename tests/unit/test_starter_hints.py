@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rmgr.coord.records import encode_block, encode_keyed
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_hints import Hints
-from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.pull.hints import Hints
 from rmgr.model.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.queue import QueueSpec
 from rmgr.model.submission import PythonEnvironment, Submission, Work

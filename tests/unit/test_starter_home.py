@@ -15,9 +15,9 @@ import structlog
 from rmgr.adapters.leftovers import hold
 from rmgr.adapters.process import NodeRunner
 from rmgr.config import StarterConfig
-from rmgr.daemons.starter import work_directory
-from rmgr.daemons.starter_health import DiskWatch
-from rmgr.daemons.starter_home import Home
+from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.health.health import DiskWatch
+from rmgr.daemons.starter.main import work_directory
 from rmgr.errors import ConfigError, StateConflict
 
 MODES = {"": 0o711, "n1": 0o711, "n1/run": 0o755, "blobs": 0o700}

@@ -9,9 +9,9 @@ import pytest
 
 from rmgr.adapters.accounts import Account
 from rmgr.adapters.worker import WorkerSpec
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_lanes import Lanes, WorkerLane
-from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from rmgr.model.states import Reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.daemons.starter_logs import FIRST_FLUSH_S, LiveLogs
+from rmgr.daemons.starter.execution.logs import FIRST_FLUSH_S, LiveLogs
 from rmgr.runtime import machine
 
 

@@ -12,8 +12,8 @@ from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
 from rmgr.coord.ports import Encoding
 from rmgr.coord.records import brief, encode_failed, encode_outcomes
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_outputs import (
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.staging.outputs import (
     LOG_PART_BYTES,
     Ending,
     Flushed,

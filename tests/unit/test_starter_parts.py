@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from rmgr.coord.ports import Store
-from rmgr.daemons.starter_fetch import Blob, Fetcher, FetchFailure, reason_of
-from rmgr.daemons.starter_health import DiskWatch
-from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_names import expand, has_own_name
-from rmgr.daemons.starter_stage_files import inside
-from rmgr.daemons.starter_strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
-from rmgr.daemons.starter_watch import WatchedZnode
+from rmgr.daemons.starter.core.fetch import Blob, Fetcher, FetchFailure, reason_of
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.health.health import DiskWatch
+from rmgr.daemons.starter.health.strikes import OUT_S, OWN, SUBMISSIONS, WINDOW_S, Strikes
+from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.staging.names import expand, has_own_name
+from rmgr.daemons.starter.staging.stage_files import inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
@@ -184,7 +184,7 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
 
 def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk syncs many files in little more than the time of one, if it is asked for all of them."""
-    monkeypatch.setattr("rmgr.daemons.starter_io._HELPER_REST_S", 0.05)
+    monkeypatch.setattr("rmgr.daemons.starter.core.io._HELPER_REST_S", 0.05)
     messages: deque[Callable[[], None]] = deque()
     work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
@@ -245,7 +245,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
         store.put(f"m{number}", bytes([number]) * 100_000)
     work = StoreIO(store, messages.append, threads=2)
     fetcher = Fetcher(work, lambda: None, tmp_path / "blobs")
-    monkeypatch.setattr("rmgr.daemons.starter_fetch._KEEP_BYTES", 250_000)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._KEEP_BYTES", 250_000)
 
     def get(key: str) -> str:
         while (found := fetcher.files.get(key)) is None:
@@ -260,7 +260,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
     held = [get("m0"), get("m1")]
     get("m2")
     assert on_disk() == 3, "together they are too much, but all were asked for just now"
-    monkeypatch.setattr("rmgr.daemons.starter_fetch._RECENT_S", -1.0)
+    monkeypatch.setattr("rmgr.daemons.starter.core.fetch._RECENT_S", -1.0)
     get("m3")
     assert on_disk() == 4, "m0 and m1 are in use"
     assert [Path(path).read_bytes()[:1] for path in held] == [bytes([0]), bytes([1])]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.accounts import Account
-from rmgr.daemons.starter_reopen import Reopening
-from rmgr.daemons.starter_strikes import OUT_S, OWN, Strikes
+from rmgr.daemons.starter.execution.reopen import Reopening
+from rmgr.daemons.starter.health.strikes import OUT_S, OWN, Strikes
 
 ANNA = Account(name="anna", uid=2000, gid=2000, home="/home/anna", groups=(2000,), shell="/bin/sh")
 

@@ -12,12 +12,12 @@ import pytest
 from rmgr.adapters.gpus import gpus_here
 from rmgr.adapters.worker import WorkerSpec
 from rmgr.config import StarterConfig, load
-from rmgr.daemons import starter
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_board import Candidate
-from rmgr.daemons.starter_lanes import Lanes, WorkerLane
-from rmgr.daemons.starter_pull import IdleMark, Puller
-from rmgr.daemons.starter_records import Info
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
+from rmgr.daemons.starter.pull.board import Candidate
+from rmgr.daemons.starter.pull.pull import IdleMark, Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec

@@ -15,11 +15,11 @@ import pytest
 
 from rmgr.coord import keys
 from rmgr.coord.ports import Encoding
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_outputs import Ending, Written
-from rmgr.daemons.starter_records import Info
-from rmgr.daemons.starter_rows import OutputRows, StoringEnding
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.staging.outputs import Ending, Written
+from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.errors import UsageError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import Output, Value

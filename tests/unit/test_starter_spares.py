@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons import starter_spares
-from rmgr.daemons.starter_spares import Spares, Untouched
+from rmgr.daemons.starter.staging import spares as starter_spares
+from rmgr.daemons.starter.staging.spares import Spares, Untouched
 from rmgr.runtime import machine
 
 

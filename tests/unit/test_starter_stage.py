@@ -18,15 +18,15 @@ import pytest
 import structlog
 
 from rmgr.coord import keys
-from rmgr.daemons import starter_stage
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import FetchFailure
-from rmgr.daemons.starter_inputs import Inputs
-from rmgr.daemons.starter_io import StoreIO
-from rmgr.daemons.starter_records import Info
-from rmgr.daemons.starter_room import NoRoom, StagingRoom, disk_bytes
-from rmgr.daemons.starter_stage import Stager
-from rmgr.daemons.starter_uploads import Uploads
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.core.room import NoRoom, StagingRoom, disk_bytes
+from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.daemons.starter.staging import stage as starter_stage
+from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
@@ -240,7 +240,7 @@ def test_hard_links_in_an_archive_count_as_the_files_that_they_become(node: Node
     assert node.most <= node.room.cap_bytes
     sha256 = bomb.info.record.command.uploads[0].sha256
     with pytest.MonkeyPatch.context() as patch, pytest.raises(PermissionDenied, match="larger unpacked than it may be"):
-        patch.setattr("rmgr.daemons.starter_uploads._MAX_UNPACKED", 20 * MIB)
+        patch.setattr("rmgr.daemons.starter.core.uploads._MAX_UNPACKED", 20 * MIB)
         Uploads(tmp_path / "other").place(node.store, sha256, tmp_path / "target", name="bomb", is_dir=True)
     assert disk_bytes(tmp_path / "target") <= 21 * MIB
 

@@ -13,10 +13,10 @@ import pytest
 from rmgr.client.signing import Signer
 from rmgr.coord import ops
 from rmgr.coord.records import decode_block, encode_block
-from rmgr.daemons import starter_trust
-from rmgr.daemons.starter_blocks import ClaimedBlock
-from rmgr.daemons.starter_fetch import FetchFailure
-from rmgr.daemons.starter_trust import Gate
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.health import trust as starter_trust
+from rmgr.daemons.starter.health.trust import Gate
 from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
 from rmgr.model.submission import Command, Submission, Work
 

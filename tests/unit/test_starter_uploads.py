@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.coord import keys
-from rmgr.daemons.starter_unpack import unpack
-from rmgr.daemons.starter_uploads import Uploads
+from rmgr.daemons.starter.core.unpack import unpack
+from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable
 from tests.harness.memory_store import MemoryStore
 

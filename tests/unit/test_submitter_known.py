@@ -15,8 +15,8 @@ from rmgr.coord.multi import Committed, ConflictKind, Create, Exists, Multi, Op,
 from rmgr.coord.rebuild import rebuild
 from rmgr.coord.rebuild_parts import Moved
 from rmgr.coord.records import encode_record
-from rmgr.daemons.submitter_known import Cluster
-from rmgr.daemons.submitter_owners import Owners
+from rmgr.daemons.gateway.known import Cluster
+from rmgr.daemons.gateway.owners import Owners
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Identity, Role
 from rmgr.model.queue import ClusterSettings

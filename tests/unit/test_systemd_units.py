@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from rmgr.config import StarterConfig
-from rmgr.daemons import starter, starter_loop, submitter, watchdog
+from rmgr.daemons.gateway import main as submitter
+from rmgr.daemons.leader import watchdog
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.node import loop as starter_loop
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 #: `systemd-analyze security`: 0 = locked up, 10 = open. The Starter runs users' work, from which little can be taken.

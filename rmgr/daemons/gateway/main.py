@@ -1,0 +1,396 @@
+"""The Submitter gateway: the ports of ZooKeeper and the data store over gRPC, for clients that reach neither.
+
+Each client gets a ZooKeeper session of its own, so its ephemerals are its own. What it may change is decided from the
+change itself (`submitter_rights`), and committed is what the gateway has built anew (`coord/rebuild.py`). Holds no state
+that matters: kill it, start another one, and clients go on.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rmgr import log as logs
+from rmgr.adapters import rpc_use
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.pki import signing_certificate
+from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.rpc_gateway_answers import RequestedCommit
+from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
+from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
+from rmgr.adapters.rpc_gateway_server import Sessions
+from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_strain import StrainMeter
+from rmgr.adapters.trust import Trust
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_root import QuotaLook
+from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.client.admission import check_admitted
+from rmgr.client.bootstrap import check_same, read_meta
+from rmgr.client.deeds import Deeds
+from rmgr.client.fresh_settings import FreshSettings
+from rmgr.config import Config
+from rmgr.coord import paths
+from rmgr.coord.multi import Conflict, Multi, Stamped
+from rmgr.coord.ports import SessionState, Store
+from rmgr.coord.rebuild import rebuild
+from rmgr.coord.rebuild_parts import Moved
+from rmgr.coord.rights import Person
+from rmgr.daemons.gateway import rights as submitter_rights
+from rmgr.daemons.gateway import rows as submitter_rows
+from rmgr.daemons.gateway.known import Cluster
+from rmgr.daemons.gateway.limits import ClusterUse
+from rmgr.daemons.gateway.loose import Loose
+from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.gateway.owners import Owners
+from rmgr.daemons.gateway.room import QuotaRoom
+from rmgr.daemons.gateway.routes import ClusterRoutes
+from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
+from rmgr.daemons.gateway.values import OwnedStore
+from rmgr.daemons.gateway.written import WrittenKeeper
+from rmgr.daemons.service.limits_keeper import LimitsKeeper
+from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.service.self_check import VoiceCheck, check_voice, ending
+from rmgr.daemons.service.working import Working
+from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.errors import CoordinationUnavailable
+from rmgr.log import audit
+from rmgr.model.identity import Role
+from rmgr.model.node import Meta
+from rmgr.model.units import counted
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+from rmgr.runtime.notify import Notifier
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
+from rmgr.runtime.signals import SignalMessages
+from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
+
+#: Clients at once: each costs four threads and a session of ZooKeeper.
+MAX_SESSIONS = 200
+STALL_S = 30.0
+#: SIGTERM: how long what is under way may take.
+GRACE_S = 2.0
+_LOOK_S = 0.5
+#: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
+_SWITCH_S = 0.0005
+
+
+class Gateway:
+    """What the servicers ask: `rpc_gateway_server.Gate` of one cluster."""
+
+    def __init__(
+        self,
+        hosts: str,
+        chroot: str,
+        store: Store,
+        metrics: GatewayMetrics,
+        log: Log,
+        options: dict[str, Any] | None = None,
+        *,
+        cluster: Cluster,
+        operators: Sequence[str] = (),
+        cluster_use: ClusterUse | None = None,
+        owned: Callable[[Person], OwnedStore] | None = None,
+        loose: Loose | None = None,
+    ) -> None:
+        self._owned = owned
+        self._cluster_use = cluster_use
+        self._loose = loose
+        self._cluster = cluster
+        self._owner_of = cluster.owners
+        self._operators = tuple(operators)
+        self.endpoint = ""
+        self.store = store
+        self._hosts = hosts
+        self._chroot = chroot
+        self._options = options or {}
+        self._opened: weakref.WeakSet[ZkCoordinator] = weakref.WeakSet()
+        self._metrics = metrics
+        self._log = log
+
+    def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
+        """See `GatewayPort`."""
+        if logs.BOOK.admits(
+            f"{caller.user} (sessions)", lambda more: self._log.info("gateway_sessions_opened", user=caller.user, count=more)
+        ):
+            self._log.info("gateway_session_opened", user=caller.user, timeout_s=session_timeout_s)
+        made = ZkCoordinator(self._hosts, self._chroot, session_timeout_s=session_timeout_s, **self._options)
+        self._opened.add(made)
+        return made
+
+    def renew(self, options: dict[str, Any]) -> None:
+        """The role's secret was rotated: sessions show the new one, present and future."""
+        self._options = options
+        for coordinator in list(self._opened):
+            coordinator.renew(options["security"])
+
+    def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        target = multi.ops[-1].path if multi.ops else ""
+        with audited(self._log, person, multi.name, target):
+            others: frozenset[str] = frozenset()
+            if multi.name != "SUBMIT":
+                others = submitter_rights.check_commit(person, multi, self._owner_of)
+            try:
+                built = rebuild(multi, self._cluster.asked_by(caller))
+            except Moved as moved:
+                return moved.conflict(multi)
+            if built.record is not None:
+                submitter_rights.check_new(person, built.record)
+                check_admitted(built.record, self._cluster.settings(), tasks=built.tail.next if built.tail is not None else 0)
+        if self._cluster_use is not None:
+            self._cluster_use.check(person.name, built.multi)
+        if self._loose is not None and not person.is_free:
+            self._loose.check(person.name, built.multi)
+        if not person.is_open and (others or multi.name in submitter_rights.OF_OPERATORS):
+            why = f"{person.name} is an operator" + (f", it is work of {', '.join(sorted(others))}" if others else "")
+            audit(self._log, who=person.name, role=person.role, what=multi.name, target=multi.ops[0].path, allowed=True, why=why)
+        self._cluster.sends(built)
+        return RequestedCommit(built.multi, partial(self._cluster.committed, built) if built.tail is not None else None)
+
+    def permit_create(self, caller: Caller, path: str) -> None:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, "MAKE", path):
+            submitter_rights.check_create(person, path)
+
+    def permit_read(self, caller: Caller, kind: str, path: str) -> None:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        if not person.is_free:
+            with audited(self._log, person, "READ", path):
+                submitter_rights.check_read(person, kind, path, self._owner_of)
+
+    def permit_answer(self, caller: Caller, path: str, found: Stamped) -> None:
+        """See `GatewayPort`."""
+        if path == paths.IDS:
+            self._cluster.saw(found)
+        person = person_of(caller, self._operators)
+        if not person.is_free:
+            with audited(self._log, person, "READ", path):
+                submitter_rights.check_answer(person, path, found.data)
+
+    def permit_store(self, caller: Caller, verb: str, keys: Sequence[str]) -> None:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, verb, keys[0] if keys else ""):
+            submitter_rows.check_rows(person, verb, keys, self._owner_of)
+
+    def permit_content(self, caller: Caller, key: str, sha256: str) -> None:
+        """See `GatewayPort`."""
+        with audited(self._log, person_of(caller, self._operators), "PUT", key):
+            submitter_rows.check_content(key, sha256)
+
+    def store_of(self, caller: Caller) -> Store:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        return self.store if person.is_open or self._owned is None else self._owned(person)
+
+    def visible(self, caller: Caller, keys: Sequence[str]) -> list[str]:
+        """See `GatewayPort`."""
+        person = person_of(caller, self._operators)
+        rows = submitter_rows.visible(person, keys, self._owner_of)
+        return rows if person.is_open or self._owned is None else self._owned(person).listed(rows)
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """See `GatewayPort`."""
+        self._metrics.count(what, kind, amount)
+
+
+class SessionWatch:
+    """The gateway's own session: is ZooKeeper there, and is it still our cluster? Decides what the health service says."""
+
+    def __init__(self, coordinator: SessionCoordinator, meta: Meta, server: RpcServer, metrics: GatewayMetrics, log: Log) -> None:
+        self._coordinator = coordinator
+        self._meta = meta
+        self._server = server
+        self._metrics = metrics
+        self._log = log
+        self._session = coordinator.session_id
+        self._state = SessionState.CONNECTED
+        coordinator.listen(self._on_state)
+
+    def look(self) -> None:
+        """Called now and then. Raises WrongCluster when another cluster, or none, is in ZooKeeper now."""
+        session = self._coordinator.session_id
+        if session in {0, self._session}:
+            return
+        try:
+            found = read_meta(self._coordinator, timeout_s=2.0)
+        except CoordinationUnavailable:
+            return
+        check_same(found, self._meta.cluster_id)
+        self._session = session
+
+    @property
+    def is_there(self) -> bool:
+        """ZooKeeper answers."""
+        return self._state is SessionState.CONNECTED
+
+    def _on_state(self, state: SessionState) -> None:
+        self._state = state
+        is_there = state is SessionState.CONNECTED
+        self._server.set_healthy(is_there)
+        self._metrics.connected.set(is_there)
+        if not is_there:
+            self._log.warning("gateway_without_zookeeper", state=str(state))
+
+
+def run(config: Config, *, insecure: bool = False) -> int:
+    """Runs a gateway until SIGTERM or SIGINT; returns its exit code.
+
+    Args:
+        insecure: see `runtime.secured.check_exposure`.
+    Raises: ConfigError for such a place without `insecure`; NotConnected, CoordinationUnavailable, WrongCluster at the
+        start. A data store that does not answer is no reason to end: it is waited for in the background.
+    """
+    credentials = credentials_of(config, Role.SUBMITTER)
+    check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
+    sys.setswitchinterval(_SWITCH_S)
+    log = logs.setup(config.log, "submitter")
+    wait_s = config.cluster.connect_timeout_s
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
+    try:
+        coordinator.require_connected(wait_s)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
+        try:
+            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=wait_s, log=log)
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
+            return _serve(config, coordinator, store, meta, log, credentials)
+        finally:
+            store.close()
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def _owned(
+    coordinator: ZkCoordinator,
+    store: Store,
+    meta: Meta,
+    log: Log,
+    credentials: Credentials | None,
+    trust: Trust | None,
+    owner_of: submitter_rights.OwnerOf,
+) -> Callable[[Person], OwnedStore] | None:
+    """The store as one person may use it; None where values have no owners."""
+    if credentials is None or trust is None:
+        return None
+    deeds = Deeds(trust, meta.cluster_id, credentials, settings=FreshSettings(coordinator))
+    inputs = Inputs(coordinator)
+
+    def of(person: Person) -> OwnedStore:
+        return OwnedStore(store, person, deeds, inputs, owner_of, partial(audited, log, person))
+
+    return of
+
+
+def _serve(
+    config: Config,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Log,
+    credentials: Credentials | None,
+) -> int:
+    metrics = GatewayMetrics()
+    hosts, chroot = config.cluster.hosts_and_chroot()
+    options = zookeeper_options(config, credentials, insecure=True)  # as the session was opened with
+    bounds = Bounds()
+    routes = ClusterRoutes(coordinator, metrics.count)
+    leader_use = LeaderAsk(routes, credentials)
+    quota_look = QuotaLook(hosts, chroot, options.get("security"), (paths.QUEUES, paths.SUBS))
+    cluster_use = ClusterUse(bounds, leader_use, room=QuotaRoom(quota_look)).start()
+    operators = config.security.operators
+    certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
+    cluster = Cluster(coordinator, Owners(coordinator, store), certify)
+    trust = open_trust(coordinator, credentials)
+    owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
+    gateway = Gateway(
+        hosts,
+        chroot,
+        store,
+        metrics,
+        log,
+        options,
+        cluster=cluster,
+        operators=operators,
+        cluster_use=cluster_use,
+        owned=owned,
+        loose=Loose(coordinator),
+    )
+    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 128
+    server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
+    gateway.endpoint = server.endpoint
+    sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False, bounds=bounds)
+    forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
+    told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
+    rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
+    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
+        server.add_generic(handler)
+    LimitsKeeper(coordinator, bounds, log).start()
+    written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
+    metrics.sessions.set_function(lambda: len(sessions))
+    metrics.store_up.set_function(lambda: store.is_up)
+    metrics.refused_connections.set_function(lambda: server.refused_connections)
+    measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
+    server.start()
+    check_voice(server, credentials, log)
+    log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
+    stop = threading.Event()
+    signals = SignalMessages(lambda _signal: stop.set())
+    signals.install()
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the gateway's loop", on_progress=notifier.beat).start()
+    voice = VoiceCheck(server.is_mute, ending("the gateway's")).start()
+    strain = StrainMeter(bounds).start()
+    keeper = None
+    if credentials is not None:
+        keeper = SecretKeeper(
+            coordinator,
+            credentials,
+            config,
+            log,
+            renewed=lambda fresh: gateway.renew(zookeeper_options(config, fresh, insecure=True)),
+        ).start()
+    watch = SessionWatch(coordinator, meta, server, metrics, log)
+    working = Working(coordinator, store, guard, lambda: voice.trouble)
+    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
+    try:
+        while not stop.wait(_LOOK_S):
+            guard.progress()
+            failpoint("submitter.round")
+            watch.look()
+            notifier.ready()
+            told = f"serving {counted(len(sessions), 'client')}" if watch.is_there else "degraded: no contact with ZooKeeper"
+            notifier.tell(f"{told}; degraded: {store.note()}" if store.note() else told)
+    finally:
+        notifier.stopping()
+        if keeper is not None:
+            keeper.stop()
+        guard.stop()
+        voice.stop()
+        strain.stop()
+        server.set_healthy(False)
+        sessions.stop(GRACE_S, abandon=True)
+        server.stop(GRACE_S)
+        if written is not None:
+            written.close()
+        cluster_use.close()
+        quota_look.close()
+        leader_use.close()
+        forwarder.close()
+        end_metrics()
+        signals.restore()
+    log.info("submitter_stopped")
+    return 0

@@ -1,0 +1,416 @@
+"""What people ask of jobs that run: to save their state, to go on elsewhere, to leave a node. The leader asks, and tells what came of it.
+
+An open request is looked at in every turn until it is settled, from what is known by then: so it does not matter which leader began
+with it, nor whether a commit of it was ever made. Where a moved job may start next is a feature of nodes that only this job asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.coord import keys, leader_ops, paths
+from rmgr.coord.multi import Outcome, Stamped, Unknown
+from rmgr.coord.ports import Store
+from rmgr.coord.records import decode_block
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.facts import allows, node_mark
+from rmgr.daemons.leader.core.mirror import Mirror, data_of
+from rmgr.daemons.leader.nodes.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.orders import PlanExecution
+from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
+from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.view import label
+from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
+from rmgr.model.request import StopKind, StopRequest
+from rmgr.model.units import counted
+from rmgr.runtime import machine
+from rmgr.sched.job import Job, Node, nodes_of
+from rmgr.sched.pool_node import room_if_empty
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+
+#: A drain that was asked for is seen within so long.
+_DRAIN_S = 10.0
+_RETRY_S = 0.2
+#: How long the end of a checkpoint order may come behind the end of the block that it was for, and the next attempt behind a lost one.
+_ORDER_S, _BACK_S = 10.0, 2.0
+#: Texts about jobs in the answer to a request: it is one znode.
+_TOLD_BYTES = 6 * 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class UserRequest:
+    """One open request, or what it is for one of its jobs.
+
+    begun: the job was asked. block: of which a checkpoint was asked; gone_s: since when it is gone. error, told: what became of it.
+    """
+
+    guid: str
+    request: StopRequest
+    end_s: float
+    begun: bool = False
+    sent: bool = False
+    order: Mirror[Stamped] | None = None
+    block: str = ""
+    gone_s: float | None = None
+    before: keys.Checkpoint | None = None
+    parts: list[UserRequest] | None = None
+    error: RmgrError | None = None
+    told: str = ""
+    is_over: bool = False
+
+    @property
+    def job(self) -> int:
+        """The scheduler's id."""
+        return job_id(self.request.submission, self.request.index)
+
+
+@dataclass(slots=True)
+class Asks:
+    """All open requests of one leadership."""
+
+    desk: Desk
+    placer: Placer
+    orders: PlanExecution
+    nodes: NodeKeeper
+    _open: dict[str, tuple[UserRequest, Callable[[StopRequest], None]]] = field(default_factory=dict)
+
+    def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
+        """A request came in; `done` gets it with its answer."""
+        ask = UserRequest(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
+        if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
+            if request.kind is StopKind.VACATE:
+                ask.parts = []
+            else:
+                ask.error = _no_job(request)
+            self._answer(ask, done)
+            return
+        self._open[guid] = (ask, done)
+        self.placer.wake()
+
+    def rebuilt(self) -> None:
+        """Everything was read again: stops that were committed are among it, others have not begun."""
+        for ask, _ in self._open.values():
+            for one in (ask, *(ask.parts or ())):
+                one.begun = one.begun and one.sent
+
+    def resync(self) -> None:
+        """Looks again, watch or not."""
+        for ask, _ in self._open.values():
+            if ask.order is not None:
+                ask.order.refresh()
+
+    # -- a turn
+
+    def turn(self, state: ClusterState, now_us: int, done: Callable[[str], None]) -> bool:
+        """Looks at every open request. True: a commit is under way, `done` is told of it as of a plan."""
+        asked = self.placer.stops.taken_back()
+        for ask, answer in list(self._open.values()):
+            asked += self._step(state, ask, now_us)
+            if ask.is_over:
+                del self._open[ask.guid]
+                self._answer(ask, answer)
+        if not asked and not self.placer.stops.is_dirty:
+            return False
+        self.placer.stops.is_dirty = False
+        self.orders.ask(state, asked, done=done)
+        return True
+
+    def _step(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
+        if ask.is_over:
+            return []
+        try:
+            if ask.request.kind is StopKind.VACATE:
+                return self._vacate(state, ask, now_us)
+            return self._one(state, ask, now_us)
+        except RmgrError as error:
+            ask.error, ask.is_over = error, True
+            return []
+        except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+            self.desk.aside.add(paths.request(ask.guid), None, error)
+            ask.error, ask.is_over = StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"), True
+            return []
+
+    def _vacate(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
+        """Every job with a part on the node, once nothing new comes there."""
+        node = ask.request.node
+        if ask.parts is None:
+            if node not in self.nodes.drains:
+                if self.desk.clock() > ask.end_s:
+                    raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
+                self.desk.after(_RETRY_S, self.placer.wake)
+                return []
+            placed = sorted(self.placer.book.placed.items())
+            ask.parts = [self._part(ask, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)]
+        asked = [one for part in ask.parts for one in self._step(state, part, now_us)]
+        ask.is_over = all(part.is_over for part in ask.parts)
+        return asked
+
+    def _part(self, ask: UserRequest, job: int) -> UserRequest:
+        submission, index = task_of(job)
+        attempt = self.placer.book.placed[job].key.attempt
+        request = replace(ask.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
+        return UserRequest(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
+
+    def _one(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
+        book, request, job, shown = self.placer.book, ask.request, ask.job, self._label(ask.job)
+        stop, placed, waiting = self.placer.stops.by_job.get(job), book.placed.get(job), book.waiting.get(job)
+        if stop is not None:
+            if stop.is_refused:
+                raise _refused(shown, stop.why)
+            if not ask.begun and stop.guid != ask.guid and request.kind is StopKind.MIGRATE and not request.node:
+                self._redirect(ask, stop)
+            ask.begun = ask.sent = True
+            return []
+        left = placed is None or placed.name != ask.block
+        if request.kind is StopKind.CHECKPOINT and ask.order is not None and left and self._is_young(ask, _ORDER_S):
+            return []  # maybe that was its answer (exit code 85): the end of its order says whether it was stored
+        if placed is not None:
+            if 0 < request.attempt < placed.key.attempt:
+                where = [name for name, _ in placed.allocation.shares]
+                if request.to and where != [request.to]:
+                    raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
+                self._over(ask, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
+                return []
+            if request.kind is StopKind.CHECKPOINT:
+                if not ask.begun:
+                    self._order_checkpoint(ask, placed)
+                return []
+            if ask.begun:
+                raise _refused(shown, self.placer.stops.refusals.get(job, ""))
+            return [self._order_stop(state, ask, placed, now_us)]
+        if waiting is not None:
+            if ask.begun or 0 < request.attempt < waiting.key.attempt:
+                if request.to and book.marks.get(job) != _only(request.to):
+                    what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
+                    raise _elsewhere(shown, request.to, what)
+                self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
+                return []
+            raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
+        if ask.begun:
+            if self._is_young(ask, _BACK_S):
+                return []
+            raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
+        raise _no_job(request)
+
+    def _is_young(self, ask: UserRequest, limit_s: float) -> bool:
+        """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
+        if ask.gone_s is None:
+            ask.gone_s = self.desk.clock()
+            self.desk.after(limit_s + 0.1, self.placer.wake)
+        return self.desk.clock() - ask.gone_s < limit_s
+
+    def _label(self, job: int) -> str:
+        return label(job, self.placer.book.submissions)
+
+    def _over(self, ask: UserRequest, told: str) -> None:
+        ask.told, ask.is_over = told, True
+
+    def _answer(self, ask: UserRequest, answer: Callable[[StopRequest], None]) -> None:
+        if ask.order is not None:
+            ask.order.stop()
+        parts = ask.parts if ask.parts is not None else [ask] if ask.error is None else []
+        error = ask.error
+        told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
+        brief = list(zip(parts, _brief(told), strict=True))
+        answer(
+            replace(
+                ask.request,
+                answered=True,
+                done=tuple(said for part, said in brief if part.error is None),
+                left=tuple(said for part, said in brief if part.error is not None),
+                error=error.message if error is not None else "",
+                code=error.code if error is not None else "",
+                hint=(error.hint or "") if error is not None else "",
+            )
+        )
+
+    # -- stops
+
+    def _order_stop(self, state: ClusterState, ask: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
+        job, request, shown = ask.job, ask.request, self._label(ask.job)
+        if not self.placer.may_move(job):
+            raise StateConflict(
+                f"job {shown} was submitted with --no-requeue: it runs once, and is never asked to stop",
+                hint=f"let it end, or: rmgr cancel {shown}",
+            )
+        part = state.partitions[placed.partition]
+        run = part.running.get(job) or (part.suspended[job].run if job in part.suspended else None)
+        if run is None:
+            raise Unavailable(f"job {shown} is just being placed", hint="try again in a moment")
+        mark = ""
+        if not request.node:
+            mark = self._mark_for(run.job, placed, request.to, [self.placer.names.name(node) for node in nodes_of(run.placement)])
+        order = stop_order(job, why=DRAIN if request.node else USER, detail=request.detail, grace_us=request.grace_us)
+        stop = self.placer.stops.begin(state, run, ask.guid, now_us)
+        if mark:
+            self.placer.book.marks[job] = mark
+        else:
+            self.placer.book.marks.pop(job, None)
+        ask.begun = True
+        return SentOrder(job, ask.guid, order, stop)
+
+    def _redirect(self, ask: UserRequest, stop: PendingStop) -> None:
+        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
+        marks, to = self.placer.book.marks, ask.request.to
+        if to or ask.job not in marks:
+            here = [self.placer.names.name(node) for node in nodes_of(stop.run.placement)]
+            marks[ask.job] = self._mark_for(stop.run.job, stop.placed, to, here)
+            self.placer.stops.is_dirty = True
+
+    def _mark_for(self, job: Job, placed: PlacedJob, to: str, here: list[str]) -> str:
+        """The feature of the nodes on which it may start next. Raises: NotFound, StateConflict, Infeasible."""
+        shown = self._label(job.id)
+        if not to:
+            for never in (here, [placed.node]):
+                mark = f"=;{','.join(sorted(never))}"
+                if self._could(job, mark):
+                    return mark
+            raise Infeasible(
+                f"job {shown} cannot go elsewhere: no other open node of partition {placed.partition} could run it",
+                hint=f"rmgr nodes; rmgr checkpoint {shown} saves its state where it is",
+            )
+        if to not in self.nodes.records:
+            raise NotFound(f"there is no node {to!r}", hint="rmgr nodes")
+        node = next((node for node in self.placer.machine() if node.name == to), None)
+        if node is None or node.partition != job.partition:
+            raise Infeasible(f"node {to} is not in partition {job.partition}, where job {shown} is placed", hint="rmgr nodes -o +partition")
+        if node.closed:
+            why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
+            raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
+        if not self._could(job, _only(to)):
+            wanted = f"{job.processes} x {counted(job.threads, 'core')}"
+            raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
+        return _only(to)
+
+    def _could(self, job: Job, mark: str) -> bool:
+        """Open nodes that the mark allows could run the job if they were empty."""
+        shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
+        submission = self.placer.book.submissions.get(task_of(job.id)[0])
+        # A mark of an earlier move is over.
+        own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
+
+        def room(node: Node) -> int:
+            allowed = allows(mark, node.name) and (not own or allows(own, node.name))
+            return room_if_empty(shape, node) if allowed and not node.closed and node.partition == job.partition else 0
+
+        return sum(map(room, self.placer.machine())) >= job.processes
+
+    def mark_of(self, job_: int, job: Job) -> str:
+        """Where the next start of a job that comes to its queue must be: "" = anywhere, also where it has become impossible."""
+        mark = self.placer.book.marks.get(job_, "")
+        if mark and not self._could(job, mark):
+            del self.placer.book.marks[job_]
+            return ""
+        return mark
+
+    def look_at_marks(self, state: ClusterState) -> None:
+        """Nodes have changed: a job that waits for one that is gone waits for any."""
+        for job_, mark in list(self.placer.book.marks.items()):
+            waiting = self.placer.book.waiting.get(job_)
+            job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None
+            if job is None or mark not in job.features:
+                continue
+            plain = replace(job, features=tuple(name for name in job.features if name != mark))
+            if not self._could(plain, mark):
+                del self.placer.book.marks[job_]
+                self.placer.tell(state, "job_requeued", plain)
+
+    # -- checkpoints of a job that goes on
+
+    def _order_checkpoint(self, ask: UserRequest, placed: PlacedJob) -> None:
+        submission = self.placer.book.submissions.get(ask.request.submission)
+        if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
+            why = f"job {self._label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
+            raise StateConflict(why, hint="submit it without that option")
+        ask.begun = True
+        prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
+        self.desk.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
+
+    def _send_checkpoint(self, ask: UserRequest, placed: PlacedJob, before: keys.Checkpoint | None) -> None:
+        ask.before, ask.block, request = before, placed.name, ask.request
+        extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
+        order = InboxOrder(
+            order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
+        )
+        self.desk.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
+
+    def _sent(self, ask: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
+        """A conflict: the leader before has sent it already; unknown: what stands there will tell."""
+        if isinstance(outcome, Unknown):
+            self.desk.log.warning("checkpoint_order_unknown", submission=ask.request.submission, cause=outcome.cause)
+        ask.sent = True
+        ask.order = data_of(self.desk, paths.inbox(placed.node, ask.guid), partial(self._obeyed, ask, placed))
+        ask.order.refresh()
+
+    def _obeyed(self, ask: UserRequest, placed: PlacedJob) -> None:
+        if ask.order is None or ask.order.value is not None or ask.is_over:
+            return
+        ask.order.stop()
+        path = paths.running_block(placed.node, placed.key)
+        self.desk.get(path, partial(self._look, ask), failed=partial(self._look, ask, None))
+
+    def _look(self, ask: UserRequest, block: Stamped | None) -> None:
+        prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
+        self.desk.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
+
+    def _checkpointed(self, ask: UserRequest, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
+        shown = self._label(ask.job)
+        data = decode_block(block.data) if block is not None else None
+        story = data.story if data is not None else ()
+        if data is not None:
+            self.placer.stops.learn(ask.job, data)
+        if newest is not None and (ask.before is None or newest.order > ask.before.order):
+            self._over(ask, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
+        elif block is None:
+            ask.error = StateConflict(f"job {shown} ended, or left its node, before it had saved its state", hint=f"rmgr show {shown}")
+        else:
+            ask.error = StateConflict(f"job {shown} was not stored: {_because(story[-1] if story else '')}", hint=f"rmgr show {shown}")
+        ask.is_over = True
+        self.placer.wake()
+
+    def _failed(self, ask: UserRequest, error: RmgrError) -> None:
+        ask.error = Unavailable(f"job {self._label(ask.job)} is not asked to save its state: {error.message}", hint="rmgr status")
+        ask.is_over = True
+        self.placer.wake()
+
+
+def _newest(store: Store, prefix: str) -> keys.Checkpoint | None:
+    found = [one for key in store.keys(prefix) if (one := keys.parse_checkpoint(key)) is not None]
+    return max(found, key=lambda one: one.order, default=None)
+
+
+def _brief(told: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Of hundreds of jobs that left one node: what an answer has room for."""
+    most = _TOLD_BYTES // max(1, len(told))
+    return [(submission, index, text if len(text.encode()) <= most else f"{text[: most // 4]}...") for submission, index, text in told]
+
+
+def _no_job(request: StopRequest) -> RmgrError:
+    shown = job_label(request.submission, request.index)
+    return StateConflict(f"{shown} is no placed job that runs", hint=f"rmgr show {shown}")
+
+
+def _because(why: str) -> str:
+    return why or "its node did not say why"
+
+
+def _only(node: str) -> str:
+    """The feature of one node alone."""
+    return f"={node};"
+
+
+def _elsewhere(shown: str, to: str, what: str) -> StateConflict:
+    """It has moved, and not where this request wants it: another request, a policy or a lost node came between, or that node is closed."""
+    return StateConflict(f"job {shown} has left its nodes meanwhile: {what}", hint=f"rmgr show {shown}; rmgr nodes {to}")
+
+
+def _refused(shown: str, why: str) -> StateConflict:
+    return StateConflict(f"job {shown} goes on where it is: {_because(why)}", hint=f"rmgr show {shown}")

@@ -1,0 +1,118 @@
+"""Queue classes as the placing leader knows them: whose jobs wait and run in each, which cores they were promised, how often they reserved.
+
+Called in the leader's loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rmgr.client.queue_classes import class_view, state_of
+from rmgr.daemons.leader.records.view import label, promised_starts
+from rmgr.model.views import ClassView, PromiseView, QueueView
+from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
+from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.records import Cores
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.core.desk import Desk
+    from rmgr.daemons.leader.placement.placer import Placer
+    from rmgr.sched.partition import Partition
+    from rmgr.sched.queue_class import QueueClass
+
+#: So long after something has happened the metrics tell it: counting is O(jobs).
+MEASURED_S = 1.0
+_NEVER = (0,) * len(Trigger)
+
+
+def views_of(placer: Placer) -> tuple[QueueView, ...]:
+    """Every class of every partition, in the order of its file. Cost: O(jobs)."""
+    if not any(placer.classes.values()):
+        return ()
+    expected = promised_starts(placer.state, placer.plan)
+    waiting = Counter((one.partition, placer.book.class_of(job)) for job, one in placer.book.waiting.items())
+    running = Counter((one.partition, placer.book.class_of(job)) for job, one in placer.book.placed.items())
+    views = []
+    for partition, ladder in sorted(placer.classes.items()):
+        part = placer.state.partitions.get(partition) if placer.state is not None else None
+        state = state_of(partition, placer.settings())
+        for queue in ladder:
+            view = class_view(queue, partition, placer.policies.get(partition, ""), state)
+            assert view.of_class is not None
+            told = replace(view.of_class, is_known=True, chosen=_chosen(placer, partition, queue))
+            if part is not None:
+                told = _told(placer, part, queue, told, expected)
+            where = (partition, queue.name)
+            views.append(replace(view, pending=waiting[where], running=running[where], of_class=told))
+    return tuple(views)
+
+
+def _told(placer: Placer, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
+    """What the scheduler's records say of it."""
+    records = placer.book.submissions
+    promised = [
+        PromiseView(
+            job=label(job, records),
+            cores=sum(_count(share.cores) for share in (*hold.held, *hold.waits_for)),
+            held=sum(_count(share.cores) for share in hold.held),
+            waits_for=tuple(label(share.run_id, records) for share in hold.waits_for),
+            expected_start_us=expected.get(job, 0),
+        )
+        for job, hold in sorted(part.holds.items())
+        if placer.book.class_of(job) == queue.name
+    ]
+    fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
+    return replace(view, promised=tuple(promised), fired=fired)
+
+
+def _count(cores: Cores) -> int:
+    return sum(count * (last - first + 1) for first, last, count in cores)
+
+
+def _chosen(placer: Placer, partition: str, queue: QueueClass) -> str:
+    """By whom it is chosen for a job."""
+    stages, _ = placer.pipeline
+    for stage in stages:
+        policy = stage.policy
+        if partition in stage.partitions and isinstance(policy, QueueSelect | ConnectionReservation) and getattr(policy, "select", True):
+            affinity = policy.thread_affinity and queue.is_for_threads
+            other = ", or, as thread_affinity has it, the one for few processes of many threads" if affinity else ""
+            return f"by {policy.name}: the strictest that admits it{other}"
+    return "by users only (-q)"
+
+
+class ClassMetrics:
+    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
+
+    def __init__(self, placer: Placer, desk: Desk) -> None:
+        self._placer = placer
+        self._desk = desk
+        self._is_due = False
+
+    def soon(self) -> None:
+        """Something has happened. Costs nothing where there are no classes."""
+        if not self._is_due and any(self._placer.classes.values()):
+            self._is_due = True
+            self._desk.after(MEASURED_S, self._measure)
+
+    def _measure(self) -> None:
+        self._is_due = False
+        self.clear()
+        metrics = self._desk.metrics
+        for view in views_of(self._placer):
+            told, where = view.of_class, (view.partition, view.id)
+            assert told is not None
+            metrics.class_waiting.labels(*where).set(view.pending)
+            metrics.class_running.labels(*where).set(view.running)
+            metrics.class_promised.labels(*where).set(sum(promise.cores for promise in told.promised))
+            for trigger, count in zip(Trigger, told.fired, strict=True):
+                metrics.class_reservations.labels(*where, trigger.name.lower()).set(count)
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        metrics = self._desk.metrics
+        for metric in (metrics.class_waiting, metrics.class_running, metrics.class_promised, metrics.class_reservations):
+            metric.clear()

@@ -1,0 +1,476 @@
+"""What a pass decided, carried out: blocks are read, one fenced PLACE is committed (several when it is large), the state is told.
+
+And what follows a placed job of several nodes: holds that its end leaves behind are deleted, its head hears of a node that was lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from rmgr.coord import leader_ops, ops, paths, place_ops, validity
+from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
+from rmgr.coord.place_ops import Assigned
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.facts import Names, allocation_of
+from rmgr.daemons.leader.nodes.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
+from rmgr.daemons.leader.records.book import Book, PlacedJob, Waiting
+from rmgr.daemons.leader.records.records import encode_records
+from rmgr.daemons.leader.records.reserved import Promises
+from rmgr.daemons.leader.records.view import said
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData
+from rmgr.model.node import InboxOrder, NodeState, OrderKind
+from rmgr.model.placing import Allocation, job_id, task_of
+from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.sched.job import Running
+from rmgr.sched.plan import (
+    Decision,
+    HoldCores,
+    Migrate,
+    Plan,
+    Preempt,
+    Reject,
+    ReleaseHold,
+    Reserve,
+    Resume,
+    Route,
+    Start,
+    Suspend,
+    WakeAt,
+    Why,
+)
+from rmgr.sched.state import ClusterState
+
+#: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
+MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
+_NOTHING = WakeAt(0, Why("", ""))
+_RETRY_S = 1.0
+
+
+def _is_order(decision: Decision) -> bool:
+    """There is something to commit."""
+    return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
+
+
+class _Chosen(NamedTuple):
+    """A job that starts, before its allocation is sealed. name: of its block where it will run."""
+
+    waiting: Waiting
+    data: BlockData
+    version: int
+    allocation: Allocation
+    fences: tuple[tuple[str, int], ...]
+    incarnation: int
+    name: str
+
+
+class PlanExecution:
+    """Carries out one plan at a time."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: Book,
+        names: Names,
+        nodes: NodeKeeper,
+        stops: Stops,
+        placed: Callable[[str], None],
+        broke: Callable[[str, str], None] = lambda _partition, _error: None,
+        promises: Promises | None = None,
+    ) -> None:
+        self.promises = promises if promises is not None else Promises(desk, book, names, lambda _why: None)
+        self._placed = placed  # told the head of each job that was placed
+        self._broke = broke  # told the partition whose plan cannot be carried out, and why
+        self._stops = stops
+        self._desk = desk
+        self._book = book
+        self._names = names
+        self._nodes = nodes
+        self._done: Callable[[str], None] | None = None
+        self._at: Decision = _NOTHING  # what is being carried out
+        self._begun_s = -math.inf
+        self._waits = 0  # answers that are to come
+        self._problem = ""
+        self._blocks: dict[int, Stamped | None] = {}
+        self._records: dict[str, tuple[bytes, int | None]] = {}
+        self._too_large: set[str] = set()  # partitions of which nothing new can be recorded: told once
+
+    @property
+    def is_busy(self) -> bool:
+        """A plan is being carried out."""
+        return self._done is not None
+
+    @property
+    def busy_s(self) -> float:
+        """For how long, 0.0 when it is not."""
+        return self._desk.clock() - self._begun_s if self.is_busy else 0.0
+
+    def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
+        """What policies remember, as it was read."""
+        self._records = dict(records)
+
+    # -- a plan
+
+    def carry_out(self, state: ClusterState, plan: Plan, *, now_us: int, done: Callable[[str], None]) -> None:
+        """Commits it; `done` is told "", or why everything must be read again. The plan was vetted (`sched/vetting.py`)."""
+        decisions = [decision for decision in plan.decisions if _is_order(decision)]
+        moved = {decision.job_id for decision in decisions if isinstance(decision, Migrate | Preempt)}
+        starts = [decision for decision in decisions if isinstance(decision, Start | Reject) and decision.job_id not in moved]
+        if not decisions:
+            done("")
+            return
+        self._done, self._problem, self._blocks = done, "", {}
+        self._begun_s = self._desk.clock()
+        if not starts:
+            self._commit(state, decisions, now_us)
+            return
+        waiting = [self._book.waiting[start.job_id] for start in starts]
+        wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
+        then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
+        self._desk.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
+
+    def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
+        self._blocks = dict(zip(jobs, found, strict=True))
+        self._commit(state, decisions, now_us)
+
+    def _commit(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
+        try:
+            self._carry_out(state, decisions, now_us)
+        except Exception as error:  # nothing was sent yet: the state is made anew
+            decision = self._at
+            self._desk.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
+            self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
+            self._problem = self._problem or "a plan cannot be carried out"
+            self._finish()
+
+    def _carry_out(self, state: ClusterState, decisions: list[Decision], now_us: int) -> None:
+        jobs: list[tuple[int, Assigned]] = []
+        asked: list[SentOrder] = []
+        left: dict[int, tuple[Running, Migrate | Preempt]] = {}
+        promised: dict[int, None] = {}
+        made = self._starts(decisions, now_us)
+        for decision in decisions:
+            self._at = decision
+            if type(decision) is Route:
+                self._book.routes[decision.job_id] = decision.to
+            elif type(decision) is HoldCores:
+                self._book.since.setdefault(decision.job_id, now_us)
+                promised[decision.job_id] = None
+            elif type(decision) is ReleaseHold:
+                promised[decision.job_id] = None
+                self._book.since.pop(decision.job_id, None)
+            elif isinstance(decision, Migrate | Preempt):
+                left[decision.job_id] = (_stretch(state, decision), decision)
+            if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
+                state.carried_out(decision, now_us)
+                if type(decision) is Reject and decision.job_id not in left:
+                    self._refuse(decision.job_id, said(decision.why, self._book.submissions))
+                elif isinstance(decision, Suspend | Resume):
+                    asked.append(self._paused(state, decision))
+                continue
+            assigned = made[decision.job_id]
+            if isinstance(assigned, Exception):
+                self._spoil(decision.job_id, assigned)
+                continue
+            why = place_ops.too_large(assigned, MOST_BYTES) if assigned is not None else ""
+            if why:
+                self._refuse(decision.job_id, why)
+            if assigned is None or why:
+                self._problem = self._problem or f"job {decision.job_id} cannot be placed as it was planned"
+                continue
+            state.carried_out(decision, now_us)
+            self.promises.started(decision.job_id)
+            jobs.append((decision.job_id, assigned))
+        for job, (run, move) in left.items():
+            self._at = move
+            moved, detail = type(move) is Migrate, said(move.why, self._book.submissions)
+            order = stop_order(job, why=POLICY, detail=detail, kill=not moved, unsaved=GO_ON if moved else "")
+            guid = machine.guid()[:12]
+            asked.append(SentOrder(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
+        for job, assigned in jobs:
+            self._stops.started(state, job, assigned.data)
+        self._send(state, jobs, asked, self.promises.changed(state, promised))
+
+    def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
+        """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
+        self._done, self._problem = done, ""
+        self._send(state, [], asked)
+
+    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op] = ()) -> None:
+        multis = self._multis(state, jobs, asked, promises)
+        self._waits = len(multis)
+        failpoint("leader.before_place")
+        for multi, some, theirs in multis:
+            self._desk.commit(multi, partial(self._answered, some, theirs))
+        if not multis:
+            self._finish()
+
+    def _paused(self, state: ClusterState, decision: Suspend | Resume) -> SentOrder:
+        """It has been carried out on the state."""
+        job, stops = decision.job_id, type(decision) is Suspend
+        if not stops:
+            run = state.partitions[decision.partition].running[job]
+            self._book.stays[job] = (run.start_us, run.end_us)
+        submission, index = task_of(job)
+        order = InboxOrder(
+            order=OrderKind.SUSPEND if stops else OrderKind.RESUME,
+            submission=submission,
+            index=index,
+            detail=said(decision.why, self._book.submissions)[:500],
+        )
+        return SentOrder(job, machine.guid()[:12], order)
+
+    def _ask_ops(self, asked: SentOrder) -> list[Op]:
+        """[] where its head is not known any more: everything is read again."""
+        placed = self._book.placed.get(asked.job)
+        version = None if placed is None else self._nodes.version_of(placed.node)
+        if placed is None or version is None:
+            self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
+            return []
+        submission, index = task_of(asked.job)
+        self._desk.log.info(
+            "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
+            why=asked.order.detail, epoch=self._desk.epoch,
+        )  # fmt: skip
+        order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
+        return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
+
+    def _refuse(self, job: int, why: str) -> None:
+        """No queue and no machine of this cluster will ever run it: it ends here."""
+        waiting, found = self._book.waiting.get(job), self._blocks[job]
+        data = None if waiting is None or found is None else self._data_of(waiting, found)
+        self._book.waiting.pop(job, None)
+        if waiting is None or found is None or data is None:
+            return
+        key = waiting.key
+        fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
+        multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
+        self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._desk.epoch)
+        self._desk.commit(multi)
+
+    def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
+        """None for what is no block: it stands there, and is no job any more."""
+        try:
+            data = validity.decode(found.data, BlockData, f"{paths.pending(waiting.queue)}/{waiting.name}")
+            validity.check_block(waiting.key, data)
+            return data
+        except RmgrError as error:
+            self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
+            self._book.spoilt.add(waiting.name)
+            return None
+
+    def _spoil(self, job: int, error: Exception) -> None:
+        """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
+        waiting = self._book.waiting[job]
+        self._desk.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
+        self._book.spoilt.add(waiting.name)
+        self._book.odd[waiting.name] = f"{type(error).__name__}: {error}"
+        self._problem = self._problem or f"job {job} cannot be started"
+
+    def _chosen(self, start: Start, found: Stamped, now_us: int) -> _Chosen | None:
+        waiting = self._book.waiting.get(start.job_id)
+        number, _ = task_of(start.job_id)
+        submission = self._book.submissions.get(number)
+        data = None if waiting is None or submission is None else self._data_of(waiting, found)
+        if waiting is None or submission is None or data is None:
+            return None
+        names = [self._names.name(node) for first, last, _ in start.placement for node in range(first, last + 1)]
+        fences = tuple((name, version) for name in names if (version := self._nodes.version_of(name)) is not None)
+        if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
+            return None
+        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records)
+        running = place_ops.running_key(waiting.key, allocation)
+        name = waiting.name if running is waiting.key else paths.block_name(running)
+        return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)
+
+    def _starts(self, decisions: Sequence[Decision], now_us: int) -> dict[int, Assigned | Exception | None]:
+        """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
+        made: dict[int, Assigned | Exception | None] = {}
+        chosen: dict[int, _Chosen] = {}
+        for decision in decisions:
+            if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
+                continue
+            self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
+            made[job] = None
+            try:
+                one = None if found is None else self._chosen(decision, found, now_us)
+            except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
+                made[job] = error
+            else:
+                if one is not None:
+                    chosen[job] = one
+        told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
+        sealed = self._desk.placings.seal(told, epoch=self._desk.epoch_version)
+        for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
+            chance = machine.random_hex(12)
+            made[job] = Assigned(
+                queue=one.waiting.queue,
+                key=one.waiting.key,
+                data=one.data,
+                version=one.version,
+                allocation=allocation,
+                fences=one.fences,
+                incarnation=one.incarnation,
+                guid=paths.start_order(chance[:12], one.name),
+                stamp=chance[12:],
+                reserved=self.promises.taken_over(job),
+            )
+        return made
+
+    def _multis(
+        self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op]
+    ) -> list[_Sent]:
+        """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
+        found: list[_Sent] = []
+        records: list[tuple[str, bytes, int | None]] = []
+        some: list[tuple[int, Assigned]] = []
+        theirs: list[SentOrder] = []
+        orders: list[Op] = []
+        count = size = 0
+
+        def close() -> None:
+            nonlocal records, some, theirs, orders, count, size
+            if some or records or orders:
+                found.append((place_ops.place([one for _, one in some], records, orders), some, theirs))
+            records, some, theirs, orders, count, size = [], [], [], [], 0, 0
+
+        def make_room(more: int, more_bytes: int) -> None:
+            nonlocal count, size
+            if count + more > MOST_OPS or size + more_bytes > MOST_BYTES:
+                close()
+            count, size = count + more, size + more_bytes
+
+        for record in self._changed(state):
+            make_room(1, 200 + len(record[1]))
+            records.append(record)
+        for op in promises:
+            make_room(1, size_of(op))
+            orders.append(op)
+        for one in asked:
+            ops = self._ask_ops(one)
+            make_room(len(ops), sum(map(size_of, ops)))
+            orders += ops
+            theirs.append(one)
+        for job in jobs:
+            make_room(len(job[1].ops), job[1].size)
+            some.append(job)
+        close()
+        return found
+
+    def _changed(self, state: ClusterState) -> list[tuple[str, bytes, int | None]]:
+        """Records that are others now; their new bytes are taken for committed."""
+        found = []
+        for at, partition in enumerate(sorted(self._records)):
+            before, version = self._records[partition]
+            part = state.partitions.get(partition)
+            users = state if state.usage_half_life_us and not at else None
+            orders = {job: (stop.placed.key.attempt, stop.guid, stop.asked_us) for job, stop in self._stops.by_job.items()}
+            data = b"" if part is None else encode_records(part, self._names, self._book, orders, users=users)
+            if data == before or (not data and version is None):
+                continue
+            if len(data) > MAX_PLACING_BYTES:
+                if partition not in self._too_large:
+                    self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                self._too_large.add(partition)
+                continue
+            self._too_large.discard(partition)
+            found.append((partition, data, version))
+            self._records[partition] = (data, 0 if version is None else version + 1)
+        return found
+
+    def _answered(self, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            for one in asked:
+                if one.stop is not None:
+                    self._stops.watch(one.stop)
+            answered_s = self._desk.clock()
+            for job, assigned in jobs:
+                self._book.place(job, assigned.running, assigned.allocation, answered_s)
+            heads = {assigned.allocation.head for _, assigned in jobs}
+            for head in sorted(heads):
+                self._placed(head)
+            if jobs:
+                what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
+                self._desk.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._desk.epoch)
+            self._desk.metrics.placed.inc(len(jobs))
+            failpoint("leader.after_place")
+        else:
+            self._problem = self._problem or f"PLACE: {outcome}"
+        self._waits -= 1
+        if not self._waits:
+            self._finish()
+
+    def _finish(self) -> None:
+        done, self._done = self._done, None
+        assert done is not None
+        done(self._problem)
+
+    # -- what follows a job
+
+    def prepare(self, nodes: list[str]) -> None:
+        """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
+        wanted = [paths.hold(node) for node in nodes]
+        self._desk.store(lambda _: self._desk.coordinator.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
+
+    def _prepare_later(self, nodes: list[str]) -> None:
+        self._desk.after(_RETRY_S, partial(self.prepare, nodes))
+
+    def look_for_holds(self, nodes: list[str]) -> None:
+        """Deletes those of jobs that are gone: the leader before did not come to it. The book must be whole."""
+        for node in nodes:
+            again = partial(self._desk.after, _RETRY_S, partial(self.look_for_holds, [node]))
+            self._desk.children(paths.hold(node), partial(self._on_holds, node), failed=again)
+
+    def _on_holds(self, node: str, names: list[str] | None) -> None:
+        self.promises.look_after(node, names)
+        for _, (submission, index, attempt) in paths.holds_in(names):
+            placed = self._book.placed.get(job_id(submission, index))
+            if placed is None or placed.key.attempt != attempt:
+                self._unhold(node, submission, index, attempt)
+
+    def _unhold(self, node: str, submission: int, index: int, attempt: int) -> None:
+        """Until it is known to be gone: what is forgotten here would keep cores from everybody."""
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Unknown):
+                self._desk.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
+
+        self._desk.commit(place_ops.unhold(node, submission, index, attempt), answered)
+
+    def release(self, job: int, placed: PlacedJob) -> None:
+        """It has ended: nothing is held for it any more."""
+        submission, index = task_of(job)
+        for node, _ in placed.allocation.helpers:
+            self._unhold(node, submission, index, placed.key.attempt)
+
+    def look_for_losses(self) -> None:
+        """Heads of jobs that have lost a node elsewhere are told, once."""
+        for job, placed in self._book.placed.items():
+            if placed.is_lost or not placed.allocation.helpers:
+                continue
+            for node, _ in placed.allocation.helpers:
+                record = self._nodes.records.get(node)
+                if record is not None and record.state is NodeState.FENCED:
+                    placed.is_lost = True
+                    submission, index = task_of(job)
+                    order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
+                    self._desk.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
+                    break
+
+
+#: (the commit, jobs that it starts, orders in it)
+_Sent: TypeAlias = tuple[Multi, list[tuple[int, Assigned]], list[SentOrder]]
+
+
+def _stretch(state: ClusterState, move: Migrate | Preempt) -> Running:
+    """Where a job that is about to leave stands, or stood still."""
+    part = state.partitions[move.partition]
+    run = part.running.get(move.job_id)
+    return part.suspended[move.job_id].run if run is None else run

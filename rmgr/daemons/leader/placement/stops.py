@@ -1,0 +1,372 @@
+"""Jobs that were asked to give their nodes up: what came of it is found out, and told the scheduler as a fact.
+
+An order lies in the inbox of the job's head until it was obeyed. Then either the job's block is gone (it waits again as the next attempt,
+or has ended), or it is still there: the stop was refused, or has failed, and the job goes on. Each is looked at where it is said, by name:
+the order's znode, the block under `/running`, the block that STOP leaves under `pending`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped, Stat
+from rmgr.coord.records import decode_block
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.facts import Known, known_of, with_known
+from rmgr.daemons.leader.core.mirror import Mirror, data_of
+from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.view import label
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.placing import task_of
+from rmgr.runtime import machine
+from rmgr.sched.job import Job, Running, nodes_of
+from rmgr.sched.partition import Partition
+from rmgr.sched.policy import Cause
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+
+#: A job that has refused to stop is not asked by a policy again for so long.
+PIN_US = 60_000_000
+_RETRY_S = 1.0
+#: `extra` of an order. UNSAVED: what becomes of a job that has not saved its state in its grace: it goes on (else it is ended).
+#: UNBEGUN: only a job that has not begun gives its nodes back.
+THEN, STOP, GO_ON = "then", "stop", "go-on"
+UNSAVED, UNBEGUN = "unsaved", "unbegun"
+USER, DRAIN, POLICY = "user", "drain", "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class SentOrder:
+    """An order to the head of a running job, on its way. stop: it is to give its nodes up."""
+
+    job: int
+    guid: str
+    order: InboxOrder
+    stop: PendingStop | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingStop:
+    """One job that was asked. guid: of the order. run: its last stretch. mark: where its next start must be, "" = anywhere.
+
+    is_obeyed: the order is crossed off. is_gone: its block is not under /running any more. is_back: it waits in its queue. is_refused: it
+    goes on; the scheduler hears of it as soon as nobody else counts on its nodes. asked_us: since when, None = unknown. by_policy: it is
+    counted as moved. is_taken_back: it was placed on nodes that another has not left after all; it gives them back unless it has begun.
+    """
+
+    job: int
+    placed: PlacedJob
+    guid: str
+    run: Running
+    route: str = ""
+    order: Mirror[Stamped] | None = None
+    is_obeyed: bool = False
+    is_gone: bool = False
+    is_back: bool = False
+    is_ended: bool = False
+    back_s: float = -math.inf
+    is_refused: bool = False
+    why: str = ""  #: it was refused, as its node tells it
+    asked_us: int | None = None
+    by_policy: bool = False
+    is_taken_back: bool = False
+
+
+def _next_names(placed: PlacedJob) -> tuple[BlockKey, BlockKey]:
+    """Under which a job waits that has left its nodes: the next attempt, or the same one, not begun."""
+    return replace(placed.key, attempt=placed.key.attempt + 1), placed.key
+
+
+def stop_order(
+    job: int, *, why: str, detail: str, kill: bool = False, grace_us: int = 0, unsaved: str = "", unbegun: bool = False
+) -> InboxOrder:
+    """The order to give the nodes up. kill: without being asked to save anything. grace_us: 0 = as the job says. Others: `UNSAVED`."""
+    submission, index = task_of(job)
+    extra = {THEN: STOP, "why": why} | ({"kill": "1"} if kill else {}) | ({"grace_us": str(grace_us)} if grace_us else {})
+    extra |= ({UNSAVED: unsaved} if unsaved else {}) | ({UNBEGUN: "1"} if unbegun else {})
+    return InboxOrder(order=OrderKind.CHECKPOINT, submission=submission, index=index, detail=detail[:500], extra=extra)
+
+
+class Stops:
+    """All of them, by job. They are touched in the leader's loop while no pass is under way."""
+
+    def __init__(self, desk: Desk, placer: Placer) -> None:
+        self.by_job: dict[int, PendingStop] = {}
+        self.refusals: dict[int, str] = {}  #: job that goes on -> why
+        self._learned: dict[int, Known] = {}  # what blocks have told
+        self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
+        self._begun: set[int] = set()  # those that had begun
+        self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
+        self._desk = desk
+        self._placer = placer
+
+    def forget(self) -> None:
+        """Everything will be read again."""
+        for stop in self.by_job.values():
+            if stop.order is not None:
+                stop.order.stop()
+        self.by_job.clear()
+        self._learned.clear()
+        self._taken.clear()
+        self._begun.clear()
+
+    def resync(self) -> None:
+        """Looks at every order again, watch or not."""
+        for stop in self.by_job.values():
+            if stop.order is not None:
+                stop.order.refresh()
+
+    # -- asking
+
+    def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
+        """The job is about to be asked: the scheduler hears that it neither waits nor runs. `watch` follows when it was asked."""
+        placer, job = self._placer, run.job.id
+        route = placer.book.routes.get(job, "")
+        stop = PendingStop(job=job, placed=placer.book.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
+        self.by_job[job] = stop
+        placer.tell(state, "job_stopping", run, now_us)
+        placer.because(Cause.JOB_ENDED)
+        return stop
+
+    def adopt(self, stop: PendingStop) -> None:
+        """One that a leader before has asked; without an order it goes on, although others were given its nodes."""
+        self.by_job[stop.job] = stop
+        if stop.guid:
+            self.watch(stop)
+        else:
+            stop.is_obeyed = stop.is_refused = True
+
+    def watch(self, stop: PendingStop) -> None:
+        """Its order is in the inbox: it is looked at until it was obeyed."""
+        if self.by_job.get(stop.job) is stop and stop.order is None:
+            stop.order = data_of(self._desk, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
+            stop.order.refresh()
+
+    # -- what came of it
+
+    def _looked(self, stop: PendingStop) -> None:
+        if stop.order is not None and stop.order.value is None and not stop.is_obeyed:
+            stop.is_obeyed = True
+            stop.order.stop()
+            self._look_at_block(stop)
+
+    def _look_at_block(self, stop: PendingStop) -> None:
+        """Obeyed: by giving it up, by its end, or by saying no."""
+        if not self._is_open(stop):
+            return
+
+        def failed() -> None:
+            self._desk.after(_RETRY_S, partial(self._look_at_block, stop))
+
+        self._desk.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
+
+    def _on_block(self, stop: PendingStop, found: Stamped | None) -> None:
+        if not self._is_open(stop) or found is None:
+            return
+        data = decode_block(found.data)
+        story = data.story
+        self.learn(stop.job, data)
+        stop.is_refused, stop.why = True, story[-1] if story else ""
+        submission, index = task_of(stop.job)
+        self._desk.log.warning(
+            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._desk.epoch
+        )
+        self._placer.wake()
+
+    def vacated(self, job: int, placed: PlacedJob) -> bool:
+        """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
+        self.refusals.pop(job, None)
+        self._begun.discard(job)
+        stop = self.by_job.get(job)
+        if stop is None:
+            return False
+        stop.is_gone = True
+        if stop.order is not None:
+            stop.order.stop()
+        self._look_for_return(stop, placed)
+        return True
+
+    def _look_for_return(self, stop: PendingStop, placed: PlacedJob) -> None:
+        """STOP, and RETURN of what had not begun, commit both at once: it waits there by now, or it has ended, or was set aside."""
+        if not self._is_open(stop):
+            return
+
+        def failed() -> None:
+            self._desk.after(_RETRY_S, partial(self._look_for_return, stop, placed))
+
+        def looked(names: list[BlockKey], found: Stat | None) -> None:
+            if not self._is_open(stop):
+                return
+            if found is None and names:
+                self._desk.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
+                return
+            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._desk.clock()
+            self._placer.look_at(paths.pending(stop.placed.queue))
+
+        following, same = _next_names(placed)
+        self._desk.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
+
+    def _is_open(self, stop: PendingStop) -> bool:
+        return self.by_job.get(stop.job) is stop
+
+    # -- what is learned of jobs that run
+
+    def learn(self, job: int, data: BlockData) -> None:
+        """Its block was read: whether its program has answered, and how often it was moved, is told the scheduler in the next turn."""
+        submission = self._placer.book.submissions.get(task_of(job)[0])
+        if submission is not None:
+            self._learned[job] = known_of(submission, data.answered, data.moves)
+            self._placer.wake()
+
+    def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
+        """Also of one that was just given to its nodes, before the book says so. False: it is known already, or the job is gone."""
+        placed = self._placer.book.placed.get(job) or self._placer.book.waiting.get(job)
+        run = None if placed is None else state.partitions[placed.partition].running.get(job)
+        if placed is None or run is None or known == (run.job.saves, run.job.moves):
+            return False
+        self._placer.tell(state, "job_known", job, *known, placed.partition)
+        self._remember(with_known(run.job, known))
+        return True
+
+    def _remember(self, job: Job) -> None:
+        """Where its record does not say so."""
+        submission = self._placer.book.submissions.get(task_of(job.id)[0])
+        known = (job.saves, job.moves)
+        if submission is None or known_of(submission, False, 0) != known:
+            self._placer.book.learn(job.id, known)
+
+    # -- facts
+
+    def settle(self, state: ClusterState, now_us: int) -> None:
+        """Tells the scheduler what is known by now of jobs that have ended or go on."""
+        for stop in list(self.by_job.values()):
+            if stop.is_ended or (stop.is_back and self._left_again(stop)):
+                self._close(stop)
+                self._placer.book.marks.pop(stop.job, None)
+                self._placer.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
+                self._placer.because(Cause.JOB_ENDED)
+        self._look_at_refused(state, now_us)
+        learned, self._learned = self._learned, {}
+        for job, known in learned.items():
+            if self._tell_known(state, job, known):
+                self._placer.because(Cause.TIMER)
+        self._unpin(state, now_us)
+
+    def _look_at_refused(self, state: ClusterState, now_us: int) -> None:
+        for stop in list(self.by_job.values()):
+            if stop.is_refused and not stop.is_gone and self._is_open(stop):
+                self._go_on(state, stop, now_us)
+
+    def _left_again(self, stop: PendingStop) -> bool:
+        """It was back, and was cancelled or held before its queue was read."""
+        pending = self._placer.pending(stop.placed.queue)
+        names = {paths.block_name(key) for key in _next_names(stop.placed)}
+        return pending is not None and pending.asked_s > stop.back_s and names.isdisjoint(pending.value or ())
+
+    def returned(self, state: ClusterState, job: Job, now_us: int) -> None:
+        """It waits again: the job comes back with what is remembered of it."""
+        stop = self.by_job[job.id]
+        self._close(stop)
+        book = self._placer.book
+        if stop.is_taken_back:  # as if it had never left
+            now_us = stop.run.job.queued_us
+            self._placer.tell(state, "job_stopping", stop.run, self._placer.now_us())
+        if not stop.is_taken_back or now_us > job.submit_us:
+            book.queued[job.id] = now_us
+        if stop.route:
+            book.routes[job.id] = stop.route
+            job = replace(job, queue=stop.route)
+        before = stop.run.job
+        is_moved = stop.by_policy and job.restarts > before.restarts
+        job = with_known(job, (before.saves, before.moves + is_moved))
+        self._remember(job)
+        self._placer.tell(state, "job_returned", replace(job, queued_us=now_us))
+        self._placer.because(Cause.JOB_SUBMITTED)
+        if stop.is_taken_back:  # before a pass sees its nodes free
+            self._look_at_refused(state, self._placer.now_us())
+
+    def _go_on(self, state: ClusterState, stop: PendingStop, now_us: int) -> None:
+        part = state.partitions[stop.placed.partition]
+        if stop.is_taken_back:
+            self._close(stop)
+            self._begun.add(stop.job)
+            self._placer.wake()
+            return
+        if not part.has_room_for(stop.run):
+            self._take_back(part, stop, now_us)
+            return  # when it is back; where others have begun there on what else was free, when they are done
+        book = self._placer.book
+        self._close(stop)
+        self.is_dirty = True
+        self.refusals[stop.job] = stop.why
+        book.marks.pop(stop.job, None)
+        self._placer.tell(state, "job_went_on", stop.job, now_us, stop.placed.partition)
+        run = part.running[stop.job]
+        book.stays[stop.job] = (run.start_us, run.end_us)
+        self.pin(state, stop.job, stop.placed.partition, until_us=now_us + PIN_US)
+        self._placer.because(Cause.TIMER)
+
+    def _take_back(self, part: Partition, stop: PendingStop, now_us: int) -> None:
+        """The last job that was given these nodes since is asked to give them back, if it has not begun (its node knows). One at a time.
+
+        The scheduler counts it as running until it is back: nobody else gets its nodes meanwhile.
+        """
+        wanted = set(nodes_of(stop.run.placement))
+        for run in sorted(part.running.values(), key=lambda run: (run.start_us, run.job.id), reverse=True):
+            job = run.job.id
+            if stop.asked_us is not None and run.start_us < stop.asked_us:
+                return
+            placed = self._placer.book.placed.get(job)
+            if job in self._begun or placed is None or wanted.isdisjoint(nodes_of(run.placement)):
+                continue
+            if job not in self.by_job:
+                why = f"job {label(stop.job, self._placer.book.submissions)} goes on where it is, and this one has not begun"
+                order = stop_order(job, why=POLICY, detail=why, unsaved=GO_ON, unbegun=True)
+                taken = PendingStop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
+                taken.route = self._placer.book.routes.get(job, "")
+                self.by_job[job] = taken
+                self._taken.append(SentOrder(job, taken.guid, order, taken))
+            return
+
+    def taken_back(self) -> list[SentOrder]:
+        """Orders to jobs that are to give their nodes back; told once."""
+        found, self._taken = self._taken, []
+        return found
+
+    def _close(self, stop: PendingStop) -> None:
+        if stop.order is not None:
+            stop.order.stop()
+        del self.by_job[stop.job]
+
+    # -- pins
+
+    def started(self, state: ClusterState, job: int, data: BlockData) -> None:
+        """A job is on its nodes: one that runs once, whatever happens, is not sent back by a policy. data: of its block, as it waited."""
+        submission = self._placer.book.submissions.get(task_of(job)[0])
+        if submission is not None:
+            self._tell_known(state, job, known_of(submission, data.answered, data.moves))
+        if not self._placer.may_move(job):
+            self.pin(state, job, self._placer.book.waiting[job].partition)
+
+    def pin(self, state: ClusterState, job: int, partition: str, *, until_us: int = 0) -> None:
+        """Policies may not send it back: until then, or (0) as long as it runs."""
+        if until_us:
+            self._placer.book.pins[job] = until_us
+            self._desk.after(PIN_US / 1e6 + 0.1, self._placer.wake)
+        self._placer.tell(state, "job_pinned", job, True, partition)
+
+    def _unpin(self, state: ClusterState, now_us: int) -> None:
+        pins = self._placer.book.pins
+        for job in [job for job, until_us in pins.items() if until_us <= now_us]:
+            del pins[job]
+            placed = self._placer.book.placed.get(job)
+            if placed is not None and job in state.partitions[placed.partition].pinned and self._placer.may_move(job):
+                self._placer.tell(state, "job_pinned", job, False, placed.partition)
+                self._placer.because(Cause.TIMER)

@@ -1,0 +1,161 @@
+"""Who places in a partition: the pipeline that its settings name, made of the catalogue's policies and of installed plug-ins.
+
+A partition without an entry in `ClusterSettings.pipelines` has the policy that the first of its place queues names, else `easy`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmgr.adapters import policy_files
+from rmgr.errors import ConfigError
+from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
+from rmgr.sched.catalogue import POLICIES, policy_named
+from rmgr.sched.draft import Draft
+from rmgr.sched.parameters import Kind, shown
+from rmgr.sched.pipeline import Configuration, Find, Make, refuse_unobeyed, served
+from rmgr.sched.policy import Cause, Policy
+from rmgr.sched.queue_class import QueueClass
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignPolicy:
+    """Stands for a plug-in in the leader, which never imports it: a process of its own runs it (`leader/placement/foreign.py`)."""
+
+    name: str
+
+    def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - never run
+        """Raises: ConfigError, always."""
+        raise ConfigError(f"policy {self.name} is not run in the leader")
+
+
+def configuration(settings: ClusterSettings, partition: str) -> Configuration:
+    """The stages, queue classes and limits of that partition. No code of a plug-in is run: its stages are `ForeignPolicy`.
+
+    Raises: ConfigError naming the partition and what is wrong: no such policy here, a document that is none, no stage for it.
+    """
+    return _served(settings, partition, make=_own_or_foreign)
+
+
+def is_foreign(found: Configuration) -> bool:
+    """Some stage is of a plug-in: all of them run in a process of their own."""
+    return any(isinstance(stage.policy, ForeignPolicy) for stage in found.stages)
+
+
+def _own_or_foreign(name: str, params: Mapping[str, object], queues: tuple[QueueClass, ...]) -> Policy:
+    if name in POLICIES:
+        return policy_named(name, params, records=queues)
+    refuse_file(name)
+    if name not in policy_files.plugins():
+        policy_files.policy_class(name)  # raises, with the nearest name
+    return ForeignPolicy(name)  # type: ignore[return-value]  # its name is that of the plug-in
+
+
+def _served(settings: ClusterSettings, partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
+    spec = pipeline_of(settings, partition)
+    try:
+        document = document_of(spec)
+        found = served(document, partition, find=find, make=make)
+    except ConfigError as error:
+        raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    if not found.stages:
+        names = ", ".join(dict.fromkeys(str(name) for stage in document["stage"] for name in stage.get("partitions", ())))
+        raise ConfigError(f"no [[stage]] serves partition {partition}, only {names}", hint="leave `partitions` of its stages out")
+    return found
+
+
+def checked(settings: ClusterSettings, partition: str) -> Configuration:
+    """The same, for an operator who is about to set it; plug-ins are imported.
+
+    Raises: ConfigError also for what the leader would not obey.
+    """
+    spec = pipeline_of(settings, partition)
+    places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
+    try:
+        refuse_unobeyed(document_of(spec), partition, places)
+    except ConfigError as error:
+        raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    found = _served(settings, partition, find=installed)
+    for stage in found.stages:
+        if getattr(stage.policy, "simulated_only", False):
+            raise ConfigError(
+                f"partition {partition}: {stage.policy.name} shares nodes in time, which only the simulator carries out",
+                hint=f"rmgr sim run TRACE --policy {stage.policy.name}; rmgr policy list names those that place jobs of a cluster",
+            )
+    mine = found.usage_half_life_us
+    for other in settings.placed() if mine else ():
+        try:
+            its = _served(settings, other, find=installed).usage_half_life_us
+        except ConfigError:
+            continue  # nobody places there, and that is told where it is set
+        if its and its != mine:
+            raise ConfigError(
+                f"partition {partition}, policy {spec.name}: half_life {shown(Kind.DURATION, mine)}, and partition {other} has "
+                f"{shown(Kind.DURATION, its)}: use is kept once for a cluster",
+                hint=f"half_life = {shown(Kind.DURATION, its)}",
+            )
+    return found
+
+
+def classes_of(found: Configuration) -> tuple[QueueClass, ...]:
+    """The queue classes that the policies of a partition look at; in the order of the file. A plug-in is given all of them."""
+    own = (queue for stage in found.stages for queue in getattr(stage.policy, "queues", ()))
+    given = found.queues if is_foreign(found) else ()
+    return tuple({queue.name: queue for queue in (*own, *given)}.values())
+
+
+def refuse_shared_names(settings: ClusterSettings, partition: str) -> None:
+    """Raises: ConfigError for a queue class of this partition that has the name of a queue: `-q NAME` could mean either."""
+    known = {queue.name: queue for queue in settings.queues}
+    for found in classes_of(configuration(settings, partition)):
+        if queue := known.get(found.name):
+            raise ConfigError(
+                f"partition {partition}, policy {pipeline_of(settings, partition).name}: queue class {found.name} has the name of a queue "
+                f"(of partition {queue.partition}), so -q {found.name} could mean either",
+                hint=f"call the class otherwise, or take [queues.{found.name}] out: rmgr config show --cluster, rmgr config apply FILE; "
+                "jobs are sent to a class by -q CLASS, it needs no queue",
+            )
+
+
+def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:
+    """What is set for that partition, else what its first place queue names, else `easy`."""
+    found = settings.pipeline(partition)
+    if found is not None:
+        return found
+    queues = settings.placed().get(partition, ())
+    return named(partition, (queues[0].policy if queues else "") or DEFAULT_POLICY, {})
+
+
+def named(partition: str, policy: str, params: Mapping[str, str]) -> PipelineSpec:
+    """One policy for all jobs of a partition."""
+    stage: dict[str, object] = {"policy": policy} | ({"parameters": dict(params)} if params else {})
+    return PipelineSpec(partition=partition, document=json.dumps({"stage": [stage]}, sort_keys=True), name=policy)
+
+
+def document_of(spec: PipelineSpec) -> dict[str, Any]:
+    """Its tables. Raises: ConfigError when it is no JSON object."""
+    try:
+        document = json.loads(spec.document)
+    except ValueError as error:
+        raise ConfigError(f"the stored pipeline is not valid JSON: {error}", hint="rmgr policy set NAME") from error
+    if not isinstance(document, dict):
+        raise ConfigError("the stored pipeline is no table", hint="rmgr policy set NAME")
+    return document
+
+
+def installed(name: str) -> type[Any]:
+    """The class of a plug-in; a file of somebody's machine is none of the leader's. Raises: ConfigError."""
+    refuse_file(name)
+    return policy_files.policy_class(name)
+
+
+def refuse_file(name: str) -> None:
+    """Raises: ConfigError for the name of a file."""
+    if policy_files.is_file(name):
+        raise ConfigError(
+            f"{name} is a file, and the WatchDogs cannot have it: any of them may lead",
+            hint=f"install it on every WatchDog as an entry point of group {policy_files.GROUP}, then name that",
+        )

@@ -1,0 +1,129 @@
+"""The live event log: every fact and pass of the leader's scheduler, in pieces in the data store, to be exported and replayed.
+
+One state, from the moment it was built to the moment it was no longer believed, is one log: `events/<epoch>/<log>/<piece>`. What was not
+written when a leader dies is missing at the end of its log; nothing that happens waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from rmgr.coord import keys
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
+from rmgr.errors import RmgrError
+from rmgr.model.queue import ClusterSettings, PipelineSpec
+from rmgr.runtime.timers import Timer
+from rmgr.sched.event_log import Entry, encode
+from rmgr.sched.plan import Plan
+from rmgr.sched.policy import Cause
+from rmgr.sched.recorder import Recorder
+from rmgr.sched.state import ClusterState
+
+#: Lines are written after so long, or when there are so many bytes of them.
+EVERY_S, PIECE_BYTES = 2.0, 256 * 1024
+NOBODY: Mapping[str, str] = MappingProxyType({})
+#: Pieces that wait for a store that is away; more are not kept.
+MOST_PIECES = 64
+
+
+class Recording:
+    """The logs of one leader."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._log = -1
+        self._piece = 0
+        self._lines: list[str] = []
+        self._bytes = 0
+        self._unwritten = 0
+        self._recorder: Recorder | None = None
+        self._timer: Timer | None = None
+
+    def begin(
+        self,
+        state: ClusterState,
+        settings: ClusterSettings,
+        partitions: Collection[str],
+        *,
+        half_life_us: int,
+        instead: Mapping[str, str] = NOBODY,
+    ) -> None:
+        """Another state, another log: of what places in these partitions. instead: partition -> the policy that does, not the set one."""
+        self.end()
+        self._log += 1
+        self._piece = 0
+        pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
+        pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
+        policy, parameters = _only_policy(pipelines)
+        self._recorder = Recorder(
+            self._line,
+            policy=policy,
+            parameters=parameters,
+            about={"epoch": self._desk.epoch},
+            pipelines={partition: document_of(spec) for partition, spec in pipelines.items()},
+        )
+        opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
+        self._put(partial(_line_of, opening))  # where it does not keep the loop
+
+    def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
+        """A fact."""
+        if self._recorder is not None:
+            self._recorder.told(now_us, name, arguments, named)
+
+    def passed(self, now_us: int, causes: frozenset[Cause], plan: Plan) -> None:
+        """A pass whose plan is carried out at this time."""
+        if self._recorder is not None:
+            self._recorder.passed(now_us, causes, plan)
+
+    def end(self, now_us: int = 0) -> None:
+        """The state is not believed any more, or the leadership is over."""
+        if self._recorder is not None:
+            self._recorder.end(now_us)
+            self._recorder = None
+        self._write()
+
+    def _line(self, line: str) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        if self._bytes >= PIECE_BYTES:
+            self._write()
+        elif self._timer is None:
+            self._timer = self._desk.after(EVERY_S, self._write)
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines, self._bytes = self._lines, [], 0
+        if not lines or self._unwritten >= MOST_PIECES:
+            return
+        self._put(lambda: "".join(lines).encode())
+
+    def _put(self, text: Callable[[], bytes]) -> None:
+        key = keys.events(self._desk.epoch, self._log, self._piece)
+        self._piece += 1
+        self._unwritten += 1
+        self._desk.store(lambda store: store.put(key, text()), self._written, partial(self._failed, key))
+
+    def _written(self, _: object) -> None:
+        self._unwritten -= 1
+
+    def _failed(self, key: str, error: RmgrError) -> None:
+        self._unwritten -= 1
+        self._desk.log.warning("events_not_written", key=key, error=error.message)
+
+
+def _line_of(entry: Entry) -> bytes:
+    return f"{encode(entry)}\n".encode()
+
+
+def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
+    """The policy and its parameters where there is one; else what the pipelines were set as."""
+    stages = [stage for spec in pipelines.values() for stage in document_of(spec).get("stage", [])]
+    if len(stages) == 1 and stages[0].get("policy"):
+        return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
+    return ", ".join(dict.fromkeys(spec.name or "pipeline" for spec in pipelines.values())), {}

@@ -1,0 +1,193 @@
+"""What the placing leader shows: why each job waits and until when, where each one stands, what is kept for whom, how the policies do.
+
+Called in the leader's loop. Reasons are those of the last pass, with ids and times as people know them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rmgr.coord import paths
+from rmgr.coord.placing_answers import STOPPING, SUSPENDED
+from rmgr.daemons.leader.core.facts import NOTHING_KNOWN
+from rmgr.model.array import shown_index
+from rmgr.model.placing import MAX_INDEX, job_label, task_of
+from rmgr.model.units import utc
+from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
+from rmgr.sched.holds import by_node
+from rmgr.sched.job import UNLIMITED_US, Job
+from rmgr.sched.partition import Partition
+from rmgr.sched.pipeline import fair_share_of
+from rmgr.sched.plan import Plan, Reserve, Why
+from rmgr.sched.policies.migration import Migration
+from rmgr.sched.policy import Stage
+from rmgr.sched.records import Hold
+from rmgr.sched.state import ClusterState
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.placement.placer import Placer
+    from rmgr.model.submission import Submission
+
+_PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
+#: Of submissions, as far as they are known: the arrays of their tasks.
+Records = Mapping[int, "Submission | None"]
+_NO_RECORDS: Records = {}
+_NO_POLICY = Why("policy", "nobody places in this partition", ())
+_NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
+
+
+def view_of(placer: Placer) -> PlacingView:
+    """All of it but the queue classes. Cost: O(jobs)."""
+    state, plan = placer.state, placer.plan
+    jobs: dict[tuple[int, int], PlacedView] = {}
+    promised = promised_starts(state, plan)
+    records = placer.book.submissions
+    for job, waiting in placer.book.waiting.items():
+        why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
+        jobs[task_of(job)] = PlacedView(
+            state="waiting",
+            what=why.rule,
+            blocker=_blocker(why, records),
+            reason=said(why, records) + _next_start(placer.book.marks.get(job, "")),
+            expected_start_us=promised.get(job, 0),
+            route=placer.book.class_of(job),
+            saves=placer.book.known.get(job, NOTHING_KNOWN)[0],
+            moves=placer.book.known.get(job, NOTHING_KNOWN)[1],
+        )
+    for name, reason in placer.book.odd.items():
+        for _, key in paths.blocks_in((name,)):
+            told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
+            jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
+    for job, placed in placer.book.placed.items():
+        stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
+        doing = SUSPENDED if part is not None and job in part.suspended else "running"
+        if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
+            doing = STOPPING
+        run = part.running.get(job) if part is not None else None
+        jobs[task_of(job)] = PlacedView(
+            state=doing,
+            reason="" if run is None else _stays(run.job, placer.pipeline[0]),
+            nodes=placed.allocation.shares,
+            route=placer.book.class_of(job),
+        )
+    return PlacingView(
+        partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)), shares=_shares(placer, state)
+    )
+
+
+def _shares(placer: Placer, state: ClusterState | None) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """What those who have jobs have used against their shares, where somebody places by that just now."""
+    found: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for stage in placer.pipeline[0] if state is not None else ():
+        fair = fair_share_of(stage.policy)
+        for name in stage.partitions if fair is not None else ():
+            if state is not None and fair is not None and name in state.partitions:
+                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], placer.now_us()).items():
+                    found.setdefault((name, account, user), (all_us / 1e6, own_us / 1e6))
+    return found
+
+
+def _stays(job: Job, stages: Iterable[Stage]) -> str:
+    """Why the policies that would move jobs of its partition do not move this one, "" = they may, or there are none."""
+    mine = (stage.policy for stage in stages if not stage.partitions or job.partition in stage.partitions)
+    return next(filter(None, (policy.stays(job) for policy in mine if isinstance(policy, Migration))), "")
+
+
+def _next_start(mark: str) -> str:
+    """Where a job that was moved may start next."""
+    only, _, never = mark[1:].partition(";")
+    if only:
+        return f"; it is to go on on {only}"
+    return f"; it was asked to leave {never.replace(',', ', ')}, and starts elsewhere" if never else ""
+
+
+def said(why: Why, records: Records = _NO_RECORDS) -> str:
+    """The sentence of a reason. Ids of jobs are those that people know, times have a date."""
+    facts = iter(why.facts)
+
+    def put(found: re.Match[str]) -> str:
+        fact = next(facts, "")
+        if found["us"] and isinstance(fact, int):
+            return found["before"] + utc(fact)
+        if found["before"]:
+            return found["before"] + ", ".join(_shown(part, records) for part in str(fact).split(", "))
+        return str(fact) + (found["us"] or "")
+
+    return _PLACE.sub(put, why.agreed)
+
+
+def label(job: int, records: Records = _NO_RECORDS) -> str:
+    """`42`; of a task of an array, or behind the first, `42_7`, where 7 is its number in the array, as far as that is known."""
+    submission, index = task_of(job)
+    record = records.get(submission)
+    if record is not None and record.array:
+        return f"{submission}_{shown_index(record.array, index)}"
+    return job_label(submission, index)
+
+
+def _shown(fact: str, records: Records) -> str:
+    return label(int(fact), records) if fact.isdigit() and int(fact) >= MAX_INDEX else fact
+
+
+def _blocker(why: Why, records: Records = _NO_RECORDS) -> str:
+    """The id of the job that it waits for, where it is one."""
+    found = re.search(r"\bjobs? \{\}", why.text)
+    if found is None or not why.facts:
+        return ""
+    at = why.text[: found.start()].count("{}")
+    return ", ".join(_shown(part, records) for part in str(why.facts[at]).split(", "))
+
+
+def promised_starts(state: ClusterState | None, plan: Plan) -> Mapping[int, int]:
+    """Job -> the start that it was promised (us); not behind a run without a limit, of which nobody knows when it ends."""
+    found: dict[int, int | None] = {decision.job_id: decision.start_us for decision in plan.decisions if type(decision) is Reserve}
+    for part in state.partitions.values() if state is not None else ():
+        found |= {job: held.start_us for job, held in part.reservations.items()}
+        found |= {job: _complete_us(part, hold) for job, hold in part.holds.items()}
+    return {job: at_us for job, at_us in found.items() if at_us is not None and at_us < UNLIMITED_US}
+
+
+def _complete_us(part: Partition, hold: Hold) -> int | None:
+    """When the last run that it waits for must have ended, None when it waits for none any more."""
+    return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
+
+
+def _partitions(placer: Placer) -> dict[str, PartitionView]:
+    found = {}
+    faults, resting = placer.faults, placer.backoffs.under_way()
+    for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
+        policy = placer.policies.get(partition, "")
+        names = dict.fromkeys((*placer.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
+        part = placer.state.partitions.get(partition) if placer.state is not None else None
+        found[partition] = PartitionView(
+            policy=policy,
+            passes=placer.passes,
+            last_pass_s=placer.last_pass_s,
+            faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),
+            problem=placer.problems.get(partition, ""),
+            instead=faults.told(partition),
+            is_stopped=faults.is_stopped(partition),
+            resting=tuple((node, left_s) for node, left_s in resting.items() if part is not None and placer.names.id(node) in part.nodes),
+        )
+    return found
+
+
+def _ledger(placer: Placer, state: ClusterState | None, promised: Mapping[int, int]) -> list[HeldView]:
+    found = []
+    for part in state.partitions.values() if state is not None else ():
+        for job, hold in sorted(part.holds.items()):
+            waiting = placer.book.waiting.get(job)
+            found += [
+                HeldView(
+                    queue=waiting.queue if waiting is not None else "",
+                    job=label(job, placer.book.submissions),
+                    node=placer.names.name(node),
+                    cores=count,
+                    since_us=placer.book.since.get(job, 0),
+                    expected_start_us=promised.get(job, 0),
+                )
+                for node, count in by_node(share.cores for share in hold.held).items()
+            ]
+    return found

@@ -1,0 +1,199 @@
+"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/nowhere.py` says why that is safe).
+
+A round every `CENSUS_S` while something is unfinished. The first look compares memory with the names of all blocks; it is cheap, and
+memory may lag, so what it suspects is read again at one moment with all that decides. What is nowhere in two rounds in succession
+is ended; until then `explain` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from rmgr.coord import nowhere, paths, validity
+from rmgr.coord.codes import Codes
+from rmgr.coord.multi import Committed, Outcome, Stamped
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.errors import RmgrError
+from rmgr.runtime import machine
+
+#: Between two rounds. Three of them are less than the 30 s within which a lost task is to be found.
+CENSUS_S = 8.0
+#: Submissions that are looked at closely in one round.
+MOST = 32
+
+#: Tasks of one submission that are remembered in one round; a multi ends fewer.
+_MOST_OF_ONE = 4096
+
+Found = list[Stamped | list[str] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    """Of one submission, for the thread that compares. failed: its failed ranges (first, count)."""
+
+    number: int
+    total: int
+    settled: Codes
+    failed: tuple[tuple[int, int], ...]
+
+
+class Census:
+    """The rounds of one leadership.
+
+    Args:
+        followed: submissions in memory, by number. nodes: names of all nodes.
+    Attributes: nowhere: what the last round has found, by submission.
+    """
+
+    def __init__(self, desk: Desk, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
+        self.nowhere: dict[int, frozenset[int]] = {}
+        self._desk = desk
+        self._followed = followed
+        self._nodes = nodes
+        self._is_looking = False
+        self._more: frozenset[str] = frozenset()  # nodes that memory did not know of yet
+
+    def start(self) -> None:
+        """Begins the rounds."""
+        self._desk.after(CENSUS_S, self._round)
+
+    def _round(self) -> None:
+        self._desk.after(CENSUS_S, self._round)
+        if self._is_looking:  # ZooKeeper is slow, or the session in doubt
+            return
+        suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
+        if not suspects:
+            self.nowhere = {}
+            return
+        lists, nodes = self._lists({facts.number for facts in suspects})
+        self._is_looking = self._desk.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
+
+    def _not_listed(self) -> None:
+        self._is_looking = False
+
+    def _lists(self, numbers: Iterable[int]) -> tuple[list[str], list[str]]:
+        """Where blocks of these submissions may stand: paths, and the nodes among them. The list of nodes itself comes first."""
+        queues = {item.submission.queue for number in numbers if (item := self._followed.get(number)) is not None and item.submission}
+        nodes = sorted({*self._nodes(), *self._more})
+        places = [place(queue) for queue in sorted(queues) for place in (paths.held, paths.pending)]
+        return [paths.RUNNING, *places, *map(paths.running_node, nodes)], nodes
+
+    def _is_whole(self, names: Stamped | list[str] | None, nodes: list[str]) -> bool:
+        """Every node that has claimed blocks was looked at; else the next round looks there, too."""
+        self._more = frozenset(names if isinstance(names, list) else ()) - set(self._nodes())
+        return self._more <= set(nodes)
+
+    def _listed(self, suspects: list[_Facts], nodes: list[str], found: Found) -> None:
+        self._is_looking = False
+        if self._is_whole(found[0], nodes):
+            self._desk.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
+
+    def _suspected(self, absent: dict[int, list[int]]) -> None:
+        self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
+        known = sorted(absent, key=lambda number: (number not in self.nowhere, number))[:MOST]
+        numbers = [number for number in known if number in self._followed]
+        if not numbers:
+            return
+        wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
+        lists, nodes = self._lists(numbers)
+        lists = [*(paths.failed(number) for number in numbers), *lists]
+        self._desk.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
+
+    def _looked(self, numbers: list[int], nodes: list[str], found: Found) -> None:
+        records, failed, rest = found[: 4 * len(numbers)], found[4 * len(numbers) : 5 * len(numbers)], found[5 * len(numbers) :]
+        if not self._is_whole(rest[0], nodes):
+            return
+        judged, facts = {}, []
+        for at, number in enumerate(numbers):
+            one = self._judged(number, records[4 * at : 4 * at + 4], failed[at])
+            if one is not None:
+                judged[number] = records[4 * at : 4 * at + 4]
+                facts.append(one)
+        self._desk.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
+
+    def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
+        """What decides, None where memory cannot be compared with what was read: the next round will do."""
+        item, (record, tail, done, directory) = self._followed.get(number), records
+        if item is None or not all(isinstance(one, Stamped) for one in (record, tail, done, directory)) or not isinstance(failed, list):
+            return None
+        assert isinstance(record, Stamped)
+        assert isinstance(tail, Stamped)
+        assert isinstance(done, Stamped)
+        if done.stat.creates > item.progress.next_fragment:
+            item.refresh()  # its end may be on the way
+            return None
+        try:
+            total = validity.tail(tail, number).next
+            validity.submission(record.data, number)
+        except RmgrError:
+            return None
+        settled = item.progress.settled()
+        ranges = tuple(numbers[:2] for _, numbers in paths.failed_in(failed))
+        return None if settled is None else _Facts(number=number, total=total, settled=settled, failed=ranges)
+
+    def _end(self, judged: Mapping[int, Found], absent: dict[int, list[int]]) -> None:
+        before, self.nowhere = self.nowhere, {number: frozenset(indices) for number, indices in absent.items()}
+        for number, indices in absent.items():
+            again = [index for index in indices if index in before.get(number, ())]
+            if number not in before:
+                self._desk.log.warning("tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._desk.epoch)
+            if again:
+                self._commit(number, again, judged[number])
+
+    def _commit(self, number: int, indices: list[int], records: Found) -> None:
+        record, tail, _, directory = records
+        assert isinstance(record, Stamped)
+        assert isinstance(tail, Stamped)
+        assert isinstance(directory, Stamped)
+        multi = nowhere.end(
+            validity.submission(record.data, number),
+            indices,
+            epoch_version=self._desk.epoch_version,
+            version=record.version,
+            tail_version=tail.version,
+            failed_version=directory.version,
+            stamp=machine.guid(),
+        )
+        self._desk.commit(multi, partial(self._committed, number, indices))
+
+    def _committed(self, number: int, indices: list[int], outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.error("tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._desk.epoch)
+        if (item := self._followed.get(number)) is not None:
+            item.refresh()
+
+
+def _facts(item: Followed) -> _Facts | None:
+    """Of a submission with tasks that are neither final nor failed, as far as memory knows."""
+    if item.submission is None or not item.is_loaded or item.is_closed or item.is_spoilt:
+        return None
+    progress = item.progress
+    failed = tuple((seen.first, seen.count) for seen in item.failed.values())
+    if progress.total - progress.final <= sum(count for _, count in failed) or (settled := progress.settled()) is None:
+        return None
+    return _Facts(number=item.number, total=progress.total, settled=settled, failed=failed)
+
+
+def _absent(suspects: Iterable[_Facts], lists: Found) -> dict[int, list[int]]:
+    """Tasks of each that no block in `lists` and no failed range covers; those without are left out.
+
+    Not more than `MOST_MISSING` in all: the rest is seen when these have ended. On a thread that may take its time.
+    """
+    covered: dict[int, list[tuple[int, int]]] = {facts.number: list(facts.failed) for facts in suspects}
+    for names in lists:
+        for _, key in paths.blocks_in(names if isinstance(names, list) else ()):
+            if key.submission in covered:
+                covered[key.submission].append((key.first, key.count))
+    absent: dict[int, list[int]] = {}
+    left = nowhere.MOST_MISSING
+    for facts in suspects:
+        indices = nowhere.missing(facts.total, facts.settled, covered[facts.number], min(left, _MOST_OF_ONE))
+        if indices:
+            absent[facts.number] = indices
+            left -= len(indices)
+        if left <= 0:
+            break
+    return absent

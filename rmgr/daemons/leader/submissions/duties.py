@@ -1,0 +1,380 @@
+"""Duties towards submissions carried out: each reads what it needs, writes to the store where it must, commits one multi.
+
+What is due is decided by `coord.keeping.plan`; every duty here ends with `done(True)`, or with `done(False)` and is
+tried again later if it is still due. A successor that finds a duty half done finds it due again and does it again:
+store rows are written before the commit that makes them count, under the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from rmgr.client.repair import delete_outputs
+from rmgr.coord import keys, leader_ops, paths, validity
+from rmgr.coord.closing import history_rows, paged_with, summary
+from rmgr.coord.keeping import (
+    Abandon,
+    Bar,
+    BreakOff,
+    Close,
+    DropFailed,
+    EndTail,
+    FailedSeen,
+    Page,
+    Resubmit,
+    abandoned,
+    barred,
+    break_off,
+    cancel_reason,
+    close,
+    is_to_be_abandoned,
+    is_to_be_broken_off,
+)
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
+from rmgr.coord.ports import Store
+from rmgr.coord.records import (
+    NOTHING,
+    decode_block,
+    decode_outcomes,
+    encode_fragment,
+    encode_record,
+    join_page,
+    read_fragment,
+)
+from rmgr.coord.rules import Again, rule
+from rmgr.daemons.leader.core.desk import Desk, version_of
+from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.errors import DataLost, RmgrError
+from rmgr.model import outcome as model
+from rmgr.model.outcome import FailedRange, Fragment
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import LOSSES
+from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.runtime.failpoint import failpoint
+
+Done = Callable[[bool], None]
+
+
+class Duties:
+    """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
+
+    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings]) -> None:
+        self._desk = desk
+        self._settings = settings
+
+    # -- failed ranges
+
+    def resubmit(self, followed: Followed, duty: Resubmit, done: Done) -> None:
+        """A failed range waits again, or ends."""
+        self._read_failed(followed, duty, partial(self._resubmit, followed, duty, done), done)
+
+    def _resubmit(self, followed: Followed, duty: Resubmit, done: Done, found: Stamped) -> None:
+        submission = followed.submission
+        assert submission is not None
+        if submission.phase is Phase.CANCELLED:
+            done(True)  # the plan says something else now
+            return
+        failed = self._believed(followed, duty, done, found)
+        if failed is None:
+            return
+        max_losses = self._settings().max_losses
+        if self._waits(followed, duty, failed, submission.backoff_us, max_losses):
+            done(True)
+            return
+        # Under a cap it waits aside like the rest, and is brought back when there is room.
+        gate = submission.phase is Phase.OPEN and not submission.max_running
+        multi, final = leader_ops.resubmit(
+            submission, duty.first, duty.count, duty.attempt, failed, found.version, gate=gate, max_losses=max_losses
+        )
+        failpoint("leader.before_resubmit")
+        self._desk.commit(multi, partial(self._resubmitted, followed, duty, failed, final, done))
+
+    def _believed(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
+        """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
+        path, submission = _failed_path(followed, duty), followed.submission
+        assert submission is not None
+        try:
+            failed = validity.decode(found.data, FailedRange, path)
+            validity.check_failed(failed, submission, duty.first, duty.count, where=path)
+        except RmgrError as error:
+            multi = leader_ops.distrust(submission, duty.first, duty.count, duty.attempt, found.version, error.message)
+            self._desk.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._desk.epoch)
+            self._desk.commit(multi, partial(self._dropped, followed, duty, done))
+            return None
+        return failed
+
+    def _waits(self, followed: Followed, duty: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
+        """Its back-off, known only now that the record was read, is not over."""
+        name = f"{duty.first}.{duty.count}.{duty.attempt}"
+        seen = followed.failed.get(name)
+        if seen is None or seen.backoff_s is not None:
+            return False
+        ruling = rule(failed.reason, decode_block(failed.block), alone=failed.alone, backoff_us=backoff_us, max_losses=max_losses)
+        backoff_s = max(failed.backoff_us, ruling.backoff_us if isinstance(ruling, Again) else 0) / 1e6
+        followed.failed[name] = FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
+        return seen.seen_s + backoff_s > self._desk.clock()
+
+    def _resubmitted(
+        self, followed: Followed, duty: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
+    ) -> None:
+        if isinstance(outcome, Committed):
+            self._told_of(followed, duty)
+            if final is None:
+                self._desk.metrics.requeued_blocks.inc()
+                if followed.submission is not None and followed.submission.max_running:
+                    followed.swept = False
+            else:
+                self._desk.metrics.given_up.inc(duty.count)
+            if followed.submission is not None and (final is not None or failed.reason in LOSSES):
+                call = partial(_forget_outputs, submission=followed.submission, duty=duty, failed=failed, is_final=final is not None)
+                self._desk.store(call, lambda _: None, lambda _: None)
+            self._desk.log.info(
+                "failed_range_settled",
+                submission=followed.number,
+                first=duty.first,
+                count=duty.count,
+                attempt=duty.attempt,
+                reason=failed.reason,
+                outcome="INITIAL" if final is None else f"FAILED/{final.reason}",
+                epoch=self._desk.epoch,
+            )
+            failpoint("leader.after_resubmit")
+        else:
+            if isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
+                self._desk.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
+            followed.refresh_failed()
+        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
+
+    def drop(self, followed: Followed, duty: DropFailed, done: Done) -> None:
+        """A failed range of a cancelled submission ends CANCELLED."""
+        self._read_failed(followed, duty, partial(self._drop, followed, duty, done), done)
+
+    def _drop(self, followed: Followed, duty: DropFailed, done: Done, found: Stamped) -> None:
+        submission = followed.submission
+        assert submission is not None
+        failed = self._believed(followed, duty, done, found)
+        if failed is None:
+            return
+        multi = leader_ops.cancel_failed(
+            submission, duty.first, duty.count, duty.attempt, failed, found.version, reason=cancel_reason(submission)
+        )
+        failpoint("leader.before_drop_failed")
+        clean = partial(_forget_outputs, submission=submission, duty=duty, failed=failed, is_final=False)
+        self._desk.commit(multi, partial(self._dropped, followed, duty, done, clean=clean if failed.reason in LOSSES else None))
+
+    def _dropped(
+        self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome, *, clean: Callable[[Store], None] | None = None
+    ) -> None:
+        if isinstance(outcome, Committed):
+            self._told_of(followed, duty)
+            if clean is not None:
+                self._desk.store(clean, lambda _: None, lambda _: None)
+        else:
+            followed.refresh_failed()
+        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
+
+    def _read_failed(self, followed: Followed, duty: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:
+        def arrived(found: Stamped | None) -> None:
+            if found is None or followed.submission is None:  # its owner was faster
+                self._told_of(followed, duty)
+                followed.refresh_failed()
+                done(True)
+            else:
+                then(found)
+
+        self._desk.get(_failed_path(followed, duty), arrived, failed=partial(done, False))
+
+    def _told_of(self, followed: Followed, duty: Resubmit | DropFailed) -> None:
+        followed.failed.pop(f"{duty.first}.{duty.count}.{duty.attempt}", None)
+
+    # -- revoked
+
+    def bar(self, followed: Followed, duty: Bar, done: Done) -> None:
+        """The key of its user was revoked."""
+        submission = followed.submission
+        assert submission is not None
+        changed, multi = barred(submission, followed.version, duty)
+        failpoint("leader.before_bar")
+        self._desk.commit(multi, partial(self._barred, followed, changed, done))
+
+    def _barred(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            why = changed.reason_detail
+            self._desk.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- too many failures
+
+    def break_off(self, followed: Followed, _duty: BreakOff, done: Done) -> None:
+        """More of its tasks have failed than its user allows."""
+        submission, failures = followed.submission, followed.progress.failures
+        assert submission is not None
+        if not is_to_be_broken_off(submission, failures):  # somebody has cancelled it meanwhile
+            done(True)
+            return
+        changed, multi = break_off(submission, followed.version, failures)
+        failpoint("leader.before_break_off")
+        self._desk.commit(multi, partial(self._broken_off, followed, changed, done))
+
+    def _broken_off(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info("submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+            failpoint("leader.after_break_off")
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- a list of jobs that was never released
+
+    def abandon(self, followed: Followed, _duty: Abandon, done: Done) -> None:
+        """Who submitted it went before it was all there."""
+        submission = followed.submission
+        assert submission is not None
+        if not is_to_be_abandoned(submission, followed.progress.tail):  # it was released just now
+            done(True)
+            return
+        changed, multi = abandoned(submission, followed.version)
+        failpoint("leader.before_abandon")
+        self._desk.commit(multi, partial(self._abandoned, followed, changed, done))
+
+    def _abandoned(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info("submission_abandoned", submission=followed.number, epoch=self._desk.epoch)
+            followed.put_record(changed, version_of(outcome))
+            failpoint("leader.after_abandon")
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- the end
+
+    def end_tail(self, followed: Followed, _duty: EndTail, done: Done) -> None:
+        """Nothing will be added any more."""
+        tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._desk.epoch}")
+        path = paths.tail(followed.number)
+        data = encode_record(tail)
+        multi = Multi(name="END_TAIL", ops=(Set(path, data, followed.tail_version),), proof=Holds(path, data))
+        failpoint("leader.before_end_tail")
+        self._desk.commit(multi, partial(self._tail_ended, followed, tail, done))
+
+    def _tail_ended(self, followed: Followed, tail: Tail, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._desk.epoch)
+            followed.put_tail(tail, version_of(outcome))
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    def close(self, followed: Followed, _duty: Close, done: Done) -> None:
+        """The summary goes to the history, then the record becomes CLOSED."""
+        rows = followed.rows
+        self._desk.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
+
+    def _summarise(self, followed: Followed, known: int, done: Done, found: list[tuple[Fragment, tuple[model.Outcome, ...]]]) -> None:
+        submission = followed.submission
+        if submission is None or submission.phase is Phase.CLOSED:
+            done(True)
+            return
+        for fragment, outcomes in found:
+            followed.progress.account(fragment, outcomes)
+        del followed.rows[:known]
+        rows = history_rows(summary(submission, followed.progress, now_us=self._desk.wall_us()))
+        self._desk.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
+
+    def _close(self, followed: Followed, done: Done) -> None:
+        submission = followed.submission
+        if submission is None or submission.phase is Phase.CLOSED:
+            done(True)
+            return
+        gate = submission.phase is Phase.OPEN
+        closed, multi = close(submission, followed.version, now_us=self._desk.wall_us(), gate=gate)
+        failpoint("leader.before_close")
+        followed.will_change()
+        self._desk.commit(multi, partial(self._closed, followed, closed, done))
+
+    def _closed(self, followed: Followed, closed: Submission, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.metrics.closed.inc()
+            self._desk.log.info("submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._desk.epoch)
+            followed.put_record(closed, version_of(outcome))
+            failpoint("leader.after_close")
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+    # -- pages
+
+    def page(self, followed: Followed, duty: Page, done: Done) -> None:
+        """The oldest fragments go to one row of the store; /done says that they are there."""
+        fragments: list[bytes] = []
+        last = duty.first + duty.count - 1
+
+        def arrived(found: Stamped | None) -> None:
+            if found is not None:
+                fragments.append(found.data)
+
+        def complete(found: Stamped | None) -> None:
+            arrived(found)
+            if len(fragments) == duty.count:
+                self._write_page(followed, duty, fragments, done)
+            else:  # paged by somebody else
+                followed.refresh()
+                done(False)
+
+        for number in range(duty.first, last):
+            self._desk.get(paths.fragment(followed.number, number), arrived)
+        self._desk.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
+
+    def _write_page(self, followed: Followed, duty: Page, encoded: list[bytes], done: Done) -> None:
+        fragments = tuple(read_fragment(data) for data in encoded)
+        # As they are: a newer release may know more. What is no fragment would spoil the page.
+        kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
+        key, data = keys.page(followed.number, duty.first), join_page(kept)
+        paged, version = paged_with(followed.paged, fragments), followed.done_version
+
+        def commit(_: None) -> None:
+            if followed.paged.base != duty.first:
+                done(True)
+                return
+            failpoint("leader.before_page")
+            multi = leader_ops.page(followed.number, paged, version, duty.first, duty.count)
+            self._desk.commit(multi, partial(self._paged, followed, paged, done))
+
+        self._desk.store(lambda store: store.put(key, data), commit, lambda _: done(False))
+
+    def _paged(self, followed: Followed, paged: Paged, done: Done, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            self._desk.metrics.pages.inc()
+            followed.put_paged(paged, version_of(outcome))
+            failpoint("leader.after_page")
+        else:
+            followed.refresh()
+        done(isinstance(outcome, Committed))
+
+
+def _failed_path(followed: Followed, duty: Resubmit | DropFailed) -> str:
+    return paths.failed_range(followed.number, duty.first, duty.count, duty.attempt)
+
+
+def _was_done(outcome: Outcome, path: str) -> bool:
+    """Somebody else has settled it: its record is gone."""
+    return isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NO_NODE and outcome.path == path
+
+
+def _read_rows(store: Store, *, rows: list[Fragment]) -> list[tuple[Fragment, tuple[model.Outcome, ...]]]:
+    """Outcomes of fragments that lie in rows; a row that is gone tells nothing. On a thread that may wait."""
+    try:
+        found = store.get_many([fragment.row for fragment in rows]) if rows else {}
+    except DataLost:
+        return []
+    return [(fragment, decode_outcomes(found[fragment.row][0])) for fragment in rows if fragment.row in found]
+
+
+def _forget_outputs(store: Store, *, submission: Submission, duty: Resubmit | DropFailed, failed: FailedRange, is_final: bool) -> None:
+    delete_outputs(store, submission, duty.first, duty.count, duty.attempt, failed, is_final=is_final)

@@ -1,0 +1,44 @@
+"""What each user has in the cluster just now, as the leader's memory knows it: for the limits of users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rmgr.daemons.leader.submissions.follow import Followed
+
+#: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
+_ZNODES_BYTES = 1000
+#: Znodes of a submission beside its outcomes and failed ranges: record, gate, tail, done, failed.
+_ZNODES = 5
+
+
+@dataclass(slots=True)
+class UserTotals:
+    """Of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
+
+    open_submissions: int = 0
+    unfinished_tasks: int = 0
+    zookeeper_bytes: int = 0
+    znodes: int = 0
+
+
+def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
+    """By user. Cost: about 1 us a submission.
+
+    A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).
+    """
+    found: dict[str, UserTotals] = {}
+    for item in followed:
+        submission = item.submission
+        if submission is None:
+            continue
+        use = found.get(submission.user)
+        if use is None:
+            use = found[submission.user] = UserTotals()
+        use.znodes += _ZNODES + item.progress.next_fragment - item.paged.base + len(item.failed)
+        use.zookeeper_bytes += _ZNODES_BYTES + item.record_bytes + item.fragment_bytes
+        if not (item.is_closed or item.is_ended):
+            use.open_submissions += 1
+            use.unfinished_tasks += max(0, item.progress.total - item.progress.final)
+    return found

@@ -1,0 +1,183 @@
+"""A leadership: what one leader knows and does between its TAKE-OVER and the loss of its fence.
+
+Facts come in by watches and a jittered resync, duties go out as fenced multis; no decision lives anywhere but in
+committed znodes, so that a successor reads the same facts and goes on. Liveness is read first, then the rest.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+
+from rmgr.coord import paths
+from rmgr.coord.liveness import MassLoss
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.mirror import data_of, names_below
+from rmgr.daemons.leader.nodes.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.placer import Placer
+from rmgr.daemons.leader.submissions.census import Census
+from rmgr.daemons.leader.submissions.history import HistoryKeeper
+from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
+from rmgr.daemons.leader.term.release import ReleaseKeeper
+from rmgr.daemons.leader.term.requests import RequestKeeper
+from rmgr.errors import WrongCluster
+from rmgr.model.node import EpochRecord, NodeRecord
+from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
+
+
+class Leader:
+    """Nodes, submissions, settings, placed jobs; lives in the WatchDog's loop.
+
+    Args:
+        record: what TAKE-OVER wrote into /epoch.
+        resync_s: mean time between two comparisons of memory and znodes.
+        inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
+    """
+
+    def __init__(self, desk: Desk, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
+        self.settings = ClusterSettings()
+        self.record = record
+        self._desk = desk
+        self._resync_s = resync_s
+        self._ensured: frozenset[str] = frozenset()
+        self._config = data_of(desk, paths.CONFIG, self._on_config)
+        self._watchdogs = names_below(desk, paths.WATCHDOGS, lambda: None)
+        window_s = 2 * desk.coordinator.session_timeout_s
+        self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        self.placer = Placer(desk, lambda: self.settings, self.nodes, inline=inline_passes)
+        self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
+        self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
+        self._census = Census(desk, self.submissions.followed, lambda: self.node_names)
+        self._requests = RequestKeeper(desk, self.placer.asks)
+        self._history = HistoryKeeper(desk, lambda: self.settings)
+
+    def start(self) -> None:
+        """Begins the leadership. Settings first: they say how long a grace is."""
+        self._config.refresh()
+        self.nodes.start()
+        self.submissions.start()
+        self.placer.start()
+        self._watchdogs.refresh()
+        self._requests.start()
+        self._history.start()
+        self._release.look()
+        self._census.start()
+        self._desk.after(self._jitter(), self._resync)
+
+    def close(self) -> None:
+        """The leadership is over: nothing is done any more. Idempotent."""
+        self.placer.close()
+        self._desk.close()
+
+    def pause(self) -> None:
+        """The session is in doubt: nothing is sent from now on."""
+        self._desk.pause()
+
+    def revalidate(self) -> None:
+        """The same session is back: the fence is read before anything is written (CAMEL-24457 did it the other way round)."""
+        future: Future[Stamped | None] = self._desk.coordinator.get(paths.EPOCH, timeout_s=5.0)
+        future.add_done_callback(lambda done: self._desk.soon(partial(self._on_epoch, done)))
+
+    def _on_epoch(self, future: Future[Stamped | None]) -> None:
+        if future.exception() is not None:
+            self._desk.after(0.2, self.revalidate)
+            return
+        found = future.result()
+        if found is None or found.version != self._desk.epoch_version:
+            self._desk.depose("the epoch has moved while the session was in doubt")
+            return
+        self._desk.log.info("leadership_continued", epoch=self.record.epoch)
+        self._desk.resume()
+
+    # -- settings
+
+    def _on_config(self) -> None:
+        found = self._config.value
+        if found is None:
+            return
+        before = self.settings
+        try:
+            self.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
+        except WrongCluster as error:
+            self._desk.log.error("settings_unreadable", error=error.message)
+            return
+        wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
+        if wanted - self._ensured:
+            self._ensure(wanted)
+        if self.settings != before:
+            self.submissions.reconsider()
+            self.placer.settings_changed()
+
+    def _ensure(self, wanted: frozenset[str]) -> None:
+        """Directories of new queues; `ensure` waits, so it runs where store calls do."""
+        missing = sorted(wanted - self._ensured)
+
+        def ensured(_: object) -> None:
+            self._ensured |= wanted
+
+        self._desk.store(lambda _: self._desk.coordinator.ensure(missing), ensured, lambda _: None)
+
+    def _on_nodes(self) -> None:
+        self.placer.nodes_changed()
+
+    def _queue_of(self, number: int, then: object) -> None:
+        self.submissions.queue_of(number, then)  # type: ignore[arg-type]
+
+    # -- resync
+
+    def _resync(self) -> None:
+        self._desk.after(self._jitter(), self._resync)
+        self._config.refresh()
+        self._watchdogs.refresh()
+        self._release.look()
+        self._requests.resync()
+        self.nodes.resync()
+        self.submissions.resync()
+        self.placer.resync()
+        self._desk.metrics.backlog.set(self._desk.backlog)
+
+    def _living(self) -> list[NodeRecord]:
+        """Nodes whose Starters are there."""
+        return [record for record in self.nodes.records.values() if record.guid in self.nodes.alive]
+
+    def _jitter(self) -> float:
+        return self._resync_s * machine.uniform(0.5, 1.5)
+
+    # -- answers
+
+    @property
+    def node_names(self) -> list[str]:
+        """All nodes, by name. From any thread."""
+        return sorted(self.nodes.records)
+
+    @property
+    def mass_loss(self) -> MassLoss | None:
+        """The mass loss under way. From any thread."""
+        return self.nodes.mass
+
+    def hurry(self) -> bool:
+        """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
+        return self.nodes.hurry() and self.submissions.hurry()
+
+    def snapshot(self) -> ClusterSnapshot:
+        """A copy of everything, for another thread; claimed blocks aside. Cost: O(submissions + tasks) bytes."""
+        known = [followed for followed in self.submissions.followed.values() if followed.submission is not None and followed.is_loaded]
+        return ClusterSnapshot(
+            settings=self.settings,
+            epoch=self.record,
+            leader_alive=True,
+            watchdogs=len(self._watchdogs.value or ()),
+            submissions={item.number: (item.submission, item.progress.copy()) for item in known if item.submission is not None},
+            nodes=dict(self.nodes.records),
+            alive=self.nodes.alive,
+            drains=dict(self.nodes.drains),
+            troubles=dict(self.nodes.troubles),
+            aside=self._desk.aside.told(),
+            nowhere=dict(self._census.nowhere),
+            ownerless=self.submissions.ownerless(),
+            waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},
+        )

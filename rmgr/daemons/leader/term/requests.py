@@ -1,0 +1,114 @@
+"""What users ask of the leader (`/requests`): it does it with its own rights, writes the answer, and clears it away later.
+
+In a secured cluster nobody but Starters, the leader, operators and gateways may take anything out of a queue; a user who
+cancels single waiting tasks asks for it here. Placed jobs that run are moved by the leader alone, whoever wants it. Doing a request twice
+does no harm: a successor does what has no answer.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from rmgr.client.cancelling import cancel_tasks
+from rmgr.coord import paths, request_ops, validity
+from rmgr.coord.multi import Outcome, Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.mirror import names_below
+from rmgr.daemons.leader.placement.asks import Asks
+from rmgr.errors import RmgrError
+from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.model.submission import Tail
+from rmgr.runtime import machine
+
+_WORK_S = 15.0
+#: How long an answer stays for who has asked.
+_KEEP_S = 60.0
+
+
+class RequestKeeper:
+    """Answers one request after the other as they are seen."""
+
+    def __init__(self, desk: Desk, asks: Asks) -> None:
+        self._desk = desk
+        self._asks = asks
+        self._known: set[str] = set()  # under way, or answered and waiting to be cleared
+        self._names = names_below(desk, paths.REQUESTS, self._on_names)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._names.refresh()
+
+    resync = start
+
+    def _on_names(self) -> None:
+        names = set(self._names.value or ())
+        self._known &= names
+        for guid in sorted(names - self._known):
+            self._known.add(guid)
+            self._desk.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
+
+    def _on_request(self, guid: str, found: Stamped | None) -> None:
+        if found is None:
+            self._known.discard(guid)
+            return
+        path = paths.request(guid)
+        try:
+            request: request_ops.Request
+            if validity.decode(found.data, AnyRequest, path).kind:
+                request = validity.decode(found.data, StopRequest, path)
+            else:
+                request = validity.decode(found.data, CancelRequest, path)
+        except RmgrError as error:
+            self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
+            self._refuse(guid, found, error)
+            return
+        if request.answered:
+            self._clear_later(guid)
+            return
+        if isinstance(request, StopRequest):
+            try:
+                self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+            except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
+                self._desk.aside.add(path, found.version, error)
+                self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
+            return
+        self._desk.store(
+            lambda _: _cancel(self._desk, request),
+            lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
+            lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
+        )
+
+    def _refuse(self, guid: str, found: Stamped, error: RmgrError) -> None:
+        """Who asks is told, if it is a request at all."""
+        kinds: tuple[type[CancelRequest | StopRequest], ...] = (StopRequest, CancelRequest)
+        for kind in kinds:
+            with suppress(RmgrError):
+                request = decode_record(found.data, kind, paths.request(guid))  # what is wrong in it is only told back
+                if not request.answered:
+                    self._answer(guid, replace(request, answered=True, error=error.message), found.version)
+                    return
+        self._clear_later(guid)
+
+    def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
+        count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)
+        self._desk.log.info("request_answered", submission=request.submission, count=count, error=request.error)
+        self._desk.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
+
+    def _answered(self, guid: str, _outcome: Outcome) -> None:
+        self._clear_later(guid)  # without an answer, too: who has asked has long given up by then
+
+    def _clear_later(self, guid: str) -> None:
+        self._desk.after(_KEEP_S, lambda: self._desk.commit(request_ops.clear(guid)))
+
+
+def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
+    """On a thread that may wait."""
+    found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
+    tail = Tail() if found is None else validity.tail(found, request.submission)
+    indices = indices_of(request.tasks, tail.next)
+    end = machine.monotonic() + _WORK_S
+    done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
+    return ranges_of(done)

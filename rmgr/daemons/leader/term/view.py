@@ -1,0 +1,188 @@
+"""What a WatchDog answers over gRPC: from the leader's memory, brought up to the moment of the question.
+
+A question first lets every change that the asker may know of arrive (`sync`: watches come before its answer, and what
+the pace has put off is read at once), so that `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks
+are read from ZooKeeper when somebody asks, at most twice a second: following them all the time would cost more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.client.snapshot import claimed_blocks
+from rmgr.coord import answers
+from rmgr.coord.health import with_part
+from rmgr.coord.placing_answers import on_the_move
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.coord.rights import Person, check, may
+from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
+from rmgr.model.submission import Submission
+from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.leader.term.leader import Leader
+
+T = TypeVar("T")
+
+#: Claimed blocks are at most so old.
+CLAIMED_S = 0.5
+ANSWER_S = 4.0
+#: The scheduler's state is copied between two passes: so long is waited for that.
+COPY_S = 1.0
+
+
+class LeaderAnswering:
+    """Implements `adapters.rpc.LeaderAnswers`; called on threads of the server.
+
+    Args:
+        store: what is known of the data store ("ok", "since", "problem"); does not wait.
+        leader: the leadership under way, None while this WatchDog does not lead.
+        call: runs a function in the loop, its result in a future.
+        operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Callable[[], dict[str, object]],
+        leader: Callable[[], Leader | None],
+        call: Callable[[Callable[[], Any]], Future[Any]],
+        *,
+        cluster_id: Callable[[], str],
+        hosts: str = "",
+        operators: Sequence[str] = (),
+        log: Log | None = None,
+    ) -> None:
+        self._operators = tuple(operators)
+        self._log = log
+        self._coordinator = coordinator
+        self._store = store
+        self._leader = leader
+        self._call = call
+        self._cluster_id = cluster_id
+        self._hosts = hosts
+        self._lock = threading.Lock()
+        self._claimed: tuple[float, tuple[BlockOnNode, ...]] = (float("-inf"), ())
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+        person = person_of(caller, self._operators)
+        found = answers.jobs(self._snapshot(), ids, ended=ended, user=user)
+        if ids:
+            for job in found:
+                self._check(person, job.id, job.user)
+        return [job for job in found if may(person, job.user)]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return answers.nodes(self._snapshot())
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        return answers.queues(self._snapshot())
+
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
+        snapshot = self._snapshot()
+        known = snapshot.submissions.get(submission)
+        if known is not None:
+            self._check(person_of(caller, self._operators), submission, known[0].user)
+        return answers.explain(snapshot, submission, index)
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
+        from rmgr.daemons.leader.records.what_if import copied, tried
+
+        submission = decode_record(record, Submission, "the request")
+        end_s = machine.monotonic() + COPY_S
+        while True:
+            try:
+                trial = self._in_loop(lambda leader: copied(leader.placer, submission), end_s)
+            except KeyError:
+                raise NotFound(f"nothing is placed in queue {submission.queue}", hint="rmgr queues") from None
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            except FutureTimeout:
+                trial = None
+            if trial is not None:
+                return tried(trial)
+            if machine.monotonic() > end_s:
+                raise Unavailable("the scheduler is busy", hint="ask again in a moment")
+            machine.sleep(0.02)
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        snapshot = self._snapshot()
+        zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
+        view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
+        leader = self._leader()
+        mass = leader.mass_loss if leader is not None else None
+        if mass is None:
+            return view
+        told = f"{mass.lost} of {mass.known} Starters were lost at once: their work is requeued slowly"
+        return with_part(view, PartView(kind="nodes", id="", state="mass loss", reason=told, fix="rmgr nodes"))
+
+    # -- inside
+
+    def _check(self, person: Person, submission: int, owner: str) -> None:
+        with audited(self._log, person, "see", str(submission)):
+            check(person, submission, owner)
+
+    def _snapshot(self) -> ClusterSnapshot:
+        """Raises Unavailable when this WatchDog does not lead, or ZooKeeper does not answer it."""
+        end_s = machine.monotonic() + ANSWER_S
+        self._require_leader()
+        claimed = self._read_claimed()
+        try:
+            self._coordinator.sync(timeout_s=ANSWER_S).result(ANSWER_S + 1.0)
+            while not self._in_loop(lambda leader: leader.hurry(), end_s) and machine.monotonic() < end_s:
+                machine.sleep(0.005)
+            facts = self._in_loop(lambda leader: replace(leader.snapshot(), placing=leader.placer.view()), end_s)
+        except FutureTimeout:
+            raise CoordinationUnavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
+        here = on_the_move(_without_final(claimed, facts), facts)
+        return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
+
+    def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
+        answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - machine.monotonic()))
+        return answer
+
+    def _require_leader(self) -> Leader:
+        leader = self._leader()
+        if leader is None:
+            raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
+        return leader
+
+    def _read_claimed(self) -> tuple[BlockOnNode, ...]:
+        with self._lock:
+            if machine.monotonic() - self._claimed[0] > CLAIMED_S:
+                started_s = machine.monotonic()
+                names = self._require_leader().node_names
+                self._claimed = (started_s, claimed_blocks(self._coordinator, names, timeout_s=ANSWER_S))
+            return self._claimed[1]
+
+
+def _without_final(claimed: Sequence[BlockOnNode], facts: ClusterSnapshot) -> tuple[BlockOnNode, ...]:
+    """Blocks were read before the outcomes: tasks that are final by now do not run any more."""
+    kept: list[BlockOnNode] = []
+    for block in claimed:
+        found = facts.submissions.get(block.key.submission)
+        done = block.done
+        if found is not None:
+            for offset in range(block.key.count):
+                if found[1].state_of(block.key.first + offset) is not None:
+                    done |= 1 << offset
+        if done != (1 << block.key.count) - 1:
+            kept.append(replace(block, done=done))
+    return tuple(kept)

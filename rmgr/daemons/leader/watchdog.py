@@ -1,0 +1,401 @@
+"""The WatchDog: a process that stands for election, leads when its turn comes, and hands over when it is asked to end.
+
+One thread owns all state and takes messages (thunks) out of one mailbox; ZooKeeper's and the store's callbacks only put
+messages in. Losing the session, or the lease, ends a leadership at once; only the fence decides what was still committed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from rmgr import log as logs
+from rmgr.adapters import rpc_join, rpc_use
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.trust import publish
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zk_tree import secure_tree
+from rmgr.client.bootstrap import bootstrap, check_same
+from rmgr.config import Config
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator, SessionState, Store
+from rmgr.coord.records import decode_record
+from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.core.seals import Placings, placings_of
+from rmgr.daemons.leader.election import Candidacy
+from rmgr.daemons.leader.join import Joining
+from rmgr.daemons.leader.term.leader import Leader
+from rmgr.daemons.leader.term.limits import LeaderUse
+from rmgr.daemons.leader.term.view import LeaderAnswering
+from rmgr.daemons.service.limits_keeper import LimitsKeeper
+from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
+from rmgr.daemons.service.working import Working
+from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
+from rmgr.model.identity import Role
+from rmgr.model.node import EpochRecord, Meta
+from rmgr.runtime import loop, machine
+from rmgr.runtime.advertise import advertised, advertised_metrics
+from rmgr.runtime.aside import Aside, place_of
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.interpreter import set_for_daemon
+from rmgr.runtime.lease import Lease
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
+from rmgr.runtime.release import check_release, release
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
+from rmgr.runtime.signals import SignalMessages
+from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
+
+Thunk = Callable[[], None]
+
+#: A loop that takes longer than this for one message is dead: the process ends, its successor takes over.
+STALL_S = 12.0
+#: The loop comes round at least this often.
+_ROUND_S = 2.5
+_IO_THREADS = 2
+_RPC_THREADS = 64
+
+
+class Watchdog:
+    """One WatchDog: candidate or leader. `serve` is its loop.
+
+    Args:
+        meta: the cluster that it belongs to.
+        endpoint: where it answers gRPC.
+        resync_s: mean time between two comparisons of memory and znodes while it leads.
+        placings: see `Desk`.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        store: Store,
+        meta: Meta,
+        *,
+        endpoint: str,
+        resync_s: float,
+        log: Log,
+        metrics: LeaderMetrics,
+        metrics_at: str = "",
+        placings: Placings | None = None,
+    ) -> None:
+        self.guid = machine.guid()[:12]
+        self.meta = meta
+        self.leader: Leader | None = None
+        self.failure: RmgrError | None = None
+        self._coordinator = coordinator
+        self._store = store
+        self._resync_s = resync_s
+        self._log = log
+        self._metrics = metrics
+        self._placings = placings
+        self.mailbox: Mailbox[Thunk] = Mailbox()
+        self._io = machine.steady_pool(_IO_THREADS, "store")
+        self._lease = Lease(coordinator)
+        self._session = 0
+        self._stopping = False
+        self._guard: StallGuard | None = None
+        self._notifier: Notifier | None = None
+        self._aside = Aside(log, metrics.loop_errors.inc)  # messages that raised: each place in the code is told once
+        mine = release()
+        record = EpochRecord(
+            leader=self.guid,
+            endpoint=endpoint,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=mine.version,
+            protocol=mine.protocol,
+            metrics=metrics_at,
+        )
+        self._candidacy = Candidacy(
+            coordinator,
+            record,
+            post=self.mailbox.put,
+            after=self.mailbox.after,
+            leads=self._on_lead,
+            log=log,
+            wall_us=machine.wall_us,
+        )
+
+    # -- from any thread
+
+    def stop(self) -> None:
+        """Ends the loop at its next message: hands over."""
+        self._stopping = True
+        self.mailbox.put(lambda: None)
+
+    def call(self, what: Callable[[], Any]) -> Future[Any]:
+        """Runs `what` in the loop."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(what())
+            except Exception as error:  # noqa: BLE001 - it belongs to who has asked, and waits for it
+                future.set_exception(error)
+
+        self.mailbox.put(run)
+        return future
+
+    def unable(self) -> str:
+        """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
+        return "" if self.leader is not None or self._candidacy.is_standing else "not standing for election"
+
+    # -- the loop
+
+    def serve(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
+        """Until `stop`, or until the ensemble turns out to be another cluster's (`failure`)."""
+        self.begin(guard, notifier)
+        loop.run(self)
+        if notifier is not None:
+            notifier.stopping()
+        self._end_leadership("this process was asked to end")
+
+    def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
+        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        self._guard, self._notifier = guard, notifier
+        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+
+    def wait_s(self) -> float:
+        """See `runtime.loop.Owner`."""
+        return _ROUND_S if self._notifier is None else self._notifier.round_s(_ROUND_S)
+
+    def turn(self, message: Thunk | None) -> bool:
+        """See `runtime.loop.Owner`."""
+        if self._guard is not None:
+            self._guard.progress()
+        if self._notifier is not None:
+            self._tell(self._notifier)
+        failpoint("watchdog.round")
+        if message is not None:
+            started_s = machine.perf_counter()
+            try:
+                message()
+            except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
+                self._aside.add(place_of(error), None, error)
+            self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
+        return not self._stopping
+
+    def _tell(self, notifier: Notifier) -> None:
+        """Ready once it stands for election; the status says as what."""
+        if self._candidacy.is_standing:
+            notifier.ready()
+        if self.leader is not None:
+            notifier.tell(f"leading, epoch {self.leader.record.epoch}")
+        elif self._candidacy.is_standing:
+            notifier.tell("candidate, another WatchDog leads")
+        else:
+            notifier.tell("degraded: not standing for election" if self._session else "degraded: no session with ZooKeeper")
+
+    def close(self) -> None:
+        """Ends the session at once (the successor is told by its watch), then the threads. After `serve`."""
+        self._coordinator.close(timeout_s=2.0)
+        self._io.shutdown(wait=False, cancel_futures=True)
+
+    # -- the session
+
+    def _on_session(self, state: SessionState) -> None:
+        match state:
+            case SessionState.CONNECTED if self._session != self._coordinator.session_id:
+                self._end_leadership("the session was replaced")
+                self._session = self._coordinator.session_id
+                self._lease.rearm()
+                self._recognise()
+            case SessionState.CONNECTED if self.leader is not None:
+                self.leader.revalidate()
+            case SessionState.CONNECTED:
+                self._candidacy.look()
+            case SessionState.SUSPENDED if self.leader is not None:
+                self._log.warning("leadership_suspended", epoch=self.leader.record.epoch)
+                self.leader.pause()
+            case SessionState.SUSPENDED:
+                pass
+            case SessionState.LOST:
+                self._end_leadership("the session was lost")
+                self._candidacy.leave()
+                self._session = 0
+
+    def _recognise(self) -> None:
+        """A new session may be with other servers, or with wiped ones: is it still our cluster?"""
+        session = self._session
+        future = self._coordinator.get(paths.META)
+        future.add_done_callback(lambda done: self.mailbox.put(partial(self._on_meta, session, done)))
+
+    def _on_meta(self, session: int, future: Future[Stamped | None]) -> None:
+        if session != self._session:
+            return
+        if future.exception() is not None:
+            self.mailbox.after(0.5, lambda: self._recognise() if session == self._session else None)
+            return
+        found = future.result()
+        meta = None if found is None else decode_record(found.data, Meta, paths.META)
+        try:
+            check_release(check_same(meta, self.meta.cluster_id))  # the cluster may have gone on without us
+        except (WrongCluster, VersionMismatch) as error:
+            self.failure, self._stopping = error, True
+            return
+        self._candidacy.enter()
+
+    # -- leadership
+
+    def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
+        desk = Desk(
+            self._coordinator,
+            self._store,
+            self.mailbox,
+            epoch_version=epoch_version,
+            epoch=record.epoch,
+            io=self._io,
+            deposed=self._on_deposed,
+            may_act=self._lease.is_valid,
+            log=self._log,
+            metrics=self._metrics,
+            wall_us=machine.wall_us,
+            placings=self._placings,
+        )
+        self.leader = leader = Leader(desk, record, resync_s=self._resync_s)
+        self._metrics.leader.set(1)
+        self._metrics.epoch.set(record.epoch)
+        self._metrics.take_overs.inc()
+        self._log.info("leadership_began", epoch=record.epoch, candidate=record.candidate)
+        leader.start()
+        self._watch_lease(leader)
+
+    def _on_deposed(self, why: str) -> None:
+        self._end_leadership(why)
+        self._candidacy.stepped_down()
+
+    def _end_leadership(self, why: str) -> None:
+        leader, self.leader = self.leader, None
+        if leader is None:
+            return
+        leader.close()
+        self._metrics.leader.set(0)
+        self._metrics.epoch.set(0)
+        self._log.warning("leadership_ended", epoch=leader.record.epoch, why=why)
+
+    def _watch_lease(self, leader: Leader) -> None:
+        """No answer for longer than the lease: whatever the session says, somebody else may lead by now."""
+        if self.leader is not leader:
+            return
+        if not self._lease.is_valid():
+            self._on_deposed("the lease is over")
+            return
+        # At its end, and not much later should the host be suspended until then, while the clock of timers stands still.
+        wait_s = min(self._lease.remaining_s(), self._lease.length_s / 2)
+        self.mailbox.after(max(0.1, wait_s), partial(self._watch_lease, leader))
+
+
+# -- the process --------------------------------------------------------------------------------------------------------------
+
+
+def run(config: Config, *, insecure: bool = False) -> int:
+    """Runs a WatchDog until SIGTERM or SIGINT; returns its exit code.
+
+    Args: insecure: see `runtime.secured.check_exposure`.
+    Raises: ConfigError, NotConnected, CoordinationUnavailable, Unavailable, WrongCluster at the start. A data store that does
+        not answer is no reason to end: it is waited for in the background.
+    """
+    credentials = credentials_of(config, Role.WATCHDOG)
+    check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
+    log = logs.setup(config.log, "watchdog")
+    metrics = LeaderMetrics()
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
+    try:
+        wait_s = config.cluster.connect_timeout_s
+        coordinator.require_connected(wait_s)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
+        try:
+            meta = bootstrap(coordinator, config.cluster.cluster_id or known)
+            if credentials is not None and (mended := secure_tree(coordinator).mended):
+                log.warning("tree_secured", count=mended)
+            if credentials is not None:
+                publish(coordinator, credentials, timeout_s=wait_s)  # for those who read what it signs
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
+            return _serve(config, coordinator, store, meta, log, metrics, credentials)
+        finally:
+            store.close()
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def _serve(
+    config: Config,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Log,
+    metrics: LeaderMetrics,
+    credentials: Credentials | None = None,
+) -> int:
+    trust = open_trust(coordinator, credentials)
+    bounds = Bounds()
+    server = open_server(config.watchdog.listen, credentials, trust, log, threads=_RPC_THREADS, bounds=bounds)
+    endpoint = advertised(server.endpoint, config.watchdog.advertise)
+    measured = MetricsPlace(config.watchdog.metrics, Role.WATCHDOG)
+    watchdog = Watchdog(
+        coordinator,
+        store,
+        meta,
+        endpoint=endpoint,
+        resync_s=config.watchdog.resync_s,
+        log=log,
+        metrics=metrics,
+        metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
+        placings=placings_of(credentials, trust, meta),
+    )
+    hosts = config.cluster.hosts_and_chroot()[0]
+    server.add_leader(
+        LeaderAnswering(
+            coordinator,
+            store.facts,
+            lambda: watchdog.leader,
+            watchdog.call,
+            cluster_id=lambda: meta.cluster_id,
+            hosts=hosts,
+            operators=config.security.operators,
+            log=log,
+        )
+    )
+    if credentials is not None:
+        server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
+    server.add_generic(rpc_use.handler_of(LeaderUse(lambda: watchdog.leader, watchdog.call, bounds, config.security.operators)))
+    LimitsKeeper(coordinator, bounds, log).start()
+    metrics.store_up.set_function(lambda: store.is_up)
+    metrics.refused_connections.set_function(lambda: server.refused_connections)
+    check_key(trust, credentials, log)
+    server.start()
+    check_voice(server, credentials, log)
+    log.info("watchdog_listens", endpoint=server.endpoint, address=measured.address)
+    signals = SignalMessages(lambda _signal: watchdog.stop())
+    signals.install()
+    set_for_daemon()
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the WatchDog's loop", on_progress=notifier.beat).start()
+    voice = VoiceCheck(server.is_mute, ending("the WatchDog's")).start()
+    working = Working(coordinator, store, guard, watchdog.unable, lambda: voice.trouble)
+    end_metrics = measured.serve(metrics.registry, working.trouble, credentials=credentials, trust=trust)
+    try:
+        watchdog.serve(guard, notifier if notifier.is_on else None)
+    finally:
+        watchdog.close()  # first of all: the successor waits for it
+        guard.stop()
+        voice.stop()
+        server.stop(0.2)
+        end_metrics()
+        signals.restore()
+    if watchdog.failure is not None:
+        raise watchdog.failure
+    log.info("watchdog_stopped")
+    return 0

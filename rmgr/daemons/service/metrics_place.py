@@ -1,0 +1,220 @@
+"""Serves a daemon's measurements (`/metrics`, Prometheus' text) and whether it can work (`/healthz`).
+
+Plain HTTP on loopback. Elsewhere, in a secured cluster, TLS: both ends show certificates of the cluster's authority. Nobody
+can hold it up: every connection ends within `CONNECTION_S`, and of `MOST` that are open the oldest makes room for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import ipaddress
+import itertools
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.registry import CollectorRegistry
+
+from rmgr.adapters.listening import check_place
+from rmgr.adapters.pace import Handshakes
+from rmgr.errors import ConfigError, PermissionDenied, Unavailable
+from rmgr.model.identity import Role
+from rmgr.runtime import machine
+from rmgr.runtime.secured import is_loopback
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.tls import ServerContext
+    from rmgr.adapters.trust import Trust
+
+#: First port of a role where the place names none; the next ones are for more daemons of the role on the same machine.
+PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730}
+_DAEMONS_HERE = 10
+#: How long one connection may take in all (s), handshake included; how many are open at once, a thread each.
+CONNECTION_S, MOST = 5.0, 16
+#: A connection that is younger makes no room for the next one.
+_YOUNG_S = 0.5
+#: Handshakes that one address gets a second, and at once; all together twice as many.
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 5.0, 30.0
+_PAUSE_S = 0.1
+_BACKLOG = 16
+
+
+class MetricsPlace:
+    """A port that is taken; answers there begin with `serve`, so that a daemon can register the address before it is put together.
+
+    Args: place: HOST:PORT (port 0: any free one), or an address alone: the role's own port, or the next of ten that is free, or any.
+    Raises: ConfigError when it is no place, Unavailable when nobody can listen there.
+    """
+
+    def __init__(self, place: str, role: Role) -> None:
+        self._host, self._listener = _listen(place, role)
+        self.address = f"{self._host}:{self._listener.getsockname()[1]}"  #: with the real port
+
+    def serve(
+        self,
+        registry: CollectorRegistry,
+        health: Callable[[], str] = str,
+        *,
+        credentials: Credentials | None = None,
+        trust: Trust | None = None,
+    ) -> Callable[[], None]:
+        """Serves `registry`; returns what ends it.
+
+        Args:
+            health: why the daemon cannot work, "" while it can; called by threads of the server.
+            credentials: with them TLS is spoken everywhere but on loopback. trust: whose keys count, None in an open cluster.
+        """
+        guarded = credentials if not is_loopback(self._host) else None
+        return _Server(self._listener, registry, health, guarded, trust).end
+
+
+def _listen(place: str, role: Role) -> tuple[str, socket.socket]:
+    """The host as it was given, and a listening socket there."""
+    host, colon, port = place.rpartition(":")
+    if colon and port.isdigit() and (":" not in host or host.startswith("[")):
+        check_place(place, "metrics: ")
+        return host, _bound(host, int(port))
+    if place != "localhost" and not _is_address(place):
+        raise ConfigError(f"metrics: {place!r} is not a place to listen on", hint="ADDRESS or HOST:PORT, as in 127.0.0.1 or 0.0.0.0:9720")
+    check_place(f"{place}:0", "metrics: ")
+    first = PORTS[role]
+    for number in range(first, first + _DAEMONS_HERE):
+        with contextlib.suppress(Unavailable):
+            return place, _bound(place, number)
+    return place, _bound(place, 0)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == (6 if host.startswith("[") else 4)
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(f"metrics: cannot listen on {host}:{port}: {error.strerror}", hint="name another: --metrics HOST:PORT") from None
+    return listener
+
+
+class _Server:
+    """Sleeps until somebody asks; a thread for each connection while it lasts."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        registry: CollectorRegistry,
+        health: Callable[[], str],
+        credentials: Credentials | None,
+        trust: Trust | None,
+    ) -> None:
+        self._registry = registry
+        self._health = health
+        self._credentials = credentials
+        self._trust = trust
+        self._context: ServerContext | None = None
+        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        if credentials is not None:
+            from rmgr.adapters.tls import ServerContext
+
+            self._context = ServerContext(credentials)
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[float, socket.socket]] = {}  # oldest first: when it was accepted, by number
+        self._listener = listener
+        self._thread = machine.Thread(target=self._serve, name="metrics", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Frees the port. Idempotent."""
+        if not self._ended.is_set():
+            self._ended.set()
+            with contextlib.suppress(OSError):  # wakes who waits in accept
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._thread.join(1.0)
+            with self._lock:
+                for _, sock in self._open.values():
+                    _cut(sock)
+
+    def _serve(self) -> None:
+        with self._listener:
+            while not self._ended.is_set():
+                try:
+                    caller, address = self._listener.accept()
+                except OSError as error:
+                    if error.errno == errno.EINVAL:  # ended
+                        return
+                    self._ended.wait(_PAUSE_S)  # no file is left
+                    continue
+                is_too_often = self._context is not None and not self._handshakes.may(address[0])
+                if is_too_often or not self._take(caller):
+                    caller.close()
+
+    def _take(self, caller: socket.socket) -> bool:
+        """Whether the connection is served: there is room, or the oldest one makes room."""
+        now_s, number = machine.monotonic(), next(self._numbers)
+        with self._lock:
+            if len(self._open) >= MOST:
+                oldest = next(iter(self._open))
+                since_s, sock = self._open[oldest]
+                if now_s - since_s < _YOUNG_S:
+                    return False
+                del self._open[oldest]
+                _cut(sock)
+            self._open[number] = now_s, caller
+        try:
+            machine.Thread(target=self._answer, args=(number, caller, now_s), name="metrics-answer", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            with self._lock:
+                self._open.pop(number, None)
+            return False
+        return True
+
+    def _answer(self, number: int, sock: socket.socket, since_s: float) -> None:
+        end_s = since_s + CONNECTION_S
+        try:
+            sock.settimeout(max(0.1, end_s - machine.monotonic()))
+            if self._context is not None:
+                with self._lock:
+                    sock = self._context.current().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                    if number in self._open:
+                        self._open[number] = since_s, sock
+                self._greet(sock)
+            http = importlib.import_module("rmgr.daemons.service.metrics_http")
+            http.answer(sock, self._registry, self._health, end_s)
+        except (OSError, ConfigError, PermissionDenied):  # ssl.SSLError is an OSError
+            pass  # who is too slow, has gone, or may not ask gets no answer
+        finally:
+            with self._lock:
+                self._open.pop(number, None)
+            _cut(sock)
+            sock.close()
+
+    def _greet(self, sock: Any) -> None:
+        """The handshake. Raises OSError; PermissionDenied for who is not of the cluster, or not any more."""
+        from rmgr.adapters.tls import peer_of
+
+        assert self._credentials is not None
+        sock.do_handshake()
+        peer = peer_of(sock)
+        is_revoked = self._trust is not None and self._trust.is_revoked(peer.key_id)
+        if peer.cluster != self._credentials.identity.cluster or peer.role is Role.JOIN or is_revoked:
+            raise PermissionDenied(f"{peer.name} may not read measurements")
+
+
+def _cut(sock: socket.socket) -> None:
+    """Ends a connection that another thread may be using; an SSL object must not be touched for that."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

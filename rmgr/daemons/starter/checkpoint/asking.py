@@ -1,0 +1,115 @@
+"""Asks the program of a job to save its state, and waits for its answer as long as its grace lasts.
+
+    asked -> answered                         it has saved its state: that is stored (of a job that is to stop: once it has ended)
+    asked -> silent -> what lies there        of a job that goes on: its files are stored as they are
+    asked -> silent -> ended                  of one that is to stop, where a person wants it so
+    asked -> silent -> withdrawn -> goes on   of one that a policy would move: nothing is lost, it is told that it need not stop any more
+
+Each step stands in the block (`saving`, `stopping`, `story`), for people and for whoever leads.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.coord import paths
+from rmgr.daemons.starter.checkpoint.ask import answered
+from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint
+from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, each, sentence
+from rmgr.model.units import utc
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
+    from rmgr.daemons.starter.node.node import Shared
+
+#: How often an answer is looked for, and processes that were not told yet.
+_LOOK_S, _AGAIN_S = 0.1, 1.0
+#: Between SIGTERM and SIGKILL of a job that has not ended by itself.
+KILL_US = 2_000_000
+
+
+class Asking:
+    """Of all jobs of one node. In the loop of its owner."""
+
+    def __init__(self, owner: Checkpoints, shared: Shared, log: Log) -> None:
+        self._owner = owner
+        self._shared = shared
+        self._log = log
+
+    def begin(self, case: OpenCheckpoint) -> None:
+        """The program is told, again and again while it has not answered: it may have begun to listen only now."""
+        block, owner = case.block, self._owner
+        case.phase = CheckpointPhase.ASKED
+        case.end_s = machine.monotonic() + case.grace_us / 1e6
+        now_us = machine.wall_us()
+        asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
+        lane, parts = owner.lane_of(block), owner.parts(block, lambda: case.is_over)
+        if lane is not None:
+            part = owner.own_part(block)
+            part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
+        saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
+        owner.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
+        if case.is_stop and lane is not None:  # a job that stands still could not answer
+            lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
+        self._tell(case, parts, asked)
+        self._shared.after(_LOOK_S, partial(self._look, case))
+
+    def _tell(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.ASKED:  # its slot may be another job's by now
+            return
+
+        def told(result: object) -> None:
+            case.is_telling = False
+            if case.is_over:
+                return
+            if isinstance(result, Exception):
+                self._log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(result))
+            if case.phase is CheckpointPhase.WITHDRAWING:
+                self._withdraw(case)
+            elif case.phase is CheckpointPhase.ASKED:
+                self._shared.after(_AGAIN_S, partial(self._tell, case, parts, asked))
+
+        case.is_telling = True
+        self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)
+
+    def _look(self, case: OpenCheckpoint) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.ASKED:
+            return
+        if not case.answered and self._has_answered(case):
+            case.answered = True
+        if case.answered and not case.is_stop:
+            self._owner.copy(case)
+        elif machine.monotonic() < case.end_s:
+            self._shared.after(_LOOK_S, partial(self._look, case))
+        elif not case.is_stop:
+            self._owner.copy(case)
+        elif case.goes_on and not case.answered:
+            self._log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+            case.phase = CheckpointPhase.WITHDRAWING
+            if not case.is_telling:  # else that would come after it
+                self._withdraw(case)
+        else:
+            self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+            self._owner.end(case, KILL_US)
+
+    def _has_answered(self, case: OpenCheckpoint) -> bool:
+        return answered(self._owner.own_part(case.block).directory, case.block.info.account) >= case.number
+
+    def _withdraw(self, case: OpenCheckpoint) -> None:
+        """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
+        grace_s = case.grace_us / 1e6
+        case.number = self._owner.next_number(case.block)
+        parts = self._owner.parts(case.block, lambda: case.is_over)
+        asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
+
+        def told(result: object) -> None:
+            if case.is_over or case.phase is not CheckpointPhase.WITHDRAWING:
+                return  # it has ended meanwhile, as an answer or by itself
+            if isinstance(result, Exception):
+                self._log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(result))
+            self._owner.refuse(case, f"it has not saved its state within {grace_s:g} s", outcome="ignored")
+
+        self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)

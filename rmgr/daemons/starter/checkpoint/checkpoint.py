@@ -1,0 +1,476 @@
+"""Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
+
+    go-on      MEASURING -> ASKED -> COPYING -> told          when it has answered, else at the end of its grace
+    stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
+    policy     MEASURING -> ASKED -> WITHDRAWING -> told                the same, but one that does not answer in its grace goes on
+    85         COPYING -> LEAVING                                       the same, of a program that was asked to save and might have gone on
+    preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
+
+Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is refused,
+too large or not stored is told in the job's story (NOTE), in the log and in a metric; the job goes on, unless it has ended by then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.checkpoint import SAVED_EXIT_CODE
+from rmgr.coord import paths
+from rmgr.coord.keys import Checkpoint
+from rmgr.daemons.starter.checkpoint.asking import KILL_US, Asking
+from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint, rigid_of, says_saved, was_stopped
+from rmgr.daemons.starter.checkpoint.notes import Notes
+from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart, sentence
+from rmgr.daemons.starter.checkpoint.restore import Restores
+from rmgr.daemons.starter.checkpoint.taking import NOTHING, check, put_away, take
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.execution.lanes import WorkerLane
+from rmgr.daemons.starter.staging.outputs import Ending
+from rmgr.daemons.starter.staging.spares import Spares, Untouched
+from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
+from rmgr.model.block import PastAttempt
+from rmgr.model.node import InboxOrder
+from rmgr.model.placing import FROM_START
+from rmgr.model.states import Reason
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+
+T = TypeVar("T")
+
+#: A copy that takes longer is told.
+_LONG_COPY_S = 1.0
+#: Copies that are begun again because files changed meanwhile, and the pause.
+_COPIES, _COPY_PAUSE_S = 4, 0.3
+#: Pause before a store that is away is tried again, once the job has ended.
+_STORE_PAUSE_S = 1.0
+#: Checkpoints that are copied at once by one process.
+_AT_ONCE = threading.BoundedSemaphore(3)
+_LONGEST_WHY = 250
+
+
+class Checkpoints:
+    """Those of one node.
+
+    Args:
+        directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
+        on_unstartable: tells of a block that cannot be started, and why.
+    """
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        shared: Shared,
+        *,
+        directory: Path,
+        over: Callable[[ClaimedBlock], None],
+        on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
+        log: Log,
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._directory = directory
+        self._log = log
+        self._over = over
+        self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
+        self._numbers: dict[ClaimedBlock, int] = {}
+        self._own: dict[ClaimedBlock, LocalPart] = {}
+        self._places: dict[ClaimedBlock, Path] = {}
+        self._spares = Spares(shared.after, self._remove)
+        self._untouched = Untouched()
+        self._timed: set[ClaimedBlock] = set()
+        self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
+        self._asking = Asking(self, shared, log)
+        self.notes = Notes(node, shared, self._gone, log)
+        self.restores = Restores(self, node, shared, on_unstartable, log)
+
+    # -- what a job has ------------------------------------------------------------------------------------------------------
+
+    def own_part(self, block: ClaimedBlock) -> LocalPart:
+        """Its directory on this node."""
+        part = self._own.get(block)
+        if part is None:
+            key = block.key
+            part = self._own[block] = LocalPart(
+                node=self._node.name,
+                directory=self.make(block),
+                account=block.info.account,
+                store=self._shared.io.store,
+                sub=key.submission,
+                index=key.first,
+                attempt=key.attempt,
+                seals=self._shared.seals,
+            )
+        return part
+
+    def place_of(self, block: ClaimedBlock) -> Path | None:
+        """Its directory here, None = there is none."""
+        return self._places.get(block)
+
+    def make(self, block: ClaimedBlock) -> Path:
+        """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
+        place = self._places.get(block)
+        if place is None:
+            place = self._places[block] = self._spares.take(_uid(block)) or self._fresh(block)
+            self._untouched.lent(place)
+        return place
+
+    def forget_lost(self) -> None:
+        """Directories were removed: those of jobs that have not started are made again."""
+        self._spares.forget_lost()
+        for block in [block for block, place in self._places.items() if block.ready and not place.is_dir()]:
+            self._untouched.forget(self._places.pop(block))
+
+    def _remove(self, place: Path) -> None:
+        self._untouched.forget(place)
+        place.rmdir()
+
+    def _fresh(self, block: ClaimedBlock) -> Path:
+        key = block.key
+        place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
+        if os.path.lexists(place):
+            remove_tree(place)
+        self._shared.home.check()
+        place.mkdir(mode=0o700)
+        if block.info.account is not None:
+            os.lchown(place, block.info.account.uid, block.info.account.gid)
+        self._untouched.made(place)
+        return place
+
+    def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[JobDirectory]:
+        """Its directories, this node's first."""
+        found: list[JobDirectory] = [self.own_part(block)]
+        allocation, peers, key = block.data.allocation, self._shared.peers, block.key
+        for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
+            assert peers is not None
+            found.append(
+                RemotePart(
+                    node=helper,
+                    hold=f"{key.submission}.{key.first}.{key.attempt}",
+                    peers=peers,
+                    coordinator=self._shared.coordinator,
+                    store=self._shared.io.store,
+                    is_over=is_over,
+                )
+            )
+        return found
+
+    def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
+        return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
+
+    def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
+        """`job` on a thread of its own, `done` with what it gave, or raised, as a message. copies: it moves files: not too many at once."""
+
+        def run() -> None:
+            try:
+                with _AT_ONCE if copies else nullcontext():
+                    result: T | Exception = job()
+            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner is told
+                result = error
+            self._shared.post(lambda: done(result))
+
+        machine.Thread(target=run, name="checkpoint", daemon=True).start()
+
+    # -- who asks --------------------------------------------------------------------------------------------------------------
+
+    def order(self, block: ClaimedBlock, guid: str, order: InboxOrder) -> None:
+        """A CHECKPOINT order was read. One that is not taken up is crossed off by whoever reads the inbox."""
+        extra = order.extra
+        is_stop, kills = extra.get("then") == "stop", extra.get("kill") == "1"
+        by_policy = is_stop and not kills and extra.get("why") == "policy"
+        case = self._open.get(block)
+        if case is not None and guid in case.orders:
+            return  # read again, after a new registration
+        if not block.is_placed:
+            self._log.warning("checkpoint_refused", block=paths.block_name(block.key), why="it is work that Starters pull")
+            return
+        if block.ready:
+            if is_stop and not block.is_revoked:
+                block.is_revoked = True
+                self._node.return_unstarted(block)
+            elif not is_stop:
+                self.notes.tell(block, "checkpoint refused: its job has not started yet", orders=(guid,))
+            return
+        if not block.live or (case is not None and case.phase is CheckpointPhase.LEAVING):
+            return
+        if extra.get("unbegun") == "1":
+            self.notes.tell(block, "", orders=(guid,))  # it has begun, and goes on
+            return
+        why = order.detail or extra.get("why", "")
+        given = extra.get("grace_us", "")
+        grace_us = int(given) if given.isdigit() and int(given) else (KILL_US if kills else rigid_of(block).checkpoint_grace_us)
+        if case is not None and (not is_stop or case.is_stop):
+            case.orders.append(guid)
+            if kills and not case.kills and case.ending is None:
+                case.kills = True
+                self.end(case, grace_us)
+            return
+        orders = [guid]
+        if case is not None:  # a stop does not wait for what goes on
+            orders += case.orders
+            self._close(case)
+        goes_on = extra.get("unsaved") == "go-on"
+        self._begin(self._case(block, why, grace_us, is_stop=is_stop, kills=kills, goes_on=goes_on, by_policy=by_policy, orders=orders))
+
+    def is_obeying(self, guid: str) -> bool:
+        """The order is crossed off with a commit of ours."""
+        return any(guid in case.orders for case in self._open.values()) or self.notes.carries(guid)
+
+    def started(self, block: ClaimedBlock) -> None:
+        """Its script starts now: from now on the clock of periodic checkpoints runs."""
+        every_us = rigid_of(block).checkpoint_every_us
+        if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
+            self._timed.add(block)
+            self._shared.after(every_us / 1e6, partial(self._due, block))
+
+    def _due(self, block: ClaimedBlock) -> None:
+        if block not in self._timed:
+            return
+        if block.live and block not in self._open:
+            self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
+        self._shared.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
+
+    # -- measuring and asking --------------------------------------------------------------------------------------------------
+
+    def next_number(self, block: ClaimedBlock) -> int:
+        """Of the next request of its program."""
+        number = self._numbers[block] = self._numbers.get(block, 0) + 1
+        return number
+
+    def _case(self, block: ClaimedBlock, why: str, grace_us: int, **more: Any) -> OpenCheckpoint:
+        """A new one. more: its other fields."""
+        number = self.next_number(block)
+        found = self._open[block] = OpenCheckpoint(
+            block=block, number=number, why=why, grace_us=grace_us, made_us=machine.wall_us(), **more
+        )
+        return found
+
+    def _begin(self, case: OpenCheckpoint) -> None:
+        block, is_stop, why = case.block, case.is_stop, case.why
+        self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
+        if is_stop and not block.data.resubmit:
+            self.refuse(case, "its job may run only once (--no-requeue)")
+        elif case.kills:
+            self.notes.tell(block, "", stopping=why or "preempted")
+            self.end(case, case.grace_us)
+        elif rigid_of(block).restart == FROM_START:
+            if is_stop and not case.goes_on:
+                self._ask(case)
+            else:
+                self.refuse(case, "its job always begins from the start (--restart-from start)")
+        else:
+            parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+            self.background(lambda: check(parts, store, limit), partial(self._measured, case))
+
+    def _measured(self, case: OpenCheckpoint, result: Exception | None) -> None:
+        if case.is_over or case.phase is not CheckpointPhase.MEASURING:
+            return
+        if isinstance(result, Exception):
+            self.refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
+        else:
+            self._ask(case)
+
+    def _ask(self, case: OpenCheckpoint) -> None:
+        self._asked.add(case.block)
+        self._asking.begin(case)
+
+    def end(self, case: OpenCheckpoint, grace_us: int) -> None:
+        """The attempt ends now, whatever it does."""
+        case.phase = CheckpointPhase.ENDING
+        self._node.stop_tasks(case.block, None, case.reason, grace_us)
+
+    # -- the end of the attempt --------------------------------------------------------------------------------------------------
+
+    def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
+        """Of an attempt that ended not well. True: its job goes back to its queue; `tell` is called if it cannot.
+
+        It was stopped, or it says so itself (85) after whatever request: programs need not know whether they may go on.
+        """
+        case, again = self._open.get(block), block in self._asked and says_saved(ending)
+        if block.cancel_words(block.key.first) is not None:
+            return False
+        if case is None or not case.is_stop:
+            if not again or not block.data.resubmit:
+                return False
+            case = self._ended_as_stop(block, case)
+        elif not again and not was_stopped(case, ending):
+            return False
+        case.ending, case.tell = ending, tell
+        case.answered = case.answered or (again and not case.kills)
+        ending.account, ending.log_rows = block.info.account, True
+        self.copy(case)
+        return True
+
+    def _ended_as_stop(self, block: ClaimedBlock, case: OpenCheckpoint | None) -> OpenCheckpoint:
+        """It was asked to save its state and might have gone on, and wants to be run again."""
+        if case is not None:
+            self._close(case)
+        why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
+        return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
+
+    def copy(self, case: OpenCheckpoint) -> None:
+        """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
+        block, ending, key = case.block, case.ending, case.block.key
+        case.phase = CheckpointPhase.COPYING
+        keeps = not case.kills and rigid_of(block).restart != FROM_START
+        parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+        base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
+        saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
+        log_ttl_s, seals = self._shared.settings().log_ttl_s, self._shared.seals
+
+        def job() -> str:
+            if ending is not None:
+                put_away(store, saved, ending, log_ttl_s=log_ttl_s)
+            if not keeps:
+                return ""
+            with one_at_a_time:  # one that nobody waits for any more removes no pieces of this one
+                more = partial(take, is_over=lambda: case.is_over, seals=seals)
+                return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
+
+        self._learn(case)
+        self.background(job, partial(self._copied, case), copies=True)
+        self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
+
+    def _tell_copy(self, case: OpenCheckpoint) -> None:
+        if not case.is_over and case.phase is CheckpointPhase.COPYING:
+            how = "it has answered" if case.answered else "without an answer"
+            self.notes.tell(case.block, "", saving=f"{how}: its files are being stored")
+
+    def _learn(self, case: OpenCheckpoint) -> None:
+        """That its program answers goes with the next commit of the block."""
+        if case.answered and not case.block.data.answered:
+            case.block.data = msgspec.structs.replace(case.block.data, answered=True)
+
+    def _copied(self, case: OpenCheckpoint, result: str | Exception) -> None:
+        if case.is_over:
+            return
+        block = case.block
+        if isinstance(result, StoreUnavailable) and case.ending is not None:  # the work is done, and lies here: it waits for the store
+            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
+            self._shared.after(_STORE_PAUSE_S, lambda: None if case.is_over else self.copy(case))
+            return
+        if isinstance(result, StateConflict) and case.ending is None and case.copies < _COPIES:
+            case.copies += 1
+            self._shared.after(_COPY_PAUSE_S, lambda: None if case.is_over else self.copy(case))
+            return
+        if isinstance(result, Exception):
+            self._not_stored(case, result)
+            return
+        if result and not result.startswith(NOTHING):
+            self._log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
+            self._shared.metrics.checkpoints.labels("stored").inc()
+        if case.is_stop:
+            self._leave(case, result)
+        else:
+            self.notes.tell(block, result, orders=case.orders, saving="")
+            self._close(case)
+
+    def _not_stored(self, case: OpenCheckpoint, error: Exception) -> None:
+        if case.ending is None:
+            self.refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
+            return
+        words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {sentence(error)}"
+        self._log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
+        self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
+        self._leave(case, words)
+
+    def _leave(self, case: OpenCheckpoint, words: str) -> None:
+        """STOP."""
+        block, ending = case.block, case.ending
+        assert ending is not None
+        assert case.tell is not None
+        if block.cancel_words(block.key.first) is not None:  # meanwhile
+            self._close(case)
+            ending.reason = Reason.USER_CANCEL
+            case.tell()
+            return
+        case.phase = CheckpointPhase.LEAVING
+        told = "; ".join(filter(None, (case.why, words)))
+        self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
+        past = PastAttempt(
+            attempt=block.key.attempt,
+            node=self._node.name,
+            reason=case.reason,
+            exit_code=ending.exit_code,
+            started_us=ending.started_us,
+            ended_us=ending.started_us + ending.elapsed_us,
+            error=told[:_LONGEST_WHY],
+            cpu_us=ending.cpu_us,
+            max_rss_kib=ending.max_rss_kib,
+        )
+        self.notes.give_up(block, past, words, case.orders, moved=case.by_policy)
+
+    def lose(self, block: ClaimedBlock, node: str) -> bool:
+        """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
+        case = self._open.get(block)
+        if case is None or case.ending is None or case.tell is None or case.phase is CheckpointPhase.LEAVING:
+            return False
+        self._close(case)
+        case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {node} was lost while the job was being stopped"
+        case.tell()
+        return True
+
+    def refuse(self, case: OpenCheckpoint, why: str, *, large: bool = False, outcome: str = "refused") -> None:
+        """It is not to be, the job goes on."""
+        what = "stop" if case.is_stop else "checkpoint"
+        words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
+        self._log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
+        self._shared.metrics.checkpoints.labels("too_large" if large else outcome).inc()
+        self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
+        self._close(case)
+
+    def _close(self, case: OpenCheckpoint) -> None:
+        """It is over. A request that was not answered stands: an answer that comes late says nothing of the next one."""
+        case.is_over = True
+        if self._open.get(case.block) is case:
+            del self._open[case.block]
+
+    # -- the end of the block ----------------------------------------------------------------------------------------------------
+
+    def _gone(self, block: ClaimedBlock) -> None:
+        """STOP is committed."""
+        case = self._open.get(block)
+        if case is not None and case.ending is not None:
+            self._shared.metrics.ended(None, 1, case.ending.elapsed_us / 1e6)
+        self._over(block)
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over, or not the node's own any more."""
+        case = self._open.pop(block, None)
+        if case is not None:
+            case.is_over = True
+        self._timed.discard(block)
+        self._asked.discard(block)
+        self._numbers.pop(block, None)
+        was_asked = self._own.pop(block, None) is not None
+        place = self._places.pop(block, None)
+        if place is not None and not was_asked and self._untouched.is_as_made(place):
+            self._spares.give(_uid(block), place)
+        elif place is not None:
+            try:
+                self._remove(place)
+            except OSError:
+                self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+        self.notes.forget(block)
+        self.restores.forget(block)
+
+    def reset(self) -> None:
+        """A new registration."""
+        self.notes.reset()
+
+
+def _uid(block: ClaimedBlock) -> int:
+    """Whose its directory is."""
+    return block.info.account.uid if block.info.account is not None else os.getuid()

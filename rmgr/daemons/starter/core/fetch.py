@@ -1,0 +1,248 @@
+"""What work needs from the data store before it can start: functions, modules, scripts, argument rows; fetched once, kept.
+
+Level-triggered: `get` answers what is here, or None and sees to it that it comes (the owner is woken then and asks again).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import os
+import re
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter.core.arguments import Arguments, read_arguments
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.room import StagingRoom
+from rmgr.daemons.starter.core.uploads import Uploads
+from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
+from rmgr.model.frames import MAX_INLINE_FUNCTION
+from rmgr.model.states import Reason
+from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runtime import machine
+
+V = TypeVar("V")
+
+#: How long an absent row is believed absent.
+_FAILURE_S = 1.0
+#: Values above this are kept as files.
+_IN_MEMORY = 1024 * 1024
+#: Bytes of one kind kept on a node for work that may come (functions, modules, a user's copies of them).
+_KEEP_BYTES = 1024 * 1024 * 1024
+#: What was asked for within this time stays, whatever its size: work that needs several large ones must find them together.
+_RECENT_S = 60.0
+_HASH = re.compile(r"[0-9a-f]{64}\Z")
+
+
+#: What the names of files cause, which users choose: no node is to blame for them.
+_OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.EILSEQ, errno.ENOTEMPTY})
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailure:
+    """It cannot be had: what that means for the work that needs it.
+
+    blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
+    is_refusal: the node refuses to run it, which is audited.
+    """
+
+    reason: Reason
+    error: str
+    blames_node: bool = True
+    is_final: bool = False
+    is_refusal: bool = False
+
+    @classmethod
+    def of(cls, error: Exception, words: str) -> FetchFailure:
+        """What `error` means for the work; `words` are shown to its user."""
+        theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge | UsageError | ValueError)
+        theirs = theirs or (isinstance(error, OSError) and error.errno in _OF_NAMES)
+        gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
+        return cls(reason_of(error), words, blames_node=not theirs, is_final=gone, is_refusal=refused)
+
+
+def reason_of(error: Exception) -> Reason:
+    """What a failure to get something ready says: it was exchanged, it is gone, this node is in trouble, the work cannot start."""
+    if isinstance(error, PermissionDenied):
+        return Reason.UNTRUSTED
+    if isinstance(error, DataLost):
+        return Reason.DATA_LOST
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return Reason.NODE_LOST  # something removes files of this node
+    return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED
+
+
+class KeptFile(str):
+    """The path of a file of this node; the file is removed when nobody holds this object any more. size: in bytes."""
+
+    __slots__ = ("__weakref__", "size")
+    size: int
+
+    @classmethod
+    def of(cls, path: Path, size: int) -> KeptFile:
+        """A file that nobody else removes, and whose name is used only once."""
+        made = cls(path)
+        made.size = size
+        weakref.finalize(made, _remove, str(path)).atexit = False
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Bytes by content hash. data: when small; path: a file of this node when not, or when a file was asked for."""
+
+    data: bytes
+    path: str
+    size: int
+
+
+class Fetched(Generic[V]):
+    """A cache of what `load(store, key)` returns; the least recently used are forgotten.
+
+    load: raises DataLost or RowGone (with a sentence) when it cannot be had. keep: how many. By their attribute `size` they
+    have _KEEP_BYTES together at most, and what was asked for lately.
+    """
+
+    def __init__(self, io: StoreIO, wake: Callable[[], None], load: Callable[[Store, str], V], *, keep: int) -> None:
+        self._io = io
+        self._wake = wake
+        self._load = load
+        self._keep = keep
+        self._here: OrderedDict[str, V | FetchFailure] = OrderedDict()
+        self._bytes = 0
+        self._asked_s: dict[str, float] = {}
+        self._coming: set[str] = set()
+        self._failed_s: dict[str, float] = {}
+
+    def get(self, key: str) -> V | FetchFailure | None:
+        """The value, why there is none, or None: it is on its way. Owner's thread only. Cost: O(1)."""
+        found = self._here.get(key)
+        if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
+            if key not in self._coming:
+                self._coming.add(key)
+                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
+            return None
+        self._here.move_to_end(key)
+        self._asked_s[key] = machine.monotonic()
+        return found
+
+    def forget_lost(self, path_of: Callable[[V], str]) -> None:
+        """What was kept in a file that is gone is fetched again at the next use. Owner's thread only. Cost: an lstat each."""
+        for key, found in list(self._here.items()):
+            path = "" if isinstance(found, FetchFailure) else path_of(found)
+            if isinstance(found, FetchFailure) or (path and not os.path.lexists(path)):
+                self._forget(key)
+
+    def forget(self, key: str) -> None:
+        """It is not kept for anybody else. Owner's thread only."""
+        self._forget(key)
+
+    def _arrived(self, key: str, result: V | Exception) -> None:
+        self._coming.discard(key)
+        self._forget(key)
+        if isinstance(result, Exception):
+            self._here[key] = FetchFailure.of(result, str(result))
+            self._failed_s[key] = machine.monotonic()
+        else:
+            self._here[key] = result
+            self._bytes += getattr(result, "size", 0)
+        self._asked_s[key] = machine.monotonic()
+        while len(self._here) > self._keep or (self._bytes > _KEEP_BYTES and self._is_old(next(iter(self._here)))):
+            self._forget(next(iter(self._here)))
+        self._wake()
+
+    def _is_old(self, key: str) -> bool:
+        return machine.monotonic() - self._asked_s.get(key, -math.inf) > _RECENT_S
+
+    def _forget(self, key: str) -> None:
+        self._bytes -= getattr(self._here.pop(key, None), "size", 0)
+        self._failed_s.pop(key, None)
+        self._asked_s.pop(key, None)
+
+
+class Fetcher:
+    """All that is fetched for work on this node.
+
+    Args:
+        directory: where files are kept. room: for uploads, and what is staged.
+    """
+
+    def __init__(self, io: StoreIO, wake: Callable[[], None], directory: Path, room: StagingRoom | None = None) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        #: store key -> bytes, in a file when they are large
+        self.blobs: Fetched[Blob] = Fetched(io, wake, self._blob, keep=512)
+        #: store key -> file (archives, large standard input)
+        self.files: Fetched[KeptFile] = Fetched(io, wake, self._file, keep=512)
+        #: store key -> arguments of a block
+        self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
+        self.uploads = Uploads(directory / "uploads", room=room)
+
+    def function(self, sha256_key: str) -> Blob | FetchFailure | None:
+        """The pickled function of a batch: inline when small, else a file."""
+        return self.blobs.get(sha256_key)
+
+    def forget_lost(self) -> None:
+        """After directories were removed. Owner's thread only."""
+        self.blobs.forget_lost(lambda blob: blob.path)
+        self.files.forget_lost(str)
+        self.rows.forget_lost(lambda arguments: arguments.path)
+
+    def _blob(self, store: Store, key: str) -> Blob:
+        found = store.get(key)
+        if found is None:
+            raise RowGone(f"{key} is not in the data store")
+        data = found[0]
+        check_content(key, hashlib.sha256(data).hexdigest())
+        if len(data) <= MAX_INLINE_FUNCTION:
+            return Blob(data, "", len(data))
+        return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
+
+    def _row(self, store: Store, key: str) -> Arguments:
+        return read_arguments(store, key, self._directory, check_content)
+
+    def _file(self, store: Store, key: str) -> KeptFile:
+        chunks = store.stream(key)
+        if chunks is None:
+            raise RowGone(f"{key} is not in the data store")
+        return self._write(key, chunks)
+
+    def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:
+        """A file of its own for `key`, whole or not there."""
+        path = self._directory / machine.guid()
+        digest, size = hashlib.sha256(), 0
+        try:
+            with path.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+            check_content(key, digest.hexdigest())
+            path.chmod(0o644)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return KeptFile.of(path, size)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def check_content(key: str, sha256: str) -> None:
+    """A row that is named by its content holds it: nothing else is believed, least of all what the store says of itself.
+
+    Raises: PermissionDenied.
+    """
+    name = key.rpartition("/")[2]
+    if _HASH.match(name) and name != sha256:
+        raise PermissionDenied(f"{key} in the data store is not what its name says: its bytes hash to {sha256}")

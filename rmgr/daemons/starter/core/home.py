@@ -1,0 +1,196 @@
+"""The directories of a Starter: made at the start, and made again when something has removed them (a cleaner of temporary files).
+
+They may lie where users can write (/tmp): what stands in the place of one that is gone is never followed. A directory is one of
+ours if it is no link and belongs to whom it belonged to at the start; anything else is put aside before a new one is made.
+Looked at every two seconds and wherever a file was not found; never for each task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import stat
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.adapters.process import NodeRunner
+    from rmgr.daemons.starter.execution.lanes import Lanes
+
+#: Between two looks for the sake of lost tasks.
+_PACE_S = 0.05
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: On the way to it: directories that may be passed and not read.
+_PASS = _DIRECTORY | getattr(os, "O_PATH", 0)
+
+
+class Home:
+    """All directories of one Starter, the outer ones first. From any thread.
+
+    Args:
+        root: the work directory; it exists. on_mended: called (on any thread) after directories were made again.
+    """
+
+    def __init__(self, root: Path, *, on_mended: Callable[[], None], log: Log) -> None:
+        self.root = root.resolve()
+        self.generation = 0  #: how often directories had to be made again
+        self.forget: list[Callable[[], bool]] = []  #: caches of files, for any thread: whether something was gone, and is forgotten
+        self._on_mended = on_mended
+        self._log = log
+        self._lock = threading.Lock()
+        self._kept: dict[Path, tuple[int, int]] = {}  #: mode and owner
+        self._owners = {place: os.lstat(place).st_uid for place in self.root.parents}  #: of the directories above, trusted as at the start
+
+    def keep(self, *places: Path) -> None:
+        """Directories that exist now, below the root or the root itself, outer ones first: they are to stay, with their present mode."""
+        for place in places:
+            found = os.stat(place)
+            self._kept[place.resolve()] = stat.S_IMODE(found.st_mode), found.st_uid
+
+    def mend(self) -> bool:
+        """Makes again what is gone. Returns: something was gone. Raises: OSError when it cannot be made. Cost: an lstat each."""
+        with self._lock:
+            made = [str(place) for place in self._kept if self._make(place)]  # in turn: what is below a link may look like ours
+            if not made:
+                return False
+            self.generation += 1
+        self._log.warning("directories_made_again", name=",".join(made), why="they were removed, or something else stood there")
+        self._on_mended()
+        return True
+
+    def check(self) -> None:
+        """Before files are made in them. Raises: OSError when what was removed cannot be made again. Cost: an lstat.
+
+        Only the root can be exchanged by users: what is below it stands in directories in which they cannot write.
+        """
+        if not self._stands(self.root):
+            self.mend()
+
+    def look(self) -> bool:
+        """After a file was not found. Returns: directories or kept files were gone, and are mended or forgotten."""
+        try:
+            was_gone = self.mend()
+        except OSError as error:
+            self._log.error("directories_not_made", error=str(error))
+            return False
+        found = [forget() for forget in self.forget]
+        return was_gone or any(found)
+
+    def retry(self, error: BaseException, before: int) -> bool:
+        """Whether what failed with `error` is worth another try: something was gone, and was mended since `before` (a generation)."""
+        return isinstance(error, (FileNotFoundError, NotADirectoryError)) and (self.look() or self.generation != before)
+
+    def _make(self, place: Path) -> bool:
+        """One of them; False: it stands. Raises: OSError."""
+        if self._stands(place):
+            return False
+        mode, _ = self._kept[place]
+        fd = self._open_parent(place)
+        try:
+            _put_aside(place.name, fd)
+            os.mkdir(place.name, 0o700, dir_fd=fd)
+            made = os.open(place.name, _DIRECTORY, dir_fd=fd)
+            try:
+                if os.fstat(made).st_uid != os.geteuid():
+                    raise OSError(errno.EIO, f"{place} was exchanged while it was made")
+                os.fchmod(made, mode)
+            finally:
+                os.close(made)
+        finally:
+            os.close(fd)
+        self._kept[place] = mode, os.geteuid()
+        return True
+
+    def _stands(self, place: Path) -> bool:
+        """It is a directory, of whom it was of at the start."""
+        try:
+            found = os.lstat(place)
+        except OSError:
+            return False
+        return stat.S_ISDIR(found.st_mode) and place in self._kept and found.st_uid == self._kept[place][1]
+
+    def _open_parent(self, place: Path) -> int:
+        """Descriptor of the directory in which `place` is to stand, made if absent; no link is followed. Raises: OSError."""
+        fd = os.open("/", _PASS)
+        at = Path("/")
+        try:
+            for name in place.parent.parts[1:]:
+                at /= name
+                try:
+                    below = os.open(name, _PASS, dir_fd=fd)
+                except FileNotFoundError:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o755, dir_fd=fd)
+                    below = os.open(name, _PASS, dir_fd=fd)
+                os.close(fd)
+                fd = below
+                self._check_trusted(at, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _check_trusted(self, place: Path, found: os.stat_result) -> None:
+        kept = self._kept.get(place)
+        if found.st_uid not in (0, os.geteuid(), self._owners.get(place), kept[1] if kept is not None else None):
+            raise OSError(errno.EIO, f"{place} belongs to uid {found.st_uid}, not to this Starter: remove it, or choose another --work-dir")
+
+
+class Mending:
+    """What one node knows of files and directories; forgotten when they were removed. Owner's thread only.
+
+    parts: each has `forget_lost`. forget_all: does this for every node of the Starter.
+    """
+
+    def __init__(self, home: Home, runner: NodeRunner, lanes: Lanes, parts: Sequence[Any], forget_all: Callable[[], None]) -> None:
+        self._home = home
+        self._runner = runner
+        self._lanes = lanes
+        self._parts = parts
+        self._forget_all = forget_all
+        self._missed_s = -math.inf
+
+    def forget_lost(self) -> None:
+        """What was in files that are gone is made, or fetched, again; slots without a directory end."""
+        for part in self._parts:
+            part.forget_lost()
+        self._lanes.retire_homeless()
+        self._runner.mended()
+
+    @property
+    def generation(self) -> int:
+        """For `failed`, taken before what may fail."""
+        return self._home.generation
+
+    def failed(self, error: OSError, before: int) -> bool:
+        """Something failed with `error`, maybe because files were removed. True: they were, and it may be tried again."""
+        is_mended = self._home.retry(error, before)
+        if isinstance(error, FileNotFoundError):
+            self._forget_all()
+        return is_mended
+
+    def missed(self) -> None:
+        """Work may have met files that were removed. Often called at once, when many tasks are lost together."""
+        now_s = machine.monotonic()
+        if now_s - self._missed_s > _PACE_S:
+            self._missed_s = now_s
+            self.failed(FileNotFoundError(), self.generation)
+
+
+def _put_aside(name: str, fd: int) -> None:
+    """Nothing stands there any more. A link or file is removed, a directory gets another name. Raises: OSError."""
+    try:
+        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        os.rename(name, f"{name}.foreign-{machine.guid()[:8]}", src_dir_fd=fd, dst_dir_fd=fd)
+    else:
+        os.unlink(name, dir_fd=fd)

@@ -1,0 +1,243 @@
+"""Work with the data store and with files on a few threads; what came of it arrives as a message of the mailbox.
+
+While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
+tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever
+else goes wrong (missing rows, a full disk) is handed to the caller as the exception it is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter.core.home import Home
+from rmgr.errors import StoreUnavailable
+from rmgr.runtime import machine
+
+T = TypeVar("T")
+
+#: Pause between two attempts while the store is away, doubled up to the second value.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+#: Threads that come when large outputs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
+#: together in little more than the time of one, and each of these jobs does nothing but wait for that.
+_HELPERS, _HELPER_REST_S = 12, 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    call: Callable[[Store], Any]
+    done: Callable[[Any], None]
+    size: int
+    is_read: bool
+    is_long: bool
+
+
+class StoreIO:
+    """Runs `job(store)` on a thread and posts `done(result or exception)`.
+
+    Args:
+        post: puts a call into the mailbox of the thread that owns the state.
+    """
+
+    def __init__(self, store: Store, post: Callable[[Callable[[], None]], None], *, threads: int = 4) -> None:
+        self.store = store
+        self.home: Home | None = None  #: where jobs make and read files
+        self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
+        self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
+        self._post = post
+        self._jobs: deque[_Job] = deque()
+        self._long: deque[_Job] = deque()  #: that may take seconds each: one thread is left for all others
+        self._long_busy = 0
+        self._parked: deque[_Job] = deque()  #: met a store that was away
+        self._retry_s = -math.inf
+        self._pause_s = _FIRST_PAUSE_S
+        self._is_trying = False  #: one that was parked is on its way
+        lock = threading.RLock()
+        self._arrived = threading.Condition(lock)
+        self._helping = threading.Condition(lock)  #: what helpers wait for
+        self._closing = threading.Event()
+        self._pending_bytes = 0
+        self._busy = 0
+        self._waiting = self._resting = 0  #: threads, and helpers, that have nothing to do
+        self._helpers: set[threading.Thread] = set()
+        self._most_long = max(1, threads - 1)
+        self._threads = [machine.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of values that are not in the store yet."""
+        return self._pending_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self._jobs and not self._long and not self._parked and not self._busy
+
+    def run(
+        self,
+        job: Callable[[Store], T],
+        done: Callable[[T | Exception], None],
+        *,
+        size: int = 0,
+        is_read: bool = False,
+        is_long: bool = False,
+        is_synced: bool = False,
+    ) -> None:
+        """Runs `job` soon. From any thread. Jobs start in order and end in any; one long one at a time, more when no other waits.
+
+        Args: size: bytes that wait with it. is_read: work cannot start before it. is_long: it may take seconds: one thread is
+            left for results. is_synced: it waits for the disk most of its time: helpers may come.
+        """
+        with self._arrived:
+            self._pending_bytes += size
+            (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
+            self._arrived.notify()
+            if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
+                self._help()
+
+    def count(self, size: int) -> None:
+        """So many bytes more (or less) wait for the store without a job of their own. From any thread."""
+        with self._arrived:
+            self._pending_bytes += size
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Ends the threads; jobs that wait are dropped (nothing was promised for them)."""
+        self._closing.set()
+        with self._arrived:
+            self._jobs.clear()
+            self._long.clear()
+            self._parked.clear()
+            self._arrived.notify_all()
+            self._helping.notify_all()
+            threads = [*self._threads, *self._helpers]
+        deadline_s = machine.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - machine.monotonic()))
+
+    def _help(self) -> None:
+        """One more thread takes a short job, if there may be another one. Under the lock."""
+        if len(self._jobs) <= self._waiting + self._resting:
+            self._helping.notify()
+        elif len(self._helpers) < _HELPERS:
+            helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
+            try:
+                helper.start()
+            except RuntimeError:  # the machine has no more: those that there are do it
+                return
+            self._helpers.add(helper)
+
+    def _work(self, rest_s: float | None = None) -> None:
+        while (taken := self._take() if rest_s is None else self._take_short(rest_s)) is not None:
+            self._do(*taken)
+            del taken
+
+    def step(self) -> bool:
+        """Does the next job, in the caller's thread, if there is one that need not wait. For simulations, which start no threads."""
+        taken = self._take(waits=False)
+        if taken is not None:
+            self._do(*taken)
+        return taken is not None
+
+    def _do(self, job: _Job, was_parked: bool) -> None:
+        try:
+            result = self._call(job)
+        except StoreUnavailable:
+            self._park(job, was_parked=was_parked)
+        except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the caller is told
+            self._over(job, error, was_parked=was_parked)
+        else:
+            self._over(job, result, was_parked=was_parked)
+
+    def _call(self, job: _Job) -> Any:
+        """Once more where directories of this Starter had been removed."""
+        if self.home is None:
+            return job.call(self.store)
+        before = self.home.generation
+        if job.is_read:
+            self.home.check()  # no file is made in what stands there instead
+        try:
+            return job.call(self.store)
+        except OSError as error:
+            if not self.home.retry(error, before):
+                raise
+        return job.call(self.store)
+
+    def _take(self, *, waits: bool = True) -> tuple[_Job, bool] | None:
+        """The next job, and whether it was parked; None at the end, or where there is none and nobody waits."""
+        with self._arrived:
+            while not self._closing.is_set():
+                if self._long and (not self._long_busy or (not self._jobs and self._long_busy < self._most_long)):
+                    self._busy += 1
+                    self._long_busy += 1
+                    return self._long.popleft(), False
+                if self._jobs:
+                    self._busy += 1
+                    return self._jobs.popleft(), False
+                wait_s = None
+                if self._parked and not self._is_trying:
+                    wait_s = self._retry_s - machine.monotonic()
+                    if wait_s <= 0:
+                        self._busy += 1
+                        self._is_trying = True
+                        parked = self._parked.popleft()
+                        self._long_busy += parked.is_long
+                        return parked, True
+                if not waits:
+                    return None
+                self._waiting += 1
+                self._arrived.wait(wait_s)
+                self._waiting -= 1
+        return None
+
+    def _take_short(self, rest_s: float) -> tuple[_Job, bool] | None:
+        """The next job for a helper; None, which ends it: there was none for so long."""
+        with self._arrived:
+            self._resting += 1
+            self._helping.wait_for(lambda: self._jobs or self._closing.is_set(), rest_s)
+            self._resting -= 1
+            if self._jobs and not self._closing.is_set():
+                self._busy += 1
+                return self._jobs.popleft(), False
+            self._helpers.discard(threading.current_thread())
+        return None
+
+    def _park(self, job: _Job, *, was_parked: bool) -> None:
+        now_s = machine.monotonic()
+        with self._arrived:
+            self._busy -= 1
+            self._long_busy -= job.is_long
+            self.down_since_s = now_s if self.down_since_s is None else self.down_since_s
+            if job.is_read:
+                self.starved_since_s = now_s if self.starved_since_s is None else self.starved_since_s
+            if was_parked:
+                self._is_trying = False
+            self._parked.append(job)
+            if was_parked or len(self._parked) == 1:
+                self._retry_s = now_s + self._pause_s * machine.uniform(0.7, 1.3)
+                self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+            self._arrived.notify()
+
+    def _over(self, job: _Job, result: Any, *, was_parked: bool) -> None:
+        with self._arrived:
+            self._busy -= 1
+            self._pending_bytes -= job.size
+            if job.is_long:
+                self._long_busy -= 1
+                self._arrived.notify()
+            if was_parked:  # it met an absent store before, so this time the store has answered; others may not have asked it
+                self._is_trying = False
+                for parked in reversed(self._parked):
+                    (self._long if parked.is_long else self._jobs).appendleft(parked)
+                self._parked.clear()
+                self._pause_s = _FIRST_PAUSE_S
+                self.down_since_s = self.starved_since_s = None
+                self._arrived.notify_all()
+        if not self._closing.is_set():
+            self._post(lambda: job.done(result))

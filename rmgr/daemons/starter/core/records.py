@@ -1,0 +1,333 @@
+"""Records of submissions as a Starter needs them: read once, kept, turned into shapes and worker specs."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from rmgr.adapters.accounts import Account
+from rmgr.adapters.process import WorkerSpec
+from rmgr.coord import keys, paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.coord.validity import check
+from rmgr.coord.validity import submission as checked_record
+from rmgr.daemons.starter.core.ended import Endings
+from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
+from rmgr.model.array import Array, parse_array
+from rmgr.model.frames import BatchShape
+from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.resources import MIB, Needs, needs_of
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+#: Records kept.
+_KEEP = 4096
+#: How long a record that cannot be read is left alone: at first, and at most.
+_PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
+
+
+@dataclass(slots=True, eq=False)
+class Info:
+    """One submission. The parts of its record that may change (phase, priority) are not to be used."""
+
+    record: Submission
+    queue: QueueSpec
+    array: Array | None
+    shapes: dict[tuple[int, int], BatchShape] = field(default_factory=dict)
+    specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)
+    own_specs: dict[tuple[int, int], WorkerSpec] = field(default_factory=dict)  #: of workers that only its user has
+    account: Account | None = None  #: who its work runs as; None = as the Starter, or not known yet
+    origin: Submission | None = None  #: the record as it lies in ZooKeeper, which is what its user signed
+    spec: bytes = b""  #: digest of what is signed of it, once it was needed
+    is_closed: bool = False
+    read_s: float = -math.inf  #: monotonic time at which `is_closed` was seen
+    session: int = 0  #: in which: a later one may know less for a moment
+    czxid: int = 0  #: transaction that made the record
+    refusal: str = ""  #: why nothing of it may run: its record holds what none may hold
+    needs: Needs = field(init=False)  #: other resources of one process
+    kind: str | int = field(init=False)  #: what its commands share with others that take similar times: script and arguments
+
+    def __post_init__(self) -> None:
+        self.needs = needs_of(self.record.request.resources)
+        command = self.record.command
+        if command is None or not (command.argv or command.script_sha256):
+            self.kind = self.record.id
+        else:
+            self.kind = sha256("\0".join((command.script_sha256, *command.argv)).encode(errors="surrogateescape")).hexdigest()
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Its work dies with the lease."""
+        return self.record.on_disconnect is OnDisconnect.EXCLUSIVE
+
+    @property
+    def is_python(self) -> bool:
+        """Function calls, not commands."""
+        return self.record.work is Work.PYTHON
+
+    @property
+    def python(self) -> str:
+        """Interpreter that the user chose, "" = the Starter's."""
+        return self.record.python.python if self.record.python is not None else ""
+
+    @property
+    def limit_us(self) -> int:
+        """Time limit of a task, 0 = none."""
+        limit_us = self.record.request.time_limit_us or self.queue.default_time_us
+        return min(limit_us or self.queue.max_time_us, self.queue.max_time_us or limit_us)
+
+    def label(self, index: int) -> int:
+        """Number that people and RMGR_ARRAY_INDEX see for the task at `index`."""
+        return self.array.index_at(index) if self.array is not None and index < len(self.array) else index
+
+    def shape(self, cores: int, memory_mib: int, *, environ: dict[str, str], output_cap: int) -> BatchShape:
+        """What its batches share; built once a size."""
+        shape = self.shapes.get((cores, memory_mib))
+        if shape is None:
+            record = self.record
+            shape = self.shapes[cores, memory_mib] = BatchShape(
+                submission=record.id,
+                cores=cores,
+                limit_us=self.limit_us,
+                grace_us=record.grace_us,
+                memory_bytes=memory_mib * MIB,
+                exclusive=self.is_exclusive,
+                output_cap=output_cap,
+                environ=environ | {"RMGR_JOB_NAME": record.name} | (record.command.env if record.command is not None else {}),
+            )
+        return shape
+
+    def worker_spec(self, cores: int, memory_mib: int, fetcher: Fetcher) -> WorkerSpec | FetchFailure | None:
+        """The worker that its functions need; None while archives or initializer are on their way."""
+        spec = self.specs.get((cores, memory_mib))
+        if spec is not None:
+            return spec
+        python = self.record.python
+        if python is None:
+            spec = WorkerSpec(environ={"OMP_NUM_THREADS": str(cores)}, memory_bytes=memory_mib * MIB)
+        else:
+            archives = []
+            for sha256 in python.modules:
+                archive = fetcher.files.get(keys.module(sha256))
+                if archive is None or isinstance(archive, FetchFailure):
+                    return archive
+                archives.append(archive)
+            initializer = b""
+            if python.initializer:
+                blob = fetcher.blobs.get(keys.function(python.initializer))
+                if blob is None or isinstance(blob, FetchFailure):
+                    return blob
+                initializer = blob.data or Path(blob.path).read_bytes()
+            spec = WorkerSpec(
+                environ={"OMP_NUM_THREADS": str(cores)},
+                sys_path=python.sys_path,
+                archives=tuple(archives),
+                initializer=initializer,
+                python_version=python.version,
+                cloudpickle=python.cloudpickle,
+                memory_bytes=memory_mib * MIB,
+                group=python.worker_group,
+            )
+        self.specs[cores, memory_mib] = spec
+        return spec
+
+
+class RecordCache:
+    """Level-triggered cache of `Info`.
+
+    Args:
+        post: puts a call into the owner's mailbox. wake: tells the owner that something came.
+        settings: the cluster's present settings.
+        expand: completes a record whose command or environment lies in the store (None: it is on its way).
+        endings: of a secured cluster: what has ended for ever, whatever a record says.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        settings: Callable[[], ClusterSettings],
+        expand: Callable[[Submission], Submission | FetchFailure | None],
+        log: Log,
+        endings: Endings | None = None,
+    ) -> None:
+        self.endings = endings
+        self._coordinator = coordinator
+        self._post = post
+        self.wake = wake
+        self._settings = settings
+        self._expand = expand
+        self._log = log
+        self._here: OrderedDict[int, Info] = OrderedDict()
+        self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
+        self._coming: set[int] = set()
+        self._looking: set[int] = set()
+        self._refused_s: dict[int, float] = {}
+        self._pauses_s: dict[int, float] = {}
+        self._refused_whys: dict[int, str] = {}  # each is told once
+
+    def get(self, submission: int) -> Info | None:
+        """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only."""
+        info = self._here.get(submission)
+        if info is not None:
+            self._here.move_to_end(submission)
+            return info
+        read = self._read.get(submission)
+        if read is not None:
+            return self._complete(*read)
+        if submission not in self._coming and not self.is_refused(submission):
+            self._coming.add(submission)
+            session = self._coordinator.session_id
+            future = self._coordinator.get(paths.sub(submission))
+            future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, session, done)))
+            if self.endings is not None:
+                self.endings.ask(submission)  # behind it, so that it is known by the time the record is needed
+        return None
+
+    def is_refused(self, submission: int) -> bool:
+        """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
+        return machine.monotonic() < self._refused_s.get(submission, -math.inf)
+
+    def is_open(self, submission: int, age_s: float) -> bool | None:
+        """Whether it was open `age_s` seconds ago or later, and has not ended since; None: it is being looked at."""
+        info = self._here.get(submission)
+        if info is not None and machine.monotonic() - info.read_s <= age_s and info.session == self._coordinator.session_id:
+            has_ended = self.endings.look(submission) if self.endings is not None else False
+            if has_ended is not None:
+                return not (info.is_closed or has_ended)
+            assert self.endings is not None
+            self.endings.ask(submission)  # what is read now is newer than the record
+            return None
+        if submission not in self._looking:
+            self._looking.add(submission)
+            session = self._coordinator.session_id
+            future = self._coordinator.get(paths.sub(submission))
+            future.add_done_callback(lambda done: self._post(partial(self._looked, submission, session, done)))
+            if self.endings is not None:
+                self.endings.ask(submission)
+        return None
+
+    def _looked(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
+        self._looking.discard(submission)
+        info = self._here.get(submission)
+        try:
+            found = done.result()
+            if info is not None:
+                info.is_closed = found is None or checked_record(found.data, submission).phase is Phase.CLOSED
+                info.read_s, info.session = machine.monotonic(), session
+        except CoordinationUnavailable:
+            pass  # asked again at the next use
+        except RmgrError:
+            if info is not None:
+                info.is_closed, info.read_s, info.session = True, machine.monotonic(), session
+        self.wake()
+
+    def forget_lost(self) -> None:
+        """Files that workers need may have been removed: their specifications are made anew."""
+        for info in self._here.values():
+            for specs in (info.specs, info.own_specs):
+                for size in [size for size, spec in specs.items() if not all(map(os.path.lexists, spec.archives))]:
+                    del specs[size]
+
+    def forget(self, submission: int) -> None:
+        """Read it again at the next use."""
+        self._here.pop(submission, None)
+        self._read.pop(submission, None)
+
+    def _arrived(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
+        self._coming.discard(submission)
+        try:
+            found = done.result()
+            if found is None:
+                self._refuse(submission, "its record is gone")
+            else:
+                record = checked_record(found.data, submission)
+                self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
+        except CoordinationUnavailable:
+            pass  # asked again at the next use
+        except InvalidRecord as error:
+            self._distrust(submission, error.message)
+        except RmgrError as error:
+            self._refuse(submission, error.message)
+        self.wake()
+
+    def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info | None:
+        expanded = self._expand(record) if record.spec_sha256 else record
+        if expanded is None:
+            return None
+        del self._read[record.id]
+        if isinstance(expanded, FetchFailure):
+            if expanded.reason is Reason.UNTRUSTED:
+                return self._distrust(record.id, expanded.error)
+            self._pauses_s.pop(record.id, None)  # the store may be back at any moment
+            self._refuse(record.id, expanded.error)
+            return None
+        array = parse_array(expanded.array) if expanded.array else None
+        queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
+        info = self._here[record.id] = Info(expanded, queue, array)
+        info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
+        info.czxid = czxid
+        while len(self._here) > _KEEP:
+            self._here.popitem(last=False)
+        return info
+
+    def _distrust(self, submission: int, why: str) -> Info:
+        """Its record is none that may be believed: what waits of it ends, and the record is not looked at again."""
+        self._log.warning("submission_invalid", submission=submission, why=why)
+        nobodys = Submission(id=submission, name="", user="", queue="", work=Work.COMMAND)
+        info = self._here[submission] = Info(nobodys, QueueSpec(name=""), None, refusal=why)
+        while len(self._here) > _KEEP:
+            self._here.popitem(last=False)
+        return info
+
+    def _refuse(self, submission: int, why: str) -> None:
+        if len(self._refused_s) > _KEEP:
+            self._refused_s.clear()
+            self._pauses_s.clear()
+            self._refused_whys.clear()
+        pause_s = self._pauses_s[submission] = min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
+        self._refused_s[submission] = machine.monotonic() + pause_s
+        if self._refused_whys.get(submission) != why:
+            self._log.warning("submission_not_readable", submission=submission, why=why)
+        self._refused_whys[submission] = why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    """The store row of what does not fit a record."""
+
+    command: Command | None = None
+    python: PythonEnvironment | None = None
+
+
+def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | FetchFailure | None]:
+    """Completes records whose command or environment is row `file/<spec_sha256>` of the store (JSON)."""
+
+    def expand(record: Submission) -> Submission | FetchFailure | None:
+        blob = fetcher.blobs.get(keys.upload(record.spec_sha256))
+        if blob is None or isinstance(blob, FetchFailure):
+            return blob
+        try:
+            where = keys.upload(record.spec_sha256)
+            spec = decode_record(blob.data or Path(blob.path).read_bytes(), _Spec, where)
+            whole = replace(record, command=spec.command, python=spec.python, spec_sha256="")
+            check(whole, where=where)
+        except (RmgrError, OSError) as error:
+            return FetchFailure(Reason.UNTRUSTED if isinstance(error, InvalidRecord | WrongCluster) else Reason.START_FAILED, str(error))
+        return whole
+
+    return expand

@@ -1,0 +1,479 @@
+"""Claimed tasks to lanes: in the order in which their blocks were claimed, as many at once as keeps the slots busy.
+
+A task that does not fit now stops everything behind it (nothing may slip past a large task for ever), unless its queue
+allows `backfill_pull`. One that lacks only another resource than cores and memory stops those behind it that need that, too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Container
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from rmgr.coord import keys
+from rmgr.daemons.starter.core.arguments import Arguments, ArgumentsPiece, where
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
+from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
+from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
+from rmgr.daemons.starter.execution.launch import Kit, PlacedWork
+from rmgr.daemons.starter.health.trust import Gate, refusal_of
+from rmgr.daemons.starter.staging.accounts import Accounts
+from rmgr.daemons.starter.staging.stage import Staged, Stager
+from rmgr.model.block import BlockKey
+from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
+from rmgr.model.states import Reason
+from rmgr.model.submission import Command
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+
+#: Bytes of arguments in one message.
+_BATCH_BYTES = 4 * 1024 * 1024
+#: Bytes of arguments fetched ahead of the slots.
+_AHEAD_BYTES = 16 * 1024 * 1024
+#: A slot whose task has run this long gives up what waits behind it, when another slot is free.
+_LONG_S = 0.03
+#: Taking tasks back from a slot is worth it when they would wait at least this long.
+_WORTH_S = 0.005
+
+
+class Dispatcher:
+    """Hands the ready tasks of one node's blocks to its lanes.
+
+    Args:
+        blocks: the node's claimed blocks, in the order of their claims (the owner's own dictionary).
+        environ: variables for all work of this node. output_cap: bytes kept of one stream.
+        accounts: whose rights work has, None = the Starter's. separate: users never share a worker.
+        gate: refuses what its user did not sign.
+        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+    """
+
+    def __init__(
+        self,
+        blocks: dict[BlockKey, ClaimedBlock],
+        lanes: Lanes,
+        *,
+        times: TaskTimes,
+        fetcher: Fetcher,
+        stager: Stager,
+        environ: dict[str, str],
+        output_cap: int,
+        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
+        accounts: Accounts | None = None,
+        separate: bool = False,
+        gate: Gate | None = None,
+        jobs: PlacedWork | None = None,
+    ) -> None:
+        self._gate = gate
+        self._jobs = jobs
+        self._blocks = blocks
+        self._accounts = accounts
+        self._separate = separate
+        self._lanes = lanes
+        self._times = times
+        self._fetcher = fetcher
+        self._stager = stager
+        self._environ = environ
+        self._output_cap = output_cap
+        self._on_unstartable = on_unstartable
+        self._kits: dict[BlockKey, Kit] = {}
+        self._coming: set[BlockKey] = set()  #: blocks whose kits are on their way
+        self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        block.is_dropped = True
+        if isinstance(block.payloads, Arguments) and not block.data.keyed:
+            block.payloads = None  # a file may go with it, and what is referred to in circles stays for long
+        self._kits.pop(block.key, None)
+        self._coming.discard(block.key)
+        self._stager.forget(block)
+        if self._jobs is not None and block.is_placed:
+            self._jobs.forget(block)
+
+    def withhold(self, users: Container[str]) -> None:
+        """Waiting work of these users starts only after their accounts were looked up again. Cost: O(blocks)."""
+        for key, block in self._blocks.items():
+            if block.info.record.user in users:
+                self._kits.pop(key, None)
+
+    def doubt(self, block: ClaimedBlock) -> None:
+        """What of it has not begun is verified again before it may."""
+        block.is_verified = False
+        self._kits.pop(block.key, None)
+
+    def forget_lost(self) -> None:
+        """Files that tasks need may have been removed: what is known of them is looked at anew."""
+        for key, kit in list(self._kits.items()):
+            if not all(map(os.path.lexists, kit.files)):
+                del self._kits[key]
+        for block in self._blocks.values():
+            if isinstance(block.payloads, Arguments) and block.payloads.path and not os.path.lexists(block.payloads.path):
+                block.payloads = None
+
+    def run(self) -> None:
+        """One pass. Raises: OSError when no slot can be opened."""
+        self._lanes.grant()
+        self.is_held_up = False
+        if self._lanes.wants_grant:
+            return
+        lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
+        is_crowded = self._lanes.is_owed  #: a placed job needs room
+        is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits
+        for block in list(self._blocks.values()):
+            if not block.ready:
+                continue
+            if is_reserved and not block.is_placed:
+                break
+            needs = block.info.needs
+            if needs and lacking and any(name in lacking for name, _ in needs):
+                continue
+            kit = self._kit(block)
+            if kit is None:
+                self._coming.add(block.key)
+                is_reserved = is_reserved or block.is_placed
+                continue
+            if isinstance(kit, FetchFailure):
+                self._on_unstartable(block, block.take_ready(), kit)
+                continue
+            if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
+                is_reserved = is_crowded = is_reserved or block.seat is None
+                continue
+            waits_for_room = self._start(block, kit)
+            if block.is_placed:
+                is_reserved = is_reserved or waits_for_room
+                is_crowded = is_crowded or waits_for_room
+            elif waits_for_room and needs and self._lanes.fits(block.key.cores, block.key.memory_mib):
+                lacking.update(name for name, count in needs if self._lanes.free_of(name) < count)
+            elif waits_for_room and not block.info.queue.backfill_pull:
+                self.is_held_up = not self._lanes.fits(block.key.cores, block.key.memory_mib)
+                self._fetch_ahead()
+                return
+        self.is_held_up = is_reserved
+        if is_crowded:
+            self.recall_all()  # what waits behind running tasks would keep their slots
+
+    def kept(self, block: ClaimedBlock) -> int:
+        """How many of its waiting tasks, from the front on, are not given away: their files are here, or on their way to a free slot."""
+        key = block.key
+        if key in self._coming:
+            return self._lanes.slots_for(key.cores) if self._lanes.fits(key.cores, key.memory_mib) else 0
+        return self._stager.kept(block, machine.monotonic())
+
+    def _fetch_ahead(self) -> None:
+        """While the slots are busy the next arguments and inputs come from the store, some MiB of them: memory and disk stay bounded."""
+        ahead = 0
+        for block in self._blocks.values():
+            if ahead >= _AHEAD_BYTES:
+                return
+            if block.data.keyed and block.ready and isinstance(self._kit(block), Kit) and not self._stager.read_ahead(block):
+                return
+            if block.data.row and block.ready:
+                if block.payloads is None:
+                    self._kit(block)
+                ahead += sum(len(block.payload(index)) for index in block.ready) if block.payloads is not None else _BATCH_BYTES
+
+    # -- one block ---------------------------------------------------------------------------------------------------------
+
+    def _kit(self, block: ClaimedBlock) -> Kit | FetchFailure | None:
+        kit = self._kits.get(block.key)
+        if kit is not None:
+            return kit
+        refusal = refusal_of(block, self._gate)
+        if refusal is None or isinstance(refusal, FetchFailure):
+            return refusal
+        if block.payloads is None:
+            row = self._fetcher.rows.get(block.data.row)
+            if row is None or isinstance(row, FetchFailure):
+                return row
+            if len(row) < block.key.end - block.base:
+                return FetchFailure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
+            block.payloads = row
+        info: Info = block.info
+        if self._accounts is not None:
+            account = self._accounts.get(info.record.user)
+            if account is None or isinstance(account, FetchFailure):
+                return account
+            info.account = account
+            if info.is_python and not block.data.keyed and isinstance(block.payloads, Arguments):
+                handed = self._accounts.arguments(account, block.payloads)
+                if not isinstance(handed, Arguments):
+                    return handed
+                block.payloads = handed
+        key = block.key
+        shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
+        if self._jobs is not None and block.is_placed:
+            shape = self._jobs.shape(block, shape)
+        made = self._python_kit(block, info, shape) if info.is_python else self._command_kit(info, shape)
+        if isinstance(made, Kit):
+            made = self._own(made, info)
+        if isinstance(made, Kit):
+            self._kits[key] = made
+            self._coming.discard(key)
+        return made
+
+    def _own(self, kit: Kit, info: Info) -> Kit | FetchFailure | None:
+        """The kit with files that its user may read, and workers that are his alone."""
+        if self._separate and kit.spec is not None:
+            size = kit.shape.cores, kit.shape.memory_bytes
+            own = info.own_specs.get(size)
+            if own is None:
+                own = info.own_specs[size] = replace(kit.spec, group=f"{info.record.user}/{kit.spec.group}")
+            kit.spec = own
+        accounts, account = self._accounts, info.account
+        if accounts is None or account is None:
+            return kit
+        archives = []
+        for archive in kit.spec.archives if kit.spec is not None else ():
+            mine = accounts.copy(account, archive)
+            if not isinstance(mine, str):
+                return mine
+            archives.append(mine)
+        if kit.spec is not None:
+            kit.spec = replace(kit.spec, archives=tuple(archives))
+        for blob in (kit.blob, kit.stdin):
+            mine = accounts.copy(account, blob.path) if blob is not None else ""
+            if not isinstance(mine, str):
+                return mine
+            if blob is kit.blob and blob is not None:
+                kit.blob = replace(blob, path=mine)
+            elif blob is not None:
+                kit.stdin = replace(blob, path=mine)
+        return kit
+
+    def _python_kit(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
+        spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
+        blob = self._fetcher.blobs.get(keys.function(block.data.function))
+        if info.python:
+            trouble = self._python_trouble(info, block.node)
+            if trouble is None or isinstance(trouble, FetchFailure):
+                return trouble
+        if spec is None or isinstance(spec, FetchFailure):
+            return spec
+        if blob is None or isinstance(blob, FetchFailure):
+            return blob
+        return Kit(shape, spec=spec, function=block.data.function, blob=blob)
+
+    def _python_trouble(self, info: Info, node: str) -> FetchFailure | str | None:
+        """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
+        if self._accounts is None or info.account is None:
+            missing = f"there is no Python interpreter {info.python} on node {node}"
+            return "" if os.access(info.python, os.X_OK) else FetchFailure(Reason.START_FAILED, missing)
+        problem = self._accounts.python(info.account, info.python)
+        if not problem:
+            return problem
+        why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
+        return FetchFailure(Reason.START_FAILED, why, blames_node=False)
+
+    def _command_kit(self, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
+        command = info.record.command
+        if command is None:
+            return Kit(shape, command=Command())
+        kit = Kit(shape, command=command)
+        if command.script_sha256:
+            script = self._fetcher.blobs.get(keys.upload(command.script_sha256))
+            if script is None or isinstance(script, FetchFailure):
+                return script
+            kit.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
+        if command.stdin_sha256:
+            stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
+            if stdin is None or isinstance(stdin, FetchFailure):
+                return stdin
+            kit.stdin = stdin
+        return kit
+
+    def _start(self, block: ClaimedBlock, kit: Kit) -> bool:
+        """Hands out what it can. True: tasks of it could start if there were room."""
+        key, info, now_s = block.key, block.info, machine.monotonic()
+        task_s = self._times.of(block.kind)
+        slots = self._lanes.slots_for(key.cores, info.needs) if not block.is_placed else 1
+        size = batch_size(ready=len(block.ready), slots=slots, task_s=task_s)
+        while block.ready:
+            startable = self._stager.startable(block)
+            if not startable:
+                return False
+            lane = self._lane(block, info, kit, task_s, now_s)
+            if lane is None:
+                return not any(lane.serial is block for lane in self._lanes)
+            if block.data.serial:
+                lane.serial = block
+            # All that it had may have been taken back before it came to it, and be on its way still: a single one is not taken back.
+            most = 1 if lane.lags(_BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
+            self._send(lane, block, kit, min(most, startable), now_s)
+        return False
+
+    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> WorkerLane | None:
+        """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
+        size = cores, memory_mib, needs = self._lanes.size_of(block)
+        if block.data.serial:
+            mine = next((lane for lane in self._lanes if lane.serial is block), None)
+            if mine is not None:
+                return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
+            return self._lanes.open_for(info, kit.spec, *size)
+        lane = self._lanes.open_for(info, kit.spec, *size)
+        if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit or block.is_placed:
+            return lane
+        running = [
+            lane
+            for lane in self._lanes
+            if lane.is_for(info, kit.spec, cores, memory_mib, needs) and self._has_little(lane, task_s) and not self._is_long(lane, now_s)
+        ]
+        return min(running, key=lambda lane: len(lane.tasks), default=None)
+
+    def _has_little(self, lane: WorkerLane, task_s: float) -> bool:
+        """It would ask for more soon: what it has takes little time, as its running task can tell, and what it was sent is with it."""
+        if lane.lags(_BATCH_BYTES):
+            return False
+        now_s = self._times.of(lane.kind)
+        low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S
+        return now_s is not None and len(lane.tasks) <= max(1, int(low_s / max(now_s, task_s)))
+
+    def _send(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
+        indices = block.hand_out(count)
+        send = self._send_calls if kit.spec is not None else self._send_commands
+        sent = send(lane, block, kit, indices)
+        if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
+            lane.since_s = now_s
+        if not sent:  # the worker is going: its end is on the way
+            for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:
+                del lane.tasks[seq]
+            block.put_back(indices)
+            if not lane.tasks:
+                self._lanes.give_up(lane)
+
+    def _send_calls(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+        assert lane.worker is not None
+        assert kit.blob is not None
+        next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
+        plain, keyed, tasks, argument = block.info.array is None, block.data.keyed, lane.tasks, block.payload
+        items, size = [], 0
+        for at, index in enumerate(indices):
+            staged = self._stager.take(block, index) if keyed else None
+            payload = argument(index) if staged is None else staged.payload
+            if self._accounts is not None and type(payload) is ArgumentsPiece:
+                payload = payload.read()  # the file is not its user's
+            there = None if isinstance(payload, bytes) else where(payload)
+            size += len(payload) if there is None else 0
+            if size > _BATCH_BYTES and items:
+                block.put_back(indices[at:])
+                del indices[at:]
+                break
+            seq = next_seq()
+            tasks[seq] = (block, index)
+            shown = -1 if plain else label(index)
+            items.append(TaskItem(seq, index, attempt, shown, payload) if there is None else TaskItem(seq, index, attempt, shown, **there))
+        batch = TaskBatch(
+            shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
+            function=kit.function,
+            blob=b"" if kit.blob.path else kit.blob.data,
+            path=str(kit.blob.path),
+            keyed=block.data.keyed,
+            items=tuple(items),
+        )
+        sent = lane.worker.send(batch)
+        failpoint("starter.running")
+        return sent
+
+    def _send_commands(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+        command = kit.command
+        assert command is not None
+        info: Info = block.info
+        is_staged, has_named = self._stager.is_needed(block), bool(command.out or command.err)
+        items = []
+        for index, seq in ((index, self._lanes.runner.next_seq()) for index in indices):
+            lane.tasks[seq] = (block, index)
+            staged: Staged | None = self._stager.take(block, index) if is_staged else None
+            payload = block.payload(index)
+            payload = payload.read() if isinstance(payload, ArgumentsPiece) else payload
+            environ = {"RMGR_ENTRY": os_text(payload)} if payload else None
+            out, err = self._stager.named_outputs(block, index) if has_named else ("", "")
+            items.append(
+                CommandItem(
+                    seq=seq,
+                    index=index,
+                    attempt=block.key.attempt,
+                    label=info.label(index),
+                    directory=staged.directory if staged is not None else "",
+                    environ=environ,
+                    out=out,
+                    err=err,
+                )
+            )
+        sent = lane.slot.run(
+            CommandBatch(
+                shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
+                argv=command.argv,
+                script=kit.script,
+                cwd=command.cwd,
+                stdin=b"" if kit.stdin is None or kit.stdin.path else kit.stdin.data,
+                stdin_path=str(kit.stdin.path) if kit.stdin is not None else "",
+                keep=bool(command.output_files) or is_staged,
+                append=self._stager.appends(block),
+                items=tuple(items),
+            )
+        )
+        failpoint("starter.running")
+        return sent
+
+    # -- nothing waits behind a long task -----------------------------------------------------------------------------------
+
+    def level(self, now_s: float) -> bool:
+        """Takes tasks back from lanes where they would wait: behind a long one, or while another slot is free.
+
+        True: look again soon.
+        """
+        again = False
+        for lane in list(self._lanes):
+            waiting = len(lane.tasks) - 1
+            if waiting < 1 or lane.serial is not None or lane.recalling or lane.info is None or lane.blocked_seq:
+                continue
+            again = True
+            if self._is_long(lane, now_s):
+                self._lanes.recall(lane)
+            elif self._lanes.fits(*lane.shape) and waiting * self._task_s(lane) > _WORTH_S and not self._has_ready():
+                self._lanes.recall(lane, keep=waiting // 2)
+        return again
+
+    def is_stalled(self, now_s: float) -> bool:
+        """No slot is free, and none will be soon."""
+        return self._lanes.free_cores == 0 and all(self._is_long(lane, now_s) for lane in self._lanes)
+
+    def frees_soon(self, now_s: float) -> bool:
+        """A slot will be free within the time for which work is kept ready, by all that is known."""
+        for lane in self._lanes:
+            task_s = self._task_s(lane)
+            left_s = len(lane.tasks) * task_s - (now_s - lane.since_s)
+            if task_s and left_s < AHEAD_S and not self._is_long(lane, now_s):
+                return True
+        return False
+
+    def _is_long(self, lane: WorkerLane, now_s: float) -> bool:
+        """What runs there takes much longer than was to be expected."""
+        return now_s - lane.since_s > _LONG_S + 3 * self._task_s(lane)
+
+    def _task_s(self, lane: WorkerLane) -> float:
+        return self._times.of(lane.kind) or 0.0
+
+    def recall_all(self) -> None:
+        """Takes back everything that has not begun."""
+        for lane in list(self._lanes):
+            if len(lane.tasks) > 1 and not lane.recalling:
+                self._lanes.recall(lane)
+
+    def _has_ready(self) -> bool:
+        return any(block.ready for block in self._blocks.values())
+
+
+def _with(shape: BatchShape, lane: WorkerLane) -> BatchShape:
+    """The shape with the variables of what is the lane's own."""
+    return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
+
+
+def os_text(data: bytes) -> str:
+    """Bytes as a variable's text, whatever they are."""
+    return data.decode(errors="surrogateescape").replace("\0", "")

@@ -1,0 +1,458 @@
+"""What the slots of a node report, turned into outcomes of tasks. The common case (a quick call, a small result) is short."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.accounts import acting
+from rmgr.adapters.process import Worker
+from rmgr.adapters.workevents import (
+    CommandsEnded,
+    SlotLost,
+    SlotUp,
+    Surprised,
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerUnblocking,
+    WorkEvent,
+    lost_words,
+)
+from rmgr.client.repair import delete_pointers
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.execution.holds import HeldPart
+from rmgr.daemons.starter.execution.lanes import Lanes, Task
+from rmgr.daemons.starter.execution.logs import LiveLogs
+from rmgr.daemons.starter.execution.reopen import Reopening
+from rmgr.daemons.starter.staging.outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
+from rmgr.daemons.starter.staging.rows import StoringEnding
+from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.staging.stage_files import inside
+from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
+from rmgr.log import audit
+from rmgr.model.block import PastAttempt
+from rmgr.model.frames import CommandEnd
+from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.shared import Shared
+
+#: What starting a command costs its slot beside its run time.
+_COMMAND_S = 0.001
+#: A spawner that cannot start workers (no memory, no processes). Work can bring its spawner there, too: a fresh one tells.
+_FORK_FAILED = "fork_failed"
+
+
+class Ends:
+    """Ends of attempts of one node.
+
+    Args:
+        shared: the settings of the cluster, its store. on_end: counts (kind, how many, seconds of each).
+        on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report. on_missing: files of the
+            Starter may have been removed.
+        is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
+        spool: where values wait for a store that is away.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        shared: Shared,
+        *,
+        stager: Stager,
+        logs: LiveLogs,
+        on_end: Callable[[State | None, int, float], None],
+        on_strike: Callable[[str, str], None],
+        on_surprise: Callable[[str], None],
+        on_missing: Callable[[], object],
+        is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
+        spool: Path,
+        log: Log,
+    ) -> None:
+        self._rows = shared.rows
+        self._is_awaited = is_awaited
+        self._lanes = lanes
+        self._io = shared.io
+        self._stager = stager
+        self._times = shared.times
+        self._logs = logs
+        self._settings = shared.settings
+        self._on_end = on_end
+        self._on_strike = on_strike
+        self.reopening = Reopening(lanes, on_strike)
+        self._on_surprise = on_surprise
+        self._on_missing = on_missing
+        self._spool = spool
+        self._log = log
+        self._refused: dict[Worker, Ending] = {}
+
+    def take(self, events: list[WorkEvent]) -> None:
+        """Takes in what the slots reported."""
+        now_s = machine.monotonic()
+        for event in events:
+            match event:
+                case TasksEnded():
+                    self._tasks_ended(event, now_s)
+                case CommandsEnded():
+                    self._commands_ended(event, now_s)
+                case TasksReturned():
+                    lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
+                    if lane is not None:
+                        self.returned(self._lanes.ended(lane, event.seqs, None), now_s)
+                        lane.recalling = False
+                case WorkerBlocked():
+                    lane = self._lanes.of_worker(event.worker)
+                    if lane is not None:
+                        self._lanes.block(lane, event.seq)
+                case WorkerUnblocking():
+                    lane = self._lanes.of_worker(event.worker)
+                    if lane is not None:
+                        self._lanes.unblock(lane, event.seq)
+                case WorkerFailed():
+                    error = f"{INITIALIZER_FAILED}: {event.summary}" if event.initializer else event.summary
+                    self._refused[event.worker] = Ending(
+                        reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
+                    )
+                case WorkerEnded():
+                    self._worker_ended(event, now_s)
+                case SlotUp():
+                    self.reopening.up(event.slot)
+                case SlotLost():
+                    self._slot_lost(event, now_s)
+                case Surprised():
+                    self._on_surprise(event.what)
+                    if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
+                        self._on_strike(event.what, event.detail)
+                    elif event.what == _FORK_FAILED:
+                        event.slot.kill()
+                    elif event.what == DIRECTORY_GONE:
+                        self._on_missing()
+                        self._lanes.retire(event.slot)
+                    self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------
+
+    def _tasks_ended(self, event: TasksEnded, now_s: float) -> None:
+        lane = self._lanes.of_worker(event.worker)
+        if lane is None:
+            return
+        take, has_flushed, completed = lane.tasks.pop, self._logs.has, State.COMPLETED
+        quick: list[Outcome] = []
+        busy: dict[ClaimedBlock, list[int]] = {}  #: tasks, microseconds, and those that were not quick
+        current: ClaimedBlock | None = None
+        counts = [0, 0, 0]
+        base_us = 0
+        past: tuple[PastAttempt, ...] = ()
+        for end in event.ends:
+            task = take(end.seq, None)
+            if task is None:
+                continue
+            block, index = task
+            if block is not current:
+                if quick and current is not None:
+                    self._settle_quick(current, quick, now_s)
+                    quick = []
+                current, base_us, past = block, block.base_us, block.data.past
+                counts = busy.setdefault(block, [0, 0, 0])
+            elapsed_us, data = end.elapsed_us, end.data
+            counts[0] += 1
+            counts[1] += elapsed_us
+            if end.extra is None and len(data) <= MAX_INLINE_VALUE and not has_flushed(end.seq):
+                quick.append(
+                    Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past)
+                )
+            else:
+                counts[2] += 1
+                ending = of_task(end)
+                ending.home = str(event.slot.directory)
+                ending.flushed = self._logs.take(end.seq)
+                self.ended(block, index, ending, now_s)
+        if quick and current is not None:
+            self._settle_quick(current, quick, now_s)
+        for block, (count, busy_us, others) in busy.items():
+            self._times.observe(block.kind, count, busy_us / 1e6)
+            if count > others:
+                self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
+        self._lanes.left(lane, now_s)
+
+    def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
+        block.live -= len(outcomes)
+        block.settle(outcomes, now_s)
+        if self._stager.is_needed(block):
+            for outcome in outcomes:
+                self._stager.done(block, outcome.index)
+
+    def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
+        lane = self._lanes.of_worker(event.worker)
+        refusal = self._refused.pop(event.worker, None)
+        if lane is None:
+            return
+        tasks = dict(lane.tasks)
+        if refusal is None and not event.slot.is_up and self._lanes.has_chosen_python(event.slot):
+            where = f"on {next(iter(tasks.values()))[0].node} " if tasks else ""
+            told = f"the interpreter {self._lanes.python_of(event.slot)} {where}cannot run rmgr's worker ({event.detail}): is rmgr in it?"
+            refusal = Ending(reason=Reason.START_FAILED, error=told)
+        self._lanes.drop_worker(event.worker)
+        if event.seq and event.seq in tasks:
+            block, index = tasks.pop(event.seq)
+            ending = Ending(
+                reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
+                error=event.detail or f"its worker ended: {event.reason}",
+                exit_code=128 + event.signal if event.signal else event.exit_code,
+                started_us=event.started_us,
+                elapsed_us=event.elapsed_us,
+                cpu_us=event.cpu_us,
+                max_rss_kib=event.max_rss_kib,
+                out=event.out,
+                err=event.err,
+                flushed=self._logs.take(event.seq),
+            )
+            self.ended(block, index, ending, now_s)
+        if refusal is None:
+            self.returned(list(tasks.values()), now_s)
+            return
+        for block, index in tasks.values():
+            self.ended(block, index, refusal, now_s)
+
+    # -- commands ------------------------------------------------------------------------------------------------------------
+
+    def _commands_ended(self, event: CommandsEnded, now_s: float) -> None:
+        lane = self._lanes.of_slot(event.slot)
+        if lane is None:
+            return
+        busy: dict[ClaimedBlock, list[int]] = {}
+        plain: dict[ClaimedBlock, list[Outcome]] = {}
+        for end in event.ends:
+            task = lane.tasks.get(end.seq)
+            if task is None:
+                if isinstance(lane.owner, HeldPart):
+                    lane.owner.ended(end)
+                continue
+            block, index = task
+            counts = busy.get(block)
+            if counts is None:
+                counts = busy[block] = [0, 0]
+                if not _leaves_files(block) and not _has_helpers(block):
+                    plain[block] = []
+            counts[0] += 1
+            counts[1] += end.elapsed_us
+            outcomes = plain.get(block)
+            if outcomes is not None and not self._logs.has(end.seq) and (outcome := plain_outcome(block, index, end)) is not None:
+                outcomes.append(outcome)
+                if end.out.size or end.err.size:
+                    self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
+                continue
+            ending = of_command(end)
+            ending.home = str(event.slot.directory)
+            ending.flushed = self._logs.take(end.seq)
+            self._collect(block, index, end, ending)
+            self.ended(block, index, ending, now_s)
+        for block, outcomes in plain.items():
+            if outcomes:
+                self._settle_quick(block, outcomes, now_s)
+                self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
+        for block, (count, busy_us) in busy.items():
+            self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
+        self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
+
+    def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
+        """Output files of a command, and the files that the user named for its streams."""
+        command = block.info.record.command
+        if command is None:
+            return
+        out, err = self._stager.named_outputs(block, index)
+        shared = self._stager.appends(block)
+        ending.kept_paths = tuple(path for path in (out, err) if path)
+        if shared and block.key.count > 1:  # one file of many tasks: not the output of any one of them
+            ending.out = ending.out if ending.out.path != out or not out else type(ending.out)(size=ending.out.size)
+            ending.err = ending.err if ending.err.path != err or not err else type(ending.err)(size=ending.err.size)
+        ending.directory = end.directory
+        if command.output_files and ending.reason is Reason.NONE:
+            home = Path(command.cwd or end.directory or "/")
+            try:
+                files = tuple(str(inside(home, name) if not Path(name).is_absolute() else Path(name)) for _, name in command.output_files)
+            except PermissionDenied as error:
+                ending.reason, ending.error = Reason.BAD_OUTPUT, error.message
+                return
+            with acting(block.info.account):
+                missing = next((path for path in files if not Path(path).is_file()), None)
+            if missing is None:
+                ending.files = files
+            else:
+                ending.reason, ending.error = Reason.BAD_OUTPUT, f"its output file {missing} was not written"
+
+    # -- slots ---------------------------------------------------------------------------------------------------------------
+
+    def _slot_lost(self, event: SlotLost, now_s: float) -> None:
+        lane = self._lanes.of_slot(event.slot)
+        tasks, owner = (dict(lane.tasks), lane.owner) if lane is not None else ({}, None)
+        running = frozenset(event.running)
+        chosen = not event.slot.is_up and self._lanes.has_chosen_python(event.slot)
+        self._lanes.drop_slot(event.slot)
+        for seq, (block, index) in tasks.items():
+            if seq in running:
+                ran_us = int((now_s - lane.since_s) * 1e6) if lane is not None else 0
+                ending = Ending(
+                    reason=Reason.WORKER_LOST,
+                    error=lost_words(event.why),
+                    started_us=machine.wall_us() - ran_us,
+                    elapsed_us=ran_us,
+                    flushed=self._logs.take(seq),
+                )
+                self.ended(block, index, ending, now_s)
+        self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
+        if isinstance(owner, HeldPart) and owner.seq in event.running:
+            owner.lost(lost_words(event.why))
+        if event.expected:
+            self.reopening.closed(event.slot, now_s)
+        elif not chosen:
+            self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
+            self.reopening.lost(event.slot, event.why, now_s)
+
+    # -- what becomes of an attempt --------------------------------------------------------------------------------------------
+
+    def returned(self, tasks: list[Task], now_s: float) -> None:
+        """These did not start: they wait again, or end CANCELLED when that was asked for."""
+        for block, index in tasks:
+            block.put_back((index,))
+            words = block.cancel_words(index)
+            if words is not None:
+                block.take_ready((index,))
+                block.settle([cancelled(index, words)], now_s)
+
+    def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
+        """Tasks (no longer in ready) that cannot be started."""
+        now_s = machine.monotonic()
+        for index in indices:
+            block.live += 1
+            now_us = machine.wall_us()
+            ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
+            self.ended(block, index, ending, now_s)
+        if failure.is_refusal and indices:
+            key, user = block.key, block.info.record.user
+            what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
+            audit(self._log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
+        if failure.blames_node:
+            self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
+
+    def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+        """A live attempt is over."""
+        if block.is_placed and self._is_awaited(block, ending, lambda: self._told(block, index, ending, machine.monotonic())):
+            return
+        self._told(block, index, ending, now_s)
+
+    def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
+        block.live -= 1
+        if ending.reason is Reason.NODE_LOST:
+            self._on_missing()
+        elif ending.reason is Reason.DISK_LIMIT:
+            ending.error = block.over_limit.get(index, ending.error)
+        ending.account = block.info.account
+        if block.payloads is not None and crowded(block, index, ending):
+            ending.log_rows = True
+        if not ending.needs_store:
+            self._conclude(block, index, ending, None, now_s)
+            return
+        block.writing += 1
+        done = partial(self._written, block, index, ending)
+        self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
+
+    def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+        block.writing -= 1
+        written = result if isinstance(result, Written) else None
+        if isinstance(result, Exception):
+            what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
+            self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
+            # A file that its user may not read, or has taken away, is no fault of the node.
+            is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
+            his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
+            his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # no store takes it from him
+            ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
+            ending.error = f"its output could not be stored: {what}"
+            if ending.values is not None or ending.files:
+                self._delete_rows(block, index)  # some of them may be there
+            ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
+            if is_gone:
+                self._on_missing()
+            elif not his:
+                self._on_strike("output_not_stored", what)
+        failpoint("starter.output_written")
+        self._conclude(block, index, ending, written, machine.monotonic())
+
+    def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+        key, record = block.key, block.info.record
+        ended = conclude(
+            block,
+            index,
+            ending,
+            written,
+            backoff_us=record.backoff_us,
+            max_losses=self._settings().max_losses,
+            cancelled=block.cancel_words(index),
+        )
+        if isinstance(ended, Outcome):
+            block.settle([ended], now_s)
+            self._on_end(ended.state, 1, ended.elapsed_us / 1e6)
+            if ended.state is not State.COMPLETED and not block.data.resubmit and ended.reason is not Reason.UNTRUSTED:
+                self._delete_outputs(block, index)
+        else:
+            block.settle_failed(index, ended, now_s)
+            self._on_end(None, 1, ending.elapsed_us / 1e6)
+        if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
+            self._logs.remember(key.submission, key.attempt, ended, index)
+        self._stager.done(block, index)
+        if ending.directory:
+            self._io.run(lambda _store: _remove(ending), lambda _result: None)
+
+    def _delete_outputs(self, block: ClaimedBlock, index: int) -> None:
+        """At most once, and it failed: nothing of it stays."""
+        outputs = self._stager.outputs_of(block, index)
+        self._delete_rows(block, index)
+        self._io.run(lambda store: delete_pointers(store, block.key.submission, index, outputs), lambda _result: None)
+
+    def _delete_rows(self, block: ClaimedBlock, index: int) -> None:
+        key = block.key
+
+        def job(store: Store) -> None:
+            for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
+                store.delete(name)
+
+        self._io.run(job, lambda _result: None)
+
+
+def _leaves_files(block: ClaimedBlock) -> bool:
+    """Its commands have files of their own to be collected or kept."""
+    command = block.info.record.command
+    return command is None or bool(command.output_files or command.out or command.err)
+
+
+def _has_helpers(block: ClaimedBlock) -> bool:
+    """It runs on other nodes, too."""
+    return block.data.allocation is not None and bool(block.data.allocation.helpers)
+
+
+def _remove(ending: Ending) -> None:
+    """Its work directory goes, with the rights of whoever named it."""
+    with acting(ending.account):
+        shutil.rmtree(ending.directory, ignore_errors=True)
+
+
+def cancelled(index: int, words: str) -> Outcome:
+    """The outcome of a task that was cancelled before it started."""
+    return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=words)
+

@@ -1,0 +1,335 @@
+"""What jobs with another head hold on a node: their cores and memory are taken out of its lanes until the hold goes.
+
+`/holds/<node>` is the leader's; the Starter reads names and data and takes each hold as soon as it fits. Nothing is pulled
+while one does not. When a hold goes, everything that ran in it is killed, and what it held is free once that is dead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.workevents import death_words, lost_words
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.execution.lanes import WorkerLane
+from rmgr.daemons.starter.execution.reservations import Reservations
+from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
+from rmgr.errors import RmgrError, WrongCluster
+from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
+from rmgr.model.placing import NodeHold
+from rmgr.model.resources import MIB
+from rmgr.model.states import OWN_FAILURES, Reason
+from rmgr.model.units import format_size
+from rmgr.runner import home
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.records import Info
+    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+
+#: In the private directory of a hold: what its ranks save.
+CHECKPOINTS = "saved"
+#: Pause after a hold could not be read.
+_PAUSE_S = 0.5
+#: A record that is none is read again after this; one that takes its place under the same name is read when it comes.
+_LONG_PAUSE_S = 60.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class HeldPart:
+    """One part of a job that runs elsewhere. lane: what it has here, None = nothing yet."""
+
+    name: str
+    submission: int
+    index: int
+    attempt: int
+    record: NodeHold | None = None
+    lane: WorkerLane | None = None
+    seq: int = 0  #: of the program that runs its processes
+    place: Path | None = None  #: its private directory, with the socket of that program
+    is_reading: bool = False
+    is_stale: bool = False  #: something has changed since it was asked for
+    retry_s: float = -math.inf  #: of reading
+    again_s: float = -math.inf  #: when it may be taken again, should what serves it have ended
+    error: str = ""  #: of the last reading, told once
+    is_too_large: bool = False
+    life: str = ""  #: of the node, when it was taken
+    incarnation: int = 0
+    fates: dict[int, str] = field(default_factory=dict)  #: seq of a program that ran its processes -> what became of them all
+    starved: set[int] = field(default_factory=set)  #: of these: those that used more memory than they have
+
+    def suits(self, head: str, cores: int) -> bool:
+        """It has its cores, and is what was asked for (cores 0 = any)."""
+        record = self.record
+        return self.is_ready and record is not None and record.head == head and cores in (0, record.cores)
+
+    def ended(self, end: CommandEnd) -> None:
+        """What runs its processes is dead, and with it they. A fate is the work's own doing; without one the system has ended them."""
+        if not self.is_ready or end.reason not in OWN_FAILURES - {Reason.EXIT_CODE}:
+            self.fates[end.seq] = ""
+            return
+        fate = end.detail
+        if end.reason is Reason.SIGNAL and not fate:
+            fate = lost_words(death_words(-end.signal))
+        if end.reason is Reason.OUT_OF_MEMORY and self.record is not None:
+            fate = f"out of memory: the job has {format_size(self.record.memory_mib * MIB)} there, and its processes used more"
+            self.starved.add(end.seq)
+        self.fates[end.seq] = fate
+
+    def lost(self, words: str) -> None:
+        """Its slot is gone, and with it what ran its processes."""
+        self.fates[self.seq] = words
+
+    @property
+    def is_ready(self) -> bool:
+        """It has its cores."""
+        return self.lane is not None and self.lane.owner is self
+
+    @property
+    def info(self) -> Info | None:
+        """What is known of its submission while it has its cores."""
+        return self.lane.info if self.lane is not None and self.is_ready else None
+
+
+class HeldParts:
+    """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold.
+
+    life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
+    """
+
+    def __init__(
+        self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Log, reservations: Reservations
+    ) -> None:
+        self._node = node
+        self._reservations = reservations
+        self._shared = shared
+        self._accounts = accounts
+        self._directory = directory
+        self._log = log
+        self._holds: dict[str, HeldPart] = {}
+        self._waiters: dict[str, list[tuple[str, int, Future[HeldPart]]]] = {}
+        self.life = machine.guid()[:12]
+
+    def __iter__(self) -> Iterator[HeldPart]:
+        return iter(self._holds.values())
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def parts_of(self, submission: int, index: int) -> list[HeldPart]:
+        """Of one job, whether or not they have their cores."""
+        return [hold for hold in self._holds.values() if (hold.submission, hold.index) == (submission, index)]
+
+    def has(self, name: str) -> bool:
+        """It stands, whether or not it has its cores."""
+        return name in self._holds
+
+    def get(self, name: str) -> HeldPart | None:
+        """A hold that stands and has its cores."""
+        hold = self._holds.get(name)
+        return hold if hold is not None and hold.is_ready else None
+
+    def when_ready(self, name: str, *, head: str, cores: int) -> Future[HeldPart]:
+        """Done once the hold stands, is what was asked for, and has its cores; whoever gives up waiting cancels it."""
+        future: Future[HeldPart] = Future()
+        hold = self._holds.get(name)
+        if hold is not None and hold.suits(head, cores):
+            future.set_result(hold)
+        else:
+            waiting = [other for other in self._waiters.get(name, ()) if not other[2].done()]
+            self._waiters[name] = [*waiting, (head, cores, future)]
+        return future
+
+    def suspend(self, name: str, *, resume: bool) -> bool:
+        """Stops or continues everything that runs in a hold. False: there is none."""
+        hold = self.get(name)
+        if hold is None or hold.lane is None:
+            return False
+        (hold.lane.slot.resume if resume else hold.lane.slot.suspend)(hold.seq)
+        return True
+
+    # -- facts -------------------------------------------------------------------------------------------------------------
+
+    def seen(self, names: Sequence[str] | None) -> None:
+        """The children of `/holds/<node>` (None: it is not there, and nothing is held)."""
+        standing = set(names or ())
+        self._reservations.seen(standing)
+        for name in [name for name in self._holds if name not in standing]:
+            self._log.info("hold_gone", name=name)
+            self._end(self._holds.pop(name))
+        for hold in self._holds.values():
+            if hold.record is not None:
+                self._read(hold)  # one of the same name may have come after it: the attempt that was given back is placed again
+        for name in standing - self._holds.keys():
+            try:
+                submission, index, attempt = paths.parse_hold(name)
+            except ValueError:
+                continue
+            self._holds[name] = HeldPart(name=name, submission=submission, index=index, attempt=attempt)
+
+    def forget_lost(self) -> None:
+        """The private directory of a hold was removed: nothing more can be started in it, so what fails there is the node's loss."""
+        lost = [hold for hold in self._holds.values() if hold.place is not None and not hold.place.is_dir()]
+        if lost:
+            self.life = machine.guid()[:12]
+        for hold in lost:
+            self._log.warning("hold_lost", name=hold.name, why="its directory was removed")
+            if hold.lane is not None and hold.is_ready:
+                hold.lane.slot.stop(hold.seq, reason=Reason.NODE_LOST, grace_us=0)
+            hold.place = None
+
+    def lose(self) -> None:
+        """The node was fenced: its part of every job is over."""
+        for hold in self._holds.values():
+            self._end(hold)
+        self._holds.clear()
+        self._reservations.lose()
+        self.life = machine.guid()[:12]
+
+    # -- acting ------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Takes what fits now; tells the lanes whether something does not."""
+        lanes = self._node.lanes
+        owed, unsure = self._reservations.is_owed, self._reservations.is_unsure
+        for hold in self._holds.values():
+            if hold.record is None or hold.is_stale:
+                self._read(hold)
+                unsure = unsure or (hold.record is None and not hold.error)
+            elif not hold.is_ready and not hold.is_too_large and machine.monotonic() >= hold.again_s:
+                taken = self._take(hold, hold.record)
+                owed, unsure = owed or taken is False, unsure or taken is None
+        lanes.is_owed, lanes.is_unsure = owed, unsure
+
+    def _take(self, hold: HeldPart, record: NodeHold) -> bool | None:
+        """False: there is no room. None: whose it is, and what it takes, is being read."""
+        lanes = self._node.lanes
+        info = self._shared.records.get(hold.submission)
+        if info is None:
+            return True if self._shared.records.is_refused(hold.submission) else None
+        cores, memory_mib = lanes.cores if record.whole else max(1, record.cores), record.memory_mib
+        if cores > lanes.cores or memory_mib > lanes.memory_mib:
+            hold.is_too_large = True
+            self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
+            return True
+        if self._accounts is not None:
+            account = self._accounts.get(info.record.user)
+            if account is None:
+                return None
+            if isinstance(account, FetchFailure):
+                return True  # the start is revoked in time
+            info.account = account
+        needs = lanes.all_resources if record.whole else tuple((name, count * max(1, record.processes)) for name, count in info.needs)
+        if any(count > lanes.resources.get(name, 0) for name, count in needs):
+            hold.is_too_large = True
+            self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
+            return True
+        self._reservations.make_room(hold.submission, hold.index)
+        lane = lanes.open_for(info, None, cores, memory_mib, needs)
+        if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
+            lanes.give_up(lane)
+            lanes.retire(lane.slot)
+            self._node.mending.missed()
+            lane = lanes.open_for(info, None, cores, memory_mib, needs)
+        if lane is None:
+            return False
+        hold.lane, lane.owner = lane, hold
+        hold.life, hold.incarnation = self.life, self._node.incarnation
+        hold.again_s = machine.monotonic() + _PAUSE_S
+        try:
+            self._serve(hold, lane, info)
+        except OSError:  # no descriptor, a full disk: tried again, and until then nobody is told that it is ready
+            hold.lane = None
+            lanes.give_up(lane)
+            raise
+        self._log.info("hold_taken", name=hold.name, cores=cores)
+        waiting = self._waiters.pop(hold.name, [])
+        for head, asked, waiter in waiting:
+            if hold.suits(head, asked) and waiter.set_running_or_notify_cancel():
+                waiter.set_result(hold)
+        left = [entry for entry in waiting if not entry[2].done()]
+        if left:
+            self._waiters[hold.name] = left
+        return True
+
+    def _serve(self, hold: HeldPart, lane: WorkerLane, info: Info) -> None:
+        """Starts the program that runs the hold's processes; whatever they start is killed with it. Raises: OSError."""
+        hold.seq = self._node.lanes.runner.next_seq()
+        place = hold.place = self._directory / f"hold-{hold.name}-{hold.seq}"
+        self._shared.home.check()
+        try:
+            place.mkdir(mode=0o700)
+        except FileNotFoundError:
+            if not self._shared.home.look():
+                raise
+            place.mkdir(mode=0o700)
+        (place / CHECKPOINTS).mkdir(mode=0o700)
+        if info.account is not None:
+            hand_over(place, info.account)
+        shape = BatchShape(
+            submission=hold.submission,
+            cores=lane.cores,
+            memory_bytes=lane.memory_mib * MIB,
+            exclusive=info.is_exclusive,
+            environ={
+                "RMGR_NODE": self._node.name,
+                "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS),
+                "RMGR_CPUS_ON_NODE": str(lane.cores),
+            }
+            | lane.variables,
+        )
+        argv = (home.PYTHON, "-I", "-S", str(home.ROOT / "rmgr" / "runner" / "ranks.py"), str(place))
+        item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
+        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
+
+    def _end(self, hold: HeldPart) -> None:
+        """Its processes are killed; its lane is given up when they are dead."""
+        lane = hold.lane if hold.is_ready else None
+        hold.lane = None
+        if lane is not None:
+            lane.slot.stop(hold.seq, grace_us=0)
+        place = hold.place
+        if place is not None:
+            self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+
+    def _read(self, hold: HeldPart) -> None:
+        if hold.is_reading or machine.monotonic() < hold.retry_s:
+            hold.is_stale = True
+            return
+        hold.is_reading, hold.is_stale = True, False
+        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
+
+    def _arrived(self, hold: HeldPart, done: Future[Stamped | None]) -> None:
+        hold.is_reading = False
+        if self._holds.get(hold.name) is not hold:
+            return
+        try:
+            found = done.result()
+            record = decode_record(found.data, NodeHold, hold.name) if found is not None else None
+            if record is None:
+                self._end(self._holds.pop(hold.name))
+            elif hold.record is None:
+                hold.record = record
+            elif record != hold.record:
+                self._log.info("hold_replaced", name=hold.name)
+                self._end(hold)
+                fresh = HeldPart(name=hold.name, submission=hold.submission, index=hold.index, attempt=hold.attempt, record=record)
+                self._holds[hold.name] = fresh
+        except RmgrError as error:
+            if error.message != hold.error:
+                self._log.warning("hold_not_readable", name=hold.name, error=error.message)
+            hold.error = error.message
+            hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
+            hold.is_stale = True
+        self._shared.wake()

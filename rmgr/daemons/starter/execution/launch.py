@@ -1,0 +1,47 @@
+"""What tasks of a block need to start, and what dispatch knows of placed jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rmgr.adapters.process import WorkerSpec
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import Blob
+from rmgr.model.frames import BatchShape
+from rmgr.model.submission import Command
+
+
+@dataclass(slots=True)
+class Kit:
+    """What all tasks of a block need to start."""
+
+    shape: BatchShape
+    spec: WorkerSpec | None = None
+    function: str = ""
+    blob: Blob | None = None
+    command: Command | None = None
+    script: str = ""
+    stdin: Blob | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """Of this node, that its tasks read."""
+        blobs = [blob.path for blob in (self.blob, self.stdin) if blob is not None and blob.path]
+        return blobs + list(self.spec.archives if self.spec is not None else ())
+
+
+class PlacedWork(Protocol):
+    """The node's placed jobs, as far as starting them goes."""
+
+    def may_start(self, block: ClaimedBlock) -> bool:
+        """Whether its files are here and all its nodes are ready. Raises: OSError when no slot can be opened."""
+        ...
+
+    def shape(self, block: ClaimedBlock, shape: BatchShape) -> BatchShape:
+        """`shape` with the variables of the block's allocation. Raises: OSError when its host file cannot be made."""
+        ...
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        ...

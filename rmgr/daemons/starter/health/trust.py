@@ -1,0 +1,139 @@
+"""The gate before all work of a secured cluster: a block is what its user signed, or nothing of it is fetched or started.
+
+Also signs what this Starter commits. In an open cluster there is no gate.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal
+
+from rmgr.coord.seal import block_statement, check_shape, seal_fragment, spec_digest
+from rmgr.coord.seal_tree import NotSealed, opened
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.model.outcome import Fragment
+from rmgr.model.states import Reason
+from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.trust import Trust
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.core.records import Info, RecordCache
+    from rmgr.model.block import Seal
+
+#: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
+_KEEP = 1024
+#: Age of a record at which it is read again, to see that the submission is not over (s).
+FRESH_S = 1.0
+
+
+def refusal_of(block: ClaimedBlock, gate: Gate | None) -> FetchFailure | Literal[False] | None:
+    """As `Gate.refusal`, for open clusters (no gate), too: what no block or record may hold runs nowhere."""
+    if why := block.refusal or block.info.refusal:
+        return FetchFailure(Reason.UNTRUSTED, f"refused: {why}", blames_node=False, is_refusal=True)
+    if block.turned_away:
+        return None  # it is on its way back
+    return gate.refusal(block) if gate is not None else False
+
+
+class Gate:
+    """Verifies blocks and signs fragments for all nodes of a Starter. Owner's thread only."""
+
+    def __init__(self, credentials: Credentials, trust: Trust, records: RecordCache, *, cluster_id: str) -> None:
+        self._credentials = credentials
+        self._trust = trust
+        self._records = records
+        self._cluster_id = cluster_id
+        self._verified: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()  #: (key, its signature) -> of what
+        self._revocations = 0
+        trust.listen(self._heard)
+
+    @property
+    def generation(self) -> int:
+        """Another one when work that was verified may not be run any more. From any thread."""
+        return self._revocations + (self._records.endings.generation if self._records.endings is not None else 0)
+
+    def is_barred(self, seal: Seal | None, info: Info) -> bool:
+        """The key was its user's when he submitted, and was revoked since: not claimed nor refused, it waits for what is decided.
+
+        Cost: 1 us.
+        """
+        return seal is not None and self._trust.was_key_of(seal.key_id, info.czxid) == info.record.user
+
+    def has_ended(self, block: ClaimedBlock) -> bool:
+        """Its submission has ended since it was verified."""
+        return self._records.endings is not None and self._records.endings.last(block.key.submission)
+
+    def refusal(self, block: ClaimedBlock) -> FetchFailure | Literal[False] | None:
+        """False: the block may be fetched and run. Else why not; None: not known yet, or barred.
+
+        Cost: 0.2 ms once a signature, 0.05 ms a block.
+        """
+        if block.is_verified:
+            return False
+        if self.is_barred(block.seal, block.info):
+            if not block.is_barred:
+                block.is_barred = True
+                self._records.wake()  # to be given back
+            return None
+        info: Info = block.info
+        try:
+            known = self._verify(block, info)
+        except NotSealed as error:
+            return FetchFailure(Reason.UNTRUSTED, f"refused: {error}", blames_node=False, is_refusal=True)  # who ends it audits it
+        if known:
+            block.is_verified = True
+            return False
+        return None
+
+    def sign(self, submission: int, fragment: Fragment) -> Fragment:
+        """The fragment with this Starter's seal."""
+        mine = self._credentials
+        return seal_fragment(
+            fragment, cluster_id=self._cluster_id, submission=submission, key_id=mine.identity.key_id, sign=mine.sign
+        )
+
+    def _heard(self) -> None:
+        """On any thread: keys may have been revoked."""
+        self._revocations = self._trust.revocations
+
+    def _verify(self, block: ClaimedBlock, info: Info) -> bool:
+        """True: it is what its user signed. False: something is on its way. Raises NotSealed."""
+        seal, record, now_s = block.seal, info.origin, machine.wall_s()
+        if seal is None or record is None:
+            raise NotSealed("nobody signed it")
+        if now_s > seal.not_after_s:
+            raise NotSealed("its signature has expired")
+        if not info.spec:
+            info.spec = spec_digest(record)
+        check_shape(block.key, record, block.data.allocation)
+        statement = block_statement(
+            block.key,
+            block.data,
+            seal=seal,
+            payloads=() if block.data.row else block.payloads or (),
+            base=block.base,
+            cluster_id=self._cluster_id,
+            user=record.user,
+            spec=info.spec,
+        )
+        signer = self._trust.look(seal.key_id, at_s=now_s)
+        is_open = self._records.is_open(record.id, FRESH_S)
+        if signer is None or is_open is None:
+            return False
+        if isinstance(signer, str):
+            raise NotSealed(signer)
+        who = signer.identity
+        if not who.is_person or who.name != record.user:
+            raise NotSealed(f"it was signed by {who.role} {who.name}, and is to run for {record.user}")
+        if not is_open:
+            raise NotSealed("its submission is closed")
+        signature, signed = opened(seal.signature, statement)
+        if self._verified.get((seal.key_id, signature)) != signed:
+            if not signer.verify(signature, signed):
+                raise NotSealed("it is not what its user signed: its arguments, its record or its signature was changed")
+            self._verified[seal.key_id, signature] = signed
+            while len(self._verified) > _KEEP:
+                self._verified.popitem(last=False)
+        return True

@@ -1,0 +1,490 @@
+"""Placed jobs on the node that runs their script: START orders become claimed blocks, their environment and host file.
+
+A block that the leader has put under `/running/<node>` is this node's own as soon as its order was read. From then on it
+is what a pulled block is; only that it starts before all of them, and that nothing is pulled while it waits for room.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.records import UNREADABLE, cut, decode_block, decode_record
+from rmgr.daemons.leader.core.seals import AGAIN, Begun
+from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
+from rmgr.daemons.starter.checkpoint.helping import HelperParts
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.unplaced import Unplaced
+from rmgr.daemons.starter.execution.holds import HeldParts
+from rmgr.daemons.starter.execution.reservations import Reservations
+from rmgr.daemons.starter.jobs.barrier import Barriers
+from rmgr.daemons.starter.jobs.ranks import Door
+from rmgr.daemons.starter.jobs.verdict import Verdicts
+from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
+from rmgr.daemons.starter.staging.outputs import Ending
+from rmgr.daemons.starter.staging.spares import Spares
+from rmgr.errors import CoordinationUnavailable, RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.frames import BatchShape
+from rmgr.model.node import NodeRecord
+from rmgr.model.placing import Allocation
+from rmgr.model.resources import share_variable
+from rmgr.model.states import Reason
+from rmgr.runner import home
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.records import Info
+    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+
+#: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
+_PROGRAM = """import sys
+sys.path.insert(0, {root!r})
+from rmgr.runner.rank_client import main
+sys.exit(main(sys.argv[1:]))"""
+_RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
+#: What mpirun takes for ssh.
+_AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
+#: How long a node is tried to be reached with an order to suspend.
+_SUSPEND_S = 10.0
+#: Shapes of jobs that are kept.
+_SHAPES = 64
+#: Pause after a block could not be read.
+_PAUSE_S = 0.5
+#: Ends that want of memory on another node of a job is the cause of, where there was such.
+_STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Coming:
+    """A START order whose block is not the node's own yet."""
+
+    key: BlockKey
+    is_reading: bool = False
+    retry_s: float = -math.inf
+    data: BlockData | None = None
+    version: int = 0
+    zxid: int = 0  #: that made the block
+
+
+class Jobs:
+    """The placed jobs of one node.
+
+    Args:
+        directory: for what belongs to a job while it runs (its host file), made if absent.
+        over: takes a block that was given up off the node.
+        on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
+    """
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        shared: Shared,
+        *,
+        accounts: Accounts | None,
+        directory: Path,
+        over: Callable[[ClaimedBlock], None],
+        on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
+        log: Log,
+    ) -> None:
+        self._node = node
+        self._shared = shared
+        self._directory = directory
+        self._log = log
+        self.reservations = Reservations(node, shared, log=log)
+        self.holds = HeldParts(node, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations)
+        self.barriers = Barriers(node, shared, log)
+        self.verdicts = Verdicts(node, shared, log)
+
+        def cannot_start(block: ClaimedBlock, failure: FetchFailure) -> None:
+            on_unstartable(block, block.take_ready(), failure)
+
+        self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
+        self.helped = HelperParts(self.holds, shared.io.store, node.name, shared.seals)
+        self._unplaced = Unplaced(node, shared, log)
+        self._begun = Begun()
+        self._coming: dict[str, _Coming] = {}
+        self._places: dict[BlockKey, Path] = {}
+        self._spares = Spares(shared.after, Path.unlink)
+        self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
+        self._doors: dict[BlockKey, Door] = {}
+        self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
+        self._generation = 0
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)
+        for left in (*directory.glob("saved-*"), *directory.glob("hold-*")):  # of an older incarnation, and maybe large
+            remove_tree(left)
+
+    def reset(self) -> None:
+        """A new registration: the inbox is read again."""
+        self._generation += 1
+        self._coming.clear()
+        self._begun = Begun()  # what was placed before is for another incarnation
+        self.checkpoints.reset()
+
+    # -- START -------------------------------------------------------------------------------------------------------------
+
+    def begin(self, orders: Sequence[tuple[str, BlockKey]]) -> None:
+        """START orders were read: (guid, block)."""
+        for guid, key in orders:
+            self._coming[guid] = _Coming(key=key)
+        self._read([guid for guid, _ in orders])
+
+    def is_taking(self, submission: int) -> bool:
+        """A job of it is about to be the node's own: orders about it wait."""
+        return any(coming.key.submission == submission for coming in self._coming.values())
+
+    def settle(self) -> None:
+        """Takes what was read over; only while the Starter is registered and its lease is valid. Raises: OSError when no slot opens."""
+        self._take_over()
+        self.reservations.settle()
+        self.holds.settle()
+
+    def _take_over(self) -> None:
+        if not self._coming:
+            return
+        again: list[str] = []
+        taken: list[ClaimedBlock] = []
+        for guid, coming in list(self._coming.items()):
+            if coming.data is None:
+                if not coming.is_reading and machine.monotonic() >= coming.retry_s:
+                    again.append(guid)
+            elif coming.key in self._node.blocks:
+                del self._coming[guid]
+            elif (why := self._unseen(coming, coming.data)) is None:
+                continue
+            elif (info := self._shared.records.get(coming.key.submission)) is not None or (why and self._is_nobodys(coming.key)):
+                del self._coming[guid]
+                allocation = coming.data.allocation
+                if not why and allocation is not None:
+                    why = self._begun.take(allocation.seal)
+                if why or info is None:
+                    self._refuse(coming, coming.data, None if why is AGAIN else info, why)
+                    continue
+                block = ClaimedBlock.claimed(self._node.name, info.record.queue, coming.key, coming.data, coming.version)
+                block.info = info
+                failpoint("starter.job_taken")
+                self._node.claimed(block)
+                taken.append(block)
+        if again:
+            self._read(again)
+        if taken:
+            self._took(taken)
+
+    def _unseen(self, coming: _Coming, data: BlockData) -> str | None:
+        """Why it is none that a leader has placed here, "" when it is; None: not known yet."""
+        assert data.allocation is not None
+        name, seal = paths.block_name(coming.key), data.allocation.seal
+        why = self._shared.placings.look(self._node.name, name, data.allocation, zxid=coming.zxid)
+        if not why and seal is not None and seal.incarnation != self._node.incarnation and why is not None:
+            return "it was placed for another incarnation of this node"
+        return why
+
+    def _is_nobodys(self, key: BlockKey) -> bool:
+        return self._shared.records.is_refused(key.submission)
+
+    def _refuse(self, coming: _Coming, data: BlockData, info: Info | None, why: str) -> None:
+        self._unplaced.refuse(coming.key, data, coming.version, info, why)
+        self._node.orders.left(coming.key)
+
+    def _took(self, taken: Sequence[ClaimedBlock]) -> None:
+        """Its own now, before all that was pulled, after the jobs that came before them."""
+        blocks = self._node.blocks
+        for key in [key for key, other in blocks.items() if not other.is_placed]:
+            blocks[key] = blocks.pop(key)
+        lines: dict[tuple[int, int, tuple[str, ...]], list[ClaimedBlock]] = {}
+        for block in taken:
+            assert block.data.allocation is not None
+            nodes = tuple(node for node, _ in block.data.allocation.shares)
+            lines.setdefault((block.key.submission, block.key.attempt, nodes), []).append(block)
+        for (submission, attempt, nodes), some in lines.items():
+            names = " ".join(f"{submission}_{block.key.first}" for block in some)
+            self._log.info("job_taken", task_id=names, attempt=attempt, nodes=list(nodes))
+
+    def _read(self, guids: Sequence[str]) -> None:
+        comings = [self._coming[guid] for guid in guids]
+        for coming in comings:
+            coming.is_reading = True
+        node, coordinator = self._node.name, self._shared.coordinator
+        future = coordinator.get_many([paths.running_block(node, coming.key) for coming in comings])
+        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, self._generation, guids, done)))
+
+    def _arrived(self, generation: int, guids: Sequence[str], done: Future[list[Stamped | None]]) -> None:
+        if generation != self._generation:
+            return
+        try:
+            answers = done.result()
+        except RmgrError as error:
+            if len(guids) > 1 and not isinstance(error, CoordinationUnavailable):  # one that may not be read fails them all
+                for guid in guids:
+                    self._read([guid])
+                return
+            for guid in guids:
+                self._not_read(self._coming[guid], error)
+            return
+        for guid, found in zip(guids, answers, strict=True):
+            self._found(guid, found)
+        self._shared.wake()
+
+    def _found(self, guid: str, found: Stamped | None) -> None:
+        coming = self._coming[guid]
+        coming.is_reading = False
+        try:
+            data = decode_block(found.data) if found is not None else None
+        except (RmgrError, *UNREADABLE) as error:  # what stands there is no block, now and later, and no leader has placed it
+            del self._coming[guid]
+            self._refuse(coming, BlockData(), None, f"what stands there is no block: {cut(error)}")
+            return
+        allocation = data.allocation if data is not None else None
+        if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:
+            why = "its block is gone" if found is None else "its block is not of this incarnation"
+            self._log.info("order_is_stale", guid=guid, block=paths.block_name(coming.key), why=why)
+            del self._coming[guid]
+            self._node.orders.left(coming.key)
+        else:
+            coming.data, coming.version, coming.zxid = data, found.version, found.stat.czxid
+
+    def _not_read(self, coming: _Coming, error: Exception) -> None:
+        coming.is_reading = False
+        self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
+        coming.retry_s = machine.monotonic() + _PAUSE_S
+
+    # -- what a job finds --------------------------------------------------------------------------------------------------
+
+    def shape(self, block: ClaimedBlock, shape: BatchShape) -> BatchShape:
+        """The shape of its script: `shape` with the variables of its allocation. Raises: OSError when its host file cannot be made.
+
+        Cost: a directory and a file the first time; one that has the directories of another job of its submission has its shape, too.
+        """
+        allocation = block.data.allocation
+        if allocation is None:
+            return shape
+        place, saved = self._place(block), self.checkpoints.make(block)
+        if allocation.helpers:
+            return self._shape(block, allocation, shape, place, saved)
+        key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, allocation.whole, place, saved
+        found = self._shapes.get(key)
+        if found is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            found = self._shapes[key] = self._shape(block, allocation, shape, place, saved)
+        return found
+
+    def _shape(self, block: ClaimedBlock, allocation: Allocation, shape: BatchShape, place: Path, saved: Path) -> BatchShape:
+        hosts = place / "hosts"
+        threads = str(allocation.threads)
+        variables = {
+            "RMGR_NODELIST": ",".join(node for node, _ in allocation.shares),
+            "RMGR_HOSTFILE": str(hosts),
+            "RMGR_NPROCS": str(allocation.processes),
+            "RMGR_THREADS": threads,
+            "RMGR_CPUS_ON_NODE": str(allocation.cores[0]),
+            "RMGR_NODE": self._node.name,
+            "RMGR_CHECKPOINT_DIR": str(saved),
+            "RMGR_RANKS": str(place / "ranks"),
+            # Open MPI 4 starts its daemons through the agent, each of them from here, and waits for them as for ssh's.
+            "OMPI_MCA_plm_rsh_agent": str(place / "rmgr-agent"),
+            "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+            "OMPI_MCA_orte_leave_session_attached": "1",
+            "OMPI_MCA_orte_default_hostfile": str(hosts),
+        }
+        path = shape.environ.get("PATH") or self._node.runner.environ.get("PATH", os.defpath)
+        variables["PATH"] = f"{place / 'bin'}{os.pathsep}{path}"
+        if block.info.needs:
+            variables["RMGR_RESOURCES"] = share_variable(dict(block.info.needs))
+        rigid = block.info.record.rigid
+        if rigid is not None and rigid.kill_on_bad_exit:
+            variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
+        if rigid is not None and rigid.launch:
+            variables["RMGR_LAUNCH"] = rigid.launch
+        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
+
+    def _place(self, block: ClaimedBlock) -> Path:
+        """Its private directory, with the host file in it; without helpers the name of one that all jobs like it have."""
+        key, allocation = block.key, block.data.allocation
+        place = self._places.get(key)
+        if place is not None:
+            return place
+        assert allocation is not None
+        if not allocation.helpers:
+            place = self._places[key] = self._spares.take(allocation.processes) or self._another_name(key, allocation)
+            return place
+        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        self._shared.home.check()
+        _furnish(place, allocation, mode=0o700)
+        account = block.info.account
+        if key in self._doors:  # the last try came no further
+            self._doors.pop(key).close()
+        if allocation.helpers and self._shared.peers is not None:
+            self._doors[key] = Door(
+                place / "ranks",
+                self._shared.peers,
+                nodes=frozenset(node for node, _ in allocation.helpers),
+                endpoint_of=partial(self._endpoint_of, block),
+                hold=f"{key.submission}.{key.first}.{key.attempt}",
+                uid=account.uid if account is not None else -1,
+                on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
+            )
+        if account is not None:  # last: nothing is made where he could have put something else
+            hand_over(place, account)
+        self._places[key] = place  # whole: without descriptors any step above may fail, and is taken again
+        return place
+
+    def _another_name(self, key: BlockKey, allocation: Allocation) -> Path:
+        place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
+        _clear(place)
+        place.symlink_to(self._alone_place(allocation))
+        return place
+
+    def _alone_place(self, allocation: Allocation) -> Path:
+        """A job on one node has nothing of its own in it: it is made once, for that takes longer than a short job. Nobody writes there."""
+        place = self._alone.get(allocation.processes)
+        if place is None or not (place / "hosts").exists():
+            place = self._alone[allocation.processes] = self._directory / f"alone-{allocation.processes}"
+            _furnish(place, allocation, mode=0o755)
+        return place
+
+    def forget_lost(self) -> None:
+        """Directories were removed: those of jobs that have not started are made again."""
+        self._spares.forget_lost()
+        self.checkpoints.forget_lost()
+        for block in self._node.blocks.values():
+            if block.ready and block.key in self._places and not self._places[block.key].exists():
+                door = self._doors.pop(block.key, None)
+                if door is not None:
+                    door.close()
+                del self._places[block.key]
+        self.holds.forget_lost()
+
+    def used_elsewhere(self, block: ClaimedBlock) -> tuple[int, int]:
+        """(processor time in us, peak memory of one process in KiB) of its ranks on other nodes that have ended."""
+        door = self._doors.get(block.key)
+        return door.used if door is not None else (0, 0)
+
+    def _endpoint_of(self, block: ClaimedBlock, helper: str) -> str:
+        promise = self.barriers.promise_of(block, helper)
+        return promise.endpoint if promise is not None else ""
+
+    def lost_ranks(self, block: ClaimedBlock) -> str:
+        """Which node's ranks of the job were ended by the system, and how that showed; "" = none that the job had not replaced."""
+        door = self._doors.get(block.key)
+        return door.lost if door is not None else ""
+
+    def place_of(self, block: ClaimedBlock) -> Path | None:
+        """Its private directory, None = it has not started."""
+        return self._places.get(block.key)
+
+    def may_start(self, block: ClaimedBlock) -> bool:
+        """What it begins with is here, and all its nodes are ready; sees to it. Raises: OSError when no slot can be opened."""
+        allocation = block.data.allocation
+        if block.is_revoked and allocation is not None and not allocation.helpers:
+            self._node.return_unstarted(block)
+            return False
+        if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block):
+            return False
+        self.checkpoints.started(block)
+        return True
+
+    def is_awaited(self, block: ClaimedBlock, ending: Ending, tell: Callable[[], None]) -> bool:
+        """True: the end of an attempt is told later, or never: it was stopped, to go on elsewhere.
+
+        What its ranks on other nodes have used is counted now, whatever becomes of it.
+        """
+        cpu_us, max_rss_kib = self.used_elsewhere(block)
+        ending.cpu_us += cpu_us
+        ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
+        place = self._places.get(block.key)
+        if place is not None and ending.reason in _STARVING and not place.exists():
+            ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
+            del self._places[block.key]  # it is nobody's next one
+        door = self._doors.get(block.key)
+        if door is not None and door.starved and ending.reason in _STARVING:  # its script may have ended of it first
+            ending.reason, ending.error = Reason.OUT_OF_MEMORY, door.starved
+        return self.checkpoints.is_awaited(block, ending, tell) or self.verdicts.is_awaited(block, ending, tell)
+
+    def lose(self, block: ClaimedBlock, node: str) -> None:
+        """A node of its allocation is gone: what has started ends as a loss, what has not goes back to its queue."""
+        if block.ready:
+            block.is_revoked = True
+            self._node.return_unstarted(block)
+        elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
+            self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
+
+    def suspend(self, block: ClaimedBlock, *, resume: bool) -> None:
+        """Its processes on its other nodes stand still or go on, as those here do."""
+        allocation = block.data.allocation
+        for helper, _ in allocation.helpers if allocation is not None else ():
+            future = self._shared.coordinator.get(paths.node(helper))
+            future.add_done_callback(lambda done, helper=helper: self._shared.post(partial(self._suspend, block, helper, resume, done)))  # type: ignore[misc]
+
+    def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, done: Future[Stamped | None]) -> None:
+        def answered(error: RmgrError | None) -> None:
+            if error is not None:
+                what = "not_resumed" if resume else "not_suspended"
+                self._log.warning(what, block=paths.block_name(block.key), target=helper, error=error.message)
+
+        try:
+            found = done.result()
+            endpoint = decode_record(found.data, NodeRecord, helper).endpoint if found is not None else ""
+        except RmgrError as error:
+            answered(error)
+            return
+        if self._shared.peers is not None and endpoint:
+            key = block.key
+            hold = f"{key.submission}.{key.first}.{key.attempt}"
+            self._shared.peers.suspend(endpoint, helper, hold, resume=resume, timeout_s=_SUSPEND_S, done=answered)
+
+    def forget(self, block: ClaimedBlock) -> None:
+        """The block is over."""
+        self._node.orders.left(block.key)
+        self.barriers.forget(block)
+        self.verdicts.forget(block)
+        self.checkpoints.forget(block)
+        door = self._doors.pop(block.key, None)
+        if door is not None:
+            door.close()
+        place = self._places.pop(block.key, None)
+        allocation = block.data.allocation
+        if place is not None and allocation is not None and not allocation.helpers:
+            self._spares.give(allocation.processes, place)
+        elif place is not None:
+            self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+
+
+def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
+    """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
+    _clear(place)
+    place.mkdir(mode=mode)
+    hosts, programs = place / "hosts", place / "bin"
+    hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
+    programs.mkdir()
+    rmgr = _RMGR.format(python=shlex.quote(home.PYTHON), program=shlex.quote(_PROGRAM.format(root=str(home.ROOT))))
+    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", rmgr)):
+        program.write_text(text)
+        program.chmod(mode)
+    hosts.chmod(mode & 0o644)
+    programs.chmod(mode)
+    place.chmod(mode)
+
+
+def _clear(place: Path) -> None:
+    """Nothing stands there any more. Raises: OSError."""
+    if place.is_symlink():
+        place.unlink()
+    elif place.exists():
+        remove_tree(place)

@@ -1,0 +1,387 @@
+"""The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there.
+
+    rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks.py
+
+Both Starters pass bytes on; the head's counts what ranks elsewhere have used.
+Called on threads of the gRPC server and of the door; everything that looks
+at the nodes is asked of the thread that owns them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rmgr.adapters.rpc_ranks import Peers, RanksLink, Step
+from rmgr.daemons.starter.checkpoint.parts import answer, sentence
+from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.model.units import counted
+from rmgr.runner import ranks
+from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.execution.holds import HeldPart
+    from rmgr.daemons.starter.node.loop import Starter
+    from rmgr.daemons.starter.node.node import NodeAgent
+
+_CHUNK = 64 * 1024
+#: How long the program that runs ranks may take to listen.
+_CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
+#: How long it may take until it is known why a node's processes are gone.
+_WORDS_S = 5.0
+#: Pause of a door that has no descriptor for who comes.
+_NO_ROOM_S = 0.2
+#: Longest first line of a connection, and how long it may take.
+_LINE_BYTES, _LINE_S = 4096, 20.0
+#: Connections that a job may have for each other node, and beside that.
+_LINKS_EACH, _LINKS_MORE = 4, 64
+
+
+class RanksAnswering:
+    """`adapters.rpc_ranks.RanksAnswers` of one Starter."""
+
+    def __init__(self, starter: Starter) -> None:
+        self._starter = starter
+
+    def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
+        """See `RanksAnswers.prepare`."""
+        agent = self._agent(node)
+        ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
+        return ready
+
+    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
+        """See `RanksAnswers.suspend`."""
+        agent = self._agent(node)
+        if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume)):
+            raise NotFound(f"the job has no cores on node {node} any more")
+
+    def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
+        """See `RanksAnswers.checkpoint`."""
+        agent = self._agent(node)
+        part = self._ask(node, lambda: agent.jobs.helped.get(hold, resume=step.step == "ask" and step.stop))
+        if part is None:
+            raise NotFound(f"the job has no cores on node {node} any more")
+        try:
+            return answer(part, step)
+        except OSError as error:
+            raise RmgrError(f"node {node}: {sentence(error)}") from None
+
+    def launch(self, node: str, hold: str) -> RanksLink:
+        """See `RanksAnswers.launch`."""
+        agent = self._agent(node)
+        found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
+        if found is None or found.place is None:
+            raise NotFound(f"the job has no cores on node {node} any more")
+        end_s = machine.monotonic() + _CONNECT_S
+        account = found.info.account if found.info is not None else None
+        seq = found.seq
+        user = account.uid if account is not None else os.getuid()
+        while True:
+            try:
+                link = ranks.connect(str(found.place / "ranks"))
+                if ranks.peer_uid(link) not in (-1, user):  # his directory: he may have put the way to somebody else's socket there
+                    link.close()
+                    raise PermissionDenied(f"what listens for the job on node {node} is not its user's")
+                return SocketLink(link, last_words=lambda: self._last_words(node, found, seq))
+            except OSError as error:
+                if machine.monotonic() > end_s or not found.is_ready:
+                    raise Unavailable(f"node {node} does not start processes: {error.strerror}") from None
+                machine.sleep(_CONNECT_PAUSE_S)
+
+    def _last_words(self, node: str, hold: HeldPart, seq: int) -> bytes:
+        """What is said of processes that are gone all at once."""
+        end_s = machine.monotonic() + _WORDS_S
+        while seq not in hold.fates and machine.monotonic() < end_s:  # it is on the way
+            machine.sleep(_CONNECT_PAUSE_S)
+        fate = hold.fates.get(seq, "")
+        if not fate:
+            return b""
+        words = f"node {node}: {fate}".encode()
+        starved = ranks.frame(ranks.STARVED, -1, words) if seq in hold.starved else b""
+        return starved + ranks.frame(ranks.FAILED, -1, words)
+
+    def _ask(self, node: str, question: Callable[[], Any], timeout_s: float = 5.0) -> Any:
+        try:
+            return self._starter.ask(question, timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"node {node} is too busy to answer") from None
+
+    def _agent(self, node: str) -> NodeAgent:
+        agent = self._starter.agents.get(node)
+        if agent is None:
+            raise NotFound(f"this Starter does not serve node {node}")
+        return agent
+
+
+class Places:
+    """Connections from processes of jobs that a Starter may have: they are taken from the descriptors and threads of root. Thread-safe.
+
+    all_links: None = half of the descriptors of this process; a user has half of them.
+    """
+
+    def __init__(self, all_links: int | None = None) -> None:
+        self._all_links = all_links
+        self._largest = 0
+        self._of: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def _most(self) -> int:
+        if self._all_links is not None:
+            return self._all_links
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        # A limit that is lowered for a while makes people wait for descriptors, and refuses nobody.
+        self._largest = max(self._largest, soft // 2 if soft > 0 else _UNLIMITED)
+        return self._largest
+
+    def take(self, uid: int) -> bool:
+        """One more for a user; False: there is none for him."""
+        with self._lock:
+            most = self._most
+            if self._of[uid] >= max(1, most // 2) or self._of.total() >= most:
+                return False
+            self._of[uid] += 1
+        return True
+
+    def give(self, uid: int) -> None:
+        """One is closed."""
+        with self._lock:
+            self._of[uid] -= 1
+            self._of += Counter()  # those with none go
+
+
+_UNLIMITED = 1 << 20
+#: Of this process.
+PLACES = Places()
+
+
+class SocketLink:
+    """`adapters.rpc_ranks.Link` over a socket."""
+
+    def __init__(self, link: socket.socket, *, last_words: Callable[[], bytes] = bytes) -> None:
+        self._link = link
+        self._last_words = last_words
+        self._is_closed = False
+
+    def send(self, data: bytes) -> bool:
+        try:
+            self._link.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def pieces(self) -> Iterator[bytes]:
+        yield from _pieces(self._link)
+        if not self._is_closed and (words := self._last_words()):
+            yield words
+
+    def close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
+        self._link.close()
+
+
+def _pieces(link: socket.socket) -> Iterator[bytes]:
+    """What arrives, until the other end is gone."""
+    with contextlib.suppress(OSError):
+        while data := link.recv(_CHUNK):
+            yield data
+
+
+def _refuse(link: socket.socket, why: str) -> None:
+    """Says why, as far as that can be taken at once, and closes."""
+    link.setblocking(False)
+    with contextlib.suppress(OSError):
+        link.send(ranks.frame(ranks.FAILED, -1, why.encode()))
+    link.close()
+
+
+class Door:
+    """The socket in the private directory of a job through which its processes reach its other nodes.
+
+    Args:
+        path: of the socket. nodes: the other nodes.
+        endpoint_of: where the Starter of such a node was when it was ready ("": it was not). Called on any thread; ZooKeeper, which may
+            be away, is not asked.
+        hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
+        on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
+    A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        peers: Peers,
+        *,
+        nodes: frozenset[str],
+        endpoint_of: Callable[[str], str],
+        hold: str,
+        uid: int = -1,
+        on_starved: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._peers = peers
+        self._endpoint_of = endpoint_of
+        self._closed = threading.Event()
+        self._losses: dict[str, tuple[float, str]] = {}
+        self._nodes = nodes
+        self._hold = hold
+        self._users = frozenset((-1, 0, os.getuid(), uid))
+        self._uid = uid
+        self._most = _LINKS_EACH * len(nodes) + _LINKS_MORE
+        self._links: set[socket.socket] = set()
+        self._cpu_us = self._max_rss_kib = 0
+        self._on_starved = on_starved
+        self.starved = ""  #: where ranks were ended for want of memory, and how much they had
+        self._lock = threading.Lock()
+        self._door = ranks.listen(str(path))
+        machine.Thread(target=self._accept, name="job-door", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends it and what came through it. Idempotent."""
+        self._closed.set()
+        for link in (self._door, *self._links):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    @property
+    def lost(self) -> str:
+        """Which node's ranks were ended by the system and how that showed; "" = none, or the job has run ranks there since."""
+        return next((why for _, why in list(self._losses.values())), "")
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """(processor time in us, peak memory of one process in KiB) of the ranks that have ended on other nodes."""
+        with self._lock:
+            return self._cpu_us, self._max_rss_kib
+
+    def _count(self, cpu_us: int, max_rss_kib: int) -> None:
+        with self._lock:
+            self._cpu_us += cpu_us
+            self._max_rss_kib = max(self._max_rss_kib, max_rss_kib)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._door.accept()
+            except OSError:
+                if self._closed.wait(_NO_ROOM_S):
+                    return
+                continue  # no descriptor is left: who has come waits
+            if ranks.peer_uid(link) not in self._users:
+                link.close()
+                continue
+            if len(self._links) >= self._most or not PLACES.take(self._uid):
+                _refuse(link, f"the job has {counted(len(self._links), 'connection')} to its other nodes, and may have no more")
+                continue
+            with self._lock:
+                self._links.add(link)
+            try:
+                machine.Thread(target=self._serve, args=(link,), name="job-ranks", daemon=True).start()
+            except RuntimeError as error:  # no thread is left
+                self._losses[""] = machine.monotonic(), f"ranks of the job could not be started: {error}"
+                self._forget(link)
+                link.close()
+
+    def _forget(self, link: socket.socket) -> None:
+        with self._lock:
+            self._links.discard(link)
+        PLACES.give(self._uid)
+
+    def _serve(self, link: socket.socket) -> None:
+        try:
+            self._relay(link)
+        except RmgrError as error:
+            with contextlib.suppress(OSError):
+                link.sendall(ranks.frame(ranks.FAILED, -1, error.message.encode()))
+        except OSError:
+            pass  # the job's side is gone, and with it the call
+        finally:
+            self._forget(link)
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # wakes whoever reads it
+            link.close()
+
+    def _relay(self, link: socket.socket) -> None:
+        node, begun_s, left = self._node_of(link), machine.monotonic(), threading.Event()
+        if not node:
+            return
+        try:
+            is_explained = self._pass_on(link, node, left)
+        except PermissionDenied:
+            raise  # the work's own doing
+        except RmgrError as error:
+            if left.is_set():
+                return
+            self._lose(node, error.message)
+            raise
+        if not left.is_set():
+            if not is_explained:
+                self._lose(node, "its processes were ended")
+        elif self._losses.get(node, (begun_s, ""))[0] < begun_s:
+            del self._losses[node]  # the job has tried again, and it went well
+
+    def _lose(self, node: str, why: str) -> None:
+        self._losses[node] = machine.monotonic(), f"node {node} lost ranks of the job: {why}"
+
+    def _node_of(self, link: socket.socket) -> str:
+        """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
+        line, end_s = b"", machine.monotonic() + _LINE_S
+        while not line.endswith(b"\n"):
+            link.settimeout(max(0.001, end_s - machine.monotonic()))
+            byte = link.recv(1)
+            if not byte or len(line) > _LINE_BYTES or machine.monotonic() > end_s:
+                return ""
+            line += byte
+        link.settimeout(None)
+        try:
+            node = str(json.loads(line)["node"])
+        except (ValueError, KeyError, TypeError):
+            raise NotFound("the connection does not say for which node it is") from None
+        if node not in self._nodes:
+            raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")
+        return node
+
+    def _pass_on(self, link: socket.socket, node: str, left: threading.Event) -> bool:
+        """Passes everything on, both ways. left: set when the job's side has ended it. Returns: the node has said why it ended.
+
+        Raises: what `Peers.launch` raises; OSError when the job's side is gone.
+        """
+        endpoint, is_explained = self._endpoint_of(node), False
+        if not endpoint:
+            raise Unavailable(f"node {node} is not ready for the job")
+        cancel: list[Callable[[], None]] = []
+
+        def sent() -> Iterator[bytes]:
+            yield from _pieces(link)
+            left.set()
+            for end in cancel:  # nobody asks any more: what runs there ends
+                end()
+
+        pieces, end = self._peers.launch(endpoint, node, self._hold, sent())
+        cancel.append(end)
+        cutter = ranks.Cutter()
+        try:
+            for piece in pieces:
+                for kind, number, rest in cutter.feed(piece):
+                    if kind == ranks.USED:  # before it is passed on: the job may end with it
+                        self._count(*ranks.usage_of(rest))
+                    elif kind == ranks.FAILED and number < 0:
+                        is_explained = True
+                    elif kind == ranks.STARVED:
+                        self.starved = rest.decode(errors="replace")
+                        self._on_starved()
+                link.sendall(piece)
+        finally:
+            end()
+        return is_explained

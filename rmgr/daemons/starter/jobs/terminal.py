@@ -1,0 +1,69 @@
+"""Terminals of the commands of a Starter: who may sit down at one, and the way there.
+
+The command of an interactive job is runner/terminal.py, which waits at a socket whose name follows from the job's host file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.rpc_ranks import RanksLink
+from rmgr.coord.rights import denied
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.daemons.starter.jobs.ranks import SocketLink
+from rmgr.errors import NotFound, Unavailable
+from rmgr.runner import ranks, terminal
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.loop import Starter
+
+
+class TerminalAnswering:
+    """`adapters.rpc_terminal.TerminalAnswers` of one Starter."""
+
+    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
+        self._starter = starter
+        self._operators = tuple(operators)
+        self._log = log
+
+    def attach(self, submission: int, index: int, *, caller: Caller) -> RanksLink:
+        """See `TerminalAnswers.attach`. Only its owner may type into a command, operators may not."""
+        try:
+            found = self._starter.ask(lambda: self._look(submission, index))
+        except TimeoutError:
+            raise Unavailable("the Starter is busy or registering", hint="try again in a moment") from None
+        if found is None:
+            raise NotFound(f"job {submission} does not run on this node")
+        hosts, uid, owner = found
+        person = person_of(caller, self._operators)
+        with audited(self._log, person, "terminal", str(submission)):
+            if not (person.is_open or person.owns(owner)):
+                raise denied(submission, owner)
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.connect(terminal.address(hosts))
+            if ranks.peer_uid(link) != uid:  # everybody may listen by any name
+                raise Unavailable(f"what listens for job {submission} is not its user's")
+        except OSError as error:
+            link.close()
+            raise Unavailable(f"job {submission} has no terminal yet: {error.strerror}") from None
+        except Unavailable:
+            link.close()
+            raise
+        return SocketLink(link)
+
+    def _look(self, submission: int, index: int) -> tuple[str, int, str] | None:
+        """(host file, whose processes, whose job)."""
+        for agent in self._starter.agents.values():
+            for block in agent.blocks.values():
+                if block.key.submission == submission and block.key.first == index and block.is_placed:
+                    place = agent.jobs.place_of(block)
+                    account = block.info.account if block.info is not None else None
+                    if place is not None:
+                        return str(place / "hosts"), account.uid if account is not None else os.getuid(), block.info.record.user
+        return None

@@ -1,0 +1,465 @@
+"""`rmgr starter`: one process that runs work for one or more nodes; here its parts are put together and taken apart again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rmgr import log as logs
+from rmgr.adapters import rpc_terminal
+from rmgr.adapters.accounts import Account
+from rmgr.adapters.cgroup import CgroupConfig
+from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.gpus import gpus_here
+from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.rpc_ranks import Peers, handler_of
+from rmgr.adapters.trust import Trust, publish
+from rmgr.adapters.zk import ZkCoordinator
+from rmgr.client.bootstrap import read_settings
+from rmgr.client.deeds import Deeds
+from rmgr.config import MAX_NODES, Config, StarterConfig
+from rmgr.coord.ports import Coordinator, Store
+from rmgr.daemons.leader.core.seals import placings_of
+from rmgr.daemons.service.limits_keeper import LimitsKeeper
+from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
+from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, telling
+from rmgr.daemons.service.working import Working
+from rmgr.daemons.starter.checkpoint.seal import seals_of
+from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.ended import Endings
+from rmgr.daemons.starter.core.estimate import TaskTimes
+from rmgr.daemons.starter.core.fetch import Fetcher
+from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.core.records import RecordCache, expander
+from rmgr.daemons.starter.core.room import StagingRoom
+from rmgr.daemons.starter.execution.binding import processors_of
+from rmgr.daemons.starter.health.health import DiskWatch
+from rmgr.daemons.starter.health.reach import Reach
+from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.health.use import Caps, WorkLimits
+from rmgr.daemons.starter.jobs.ranks import RanksAnswering
+from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
+from rmgr.daemons.starter.node.loop import Call, Starter
+from rmgr.daemons.starter.node.node import NodeAgent, Shared
+from rmgr.daemons.starter.node.registry import Registrant, Registry
+from rmgr.daemons.starter.node.service import NodeAnswering
+from rmgr.daemons.starter.pull.hints import Switchboard
+from rmgr.daemons.starter.staging.accounts import open_to_users, policy_of, runs_as_user
+from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.errors import ConfigError
+from rmgr.model.identity import Role
+from rmgr.model.ids import check_name
+from rmgr.model.node import Meta
+from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.runtime.advertise import advertised, advertised_metrics
+from rmgr.runtime.interpreter import set_for_daemon
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
+from rmgr.runtime.signals import SignalMessages
+from rmgr.runtime.stall import StallGuard
+from rmgr.runtime.store_watch import WatchedStore, meet_store
+
+__all__ = ["run"]
+
+#: Longest turn of the loop before the process ends itself; registering waits, and reports progress while it does.
+STALL_S = 15.0
+_META_WAIT_S = 30.0
+#: Stands for users who are in no group that the files of this machine name.
+_STRANGER = Account(name="others", uid=65534, gid=65534)
+
+
+def run(config: Config, *, insecure: bool = False) -> int:
+    """Runs a Starter until SIGTERM or SIGINT; returns its exit code.
+
+    Args: insecure: see `runtime.secured.check_exposure`.
+    Raises: ConfigError; NotConnected, CoordinationUnavailable, WrongCluster at the start; StateConflict when another live
+        Starter serves the node. A data store that does not answer is no reason to end: it is waited for in the background.
+    """
+    names = node_names(config.starter)
+    credentials = credentials_of(config, Role.STARTER)
+    check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
+    log = logs.setup(config.log, "starter", nodes=list(names))
+    directory = work_directory(config.starter, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
+    coordinator = open_zookeeper(config, credentials, insecure=insecure)
+    try:
+        wait_s = config.cluster.connect_timeout_s
+        coordinator.require_connected(wait_s)
+        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
+        try:
+            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
+            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+            where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
+            log.info("starter_started", cluster_id=meta.cluster_id, **where)
+            if credentials is not None:
+                publish(coordinator, credentials)  # for those who read what it signs
+            return _serve(config, names, directory, coordinator, store, meta, log, credentials)
+        finally:
+            store.close()
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def node_names(config: StarterConfig) -> tuple[str, ...]:
+    """Names of the nodes that the process stands for. Raises ConfigError, UsageError."""
+    base = check_name("node", config.node or socket.gethostname().partition(".")[0])
+    if not 1 <= config.nodes <= MAX_NODES:
+        raise ConfigError(f"nodes = {config.nodes} in one Starter; the limit is {MAX_NODES}", hint="start several Starters")
+    return (base,) if config.nodes == 1 else tuple(check_name("node", f"{base}-{number}") for number in range(config.nodes))
+
+
+def work_directory(config: StarterConfig, node: str, *, shared: bool = False) -> Path:
+    """The directory for everything that work needs on this node, made if absent. Raises ConfigError.
+
+    shared: other users' work runs in it, so it cannot be in a home.
+    """
+    service = os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or ("/var/lib/rmgr" if shared else "")  # systemd's StateDirectory=
+    home = Path(service) if service else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr"
+    directory = Path(config.work_dir).resolve() if config.work_dir else home / node
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        for place in (directory, Path(config.work_dir or directory)) if shared else ():  # a link, and what it leads to
+            owner = os.lstat(place).st_uid
+            if owner not in (0, os.geteuid()):
+                why = f"the work directory {place} belongs to uid {owner}, who could exchange what this Starter writes there"
+                raise ConfigError(why, hint=f"rm -r {place}, chown root {place}, or choose another one with --work-dir")
+        probe = directory / ".probe"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"the work directory {directory} cannot be used: {error.strerror}", hint="choose one with --work-dir") from None
+    return directory
+
+
+def capacity_of(config: StarterConfig) -> Capacity:
+    """What each node offers: as configured, else all of this machine; GPUs are found only where it is one node."""
+    found = gpus_here() if config.nodes == 1 and GPU not in config.resources else 0
+    resources = {GPU: found} | config.resources
+    return Capacity(
+        resources={name: count for name, count in sorted(resources.items()) if count},
+        cores=config.cores or len(os.sched_getaffinity(0)),
+        memory_bytes=config.memory_bytes or psutil.virtual_memory().total,
+    )
+
+
+class Parts:
+    """A Starter put together: made by `build`, taken apart by `close`."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        io: StoreIO,
+        runners: list[NodeRunner],
+        metrics: StarterMetrics,
+        disk: DiskWatch,
+        files: list[Path],
+        peers: Peers,
+    ) -> None:
+        self.starter = starter
+        self._files = files
+        self._peers = peers
+        self.io = io
+        self.runners = runners
+        self.metrics = metrics
+        self.disk = disk
+
+    def close(self) -> None:
+        """Ends all work, processes and threads (the session is the caller's)."""
+        for runner in self.runners:
+            runner.close(timeout_s=3.0)
+        self.io.close()
+        self._peers.close()
+        for directory in self._files:
+            remove_tree(directory)
+
+
+def build(
+    config: Config,
+    names: tuple[str, ...],
+    directory: Path,
+    coordinator: Coordinator,
+    store: Store,
+    meta: Meta,
+    log: Log,
+    *,
+    endpoint: str = "",
+    line: str = "",
+    metrics_at: str = "",
+    progress: Callable[[], None] = lambda: None,
+    cgroups: CgroupConfig | None = None,
+    store_note: Callable[[], str] = str,
+    credentials: Credentials | None = None,
+    trust: Trust | None = None,
+    make_runner: Callable[..., NodeRunner] = NodeRunner,
+) -> Parts:
+    """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet.
+
+    make_runner: what runs the work of a node, where it is not to be run (`bench/virtual_starters.py`).
+    """
+    own = config.starter
+    mailbox: Mailbox[Call] = Mailbox()
+    metrics = StarterMetrics()
+    io = StoreIO(store, mailbox.put)
+    peers = Peers(credentials)
+    runners: list[NodeRunner] = []
+    agents: dict[str, NodeAgent] = {}
+
+    def to_agent(name: str, events: list[Any]) -> None:
+        """Slots report before their agent is made; the message is opened after."""
+        mailbox.put(lambda: agents[name].on_work(events))
+
+    users = policy_of(config.security)
+    capacity = capacity_of(own)
+    processors = processors_of(
+        names, cores=capacity.cores, mode=own.bind_cpus, has_all=not own.cores, available=sorted(os.sched_getaffinity(0))
+    )
+    for name in names:
+        runner = make_runner(
+            directory=str(directory / name / "run"),
+            node=name,
+            on_events=partial(to_agent, name),
+            cgroups=cgroups,
+        )
+        if capacity.resources.get(GPU):
+            runner.environ[CUDA] = ""  # of work that asks for none
+        runners.append(runner)
+        for reaped in runner.reaped:
+            log.warning("leftover_ended", node=name, detail=reaped)
+    files = [directory / "blobs", *(directory / name / kind for name in names for kind in ("stage", "private", "jobs"))]
+    for left in files:
+        remove_tree(left)
+
+    def nothing() -> None:
+        """The nodes settle after every message."""
+
+    def stopping() -> bool:
+        return starter.is_stopping
+
+    def fenced(node: str) -> None:
+        starter.on_fenced(node)
+
+    room = StagingRoom(own.staging_cap_bytes, own.staging_cap_user_bytes or (own.staging_cap_bytes * 3 // 4 if users is not None else 0))
+    metrics.staged_bytes.set_function(lambda: room.used_bytes)
+    metrics.values_bytes.set_function(lambda: shared.rows.in_memory_bytes + sum(agent.stager.held_bytes for agent in agents.values()))
+
+    def forget_lost() -> None:
+        """Directories were made again: what was in them is not known any more."""
+        fetcher.forget_lost()
+        records.forget_lost()
+        for agent in agents.values():
+            agent.mending.forget_lost()
+
+    home = io.home = Home(directory, on_mended=lambda: mailbox.put(forget_lost), log=log)
+    fetcher = Fetcher(io, nothing, directory / "blobs", room)
+    if users is not None:
+        open_to_users(directory, names)
+        if problem := Reach(python=own.python, directory=directory).problem(_STRANGER):
+            log.warning("work_of_users_refused", why=problem)
+    for runner in runners:
+        runner.check = home.check
+    home.forget.append(fetcher.uploads.forget_lost)
+    settings = read_settings(coordinator)
+    committer = Committer(coordinator, post=mailbox.put, after=mailbox.after, on_fenced=fenced, count=metrics.count, log=log)
+    records = RecordCache(
+        coordinator,
+        post=mailbox.put,
+        wake=nothing,
+        settings=lambda: starter.settings,
+        expand=expander(fetcher),
+        log=log,
+        endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
+    )
+    deeds = None
+    if credentials is not None and trust is not None:
+        deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
+    shared = Shared(
+        coordinator=coordinator,
+        io=io,
+        home=home,
+        forget_lost=forget_lost,
+        committer=committer,
+        records=records,
+        fetcher=fetcher,
+        inputs=Inputs(coordinator, deeds=deeds),
+        deeds=deeds,
+        times=TaskTimes(),
+        metrics=metrics,
+        settings=lambda: starter.settings,
+        post=mailbox.put,
+        after=mailbox.after,
+        peers=peers,
+        wake=nothing,
+        environ=_way_to_the_cluster(config),
+        output_cap=own.log_cap_bytes,
+        spool_cap=own.spool_cap_bytes,
+        values_cap=own.values_cap_bytes,
+        checkpoint_max_bytes=own.checkpoint_max_bytes,
+        directory=directory,
+        python=own.python,
+        log=log,
+        users=users,
+        processors=processors,
+        separate=bool(config.security.dir),
+        gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
+        seals=seals_of(credentials, trust, meta),
+        placings=placings_of(credentials, trust, meta),
+    )
+    if trust is not None:
+        trust.listen(lambda: mailbox.put(nothing))
+    attributes = NodeAttributes(partition=own.partition, site=own.site, speed=own.speed, features=own.features)
+    for name, runner in zip(names, runners, strict=True):
+        agents[name] = NodeAgent(name, shared, runner, capacity=capacity, attributes=attributes, files=directory / name / "stage")
+    key_id = credentials.identity.key_id if credentials is not None else ""
+    identity = Registrant(endpoint=endpoint, line=line, key_id=key_id, metrics=metrics_at)
+    registry = Registry(coordinator, committer, identity, progress=progress, is_stopping=stopping, log=log)
+    kept = [directory / name / kind for name in names for kind in ("", "run", "run/cache", "stage", "jobs", "private")]
+    home.keep(directory, directory / "blobs", *filter(Path.is_dir, kept))
+    disk = DiskWatch(directory, home.mend)
+    starter = Starter(
+        agents,
+        coordinator=coordinator,
+        mailbox=mailbox,
+        committer=committer,
+        registry=registry,
+        io=io,
+        metrics=metrics,
+        disk=disk,
+        settings=settings,
+        partition=own.partition,
+        cluster_id=meta.cluster_id,
+        stop_grace_s=own.stop_grace_s,
+        log=log,
+        spool_cap=own.spool_cap_bytes,
+        store_note=store_note,
+    )
+    starter.use_settings(settings)
+    if users is not None:
+        caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
+        WorkLimits(agents, directory, caps, after=mailbox.after, post=mailbox.put, log=log)
+    return Parts(starter, io, runners, metrics, disk, files, peers)
+
+
+def _open_lines(
+    own: StarterConfig, nodes: dict[str, NodeAgent], credentials: Credentials | None, trust: Trust | None, log: Log, bounds: Bounds
+) -> Switchboard | None:
+    """Where clients with a direct line call; None: no port is to be had, and all goes on without."""
+    if own.line_port < 0:
+        return None
+    is_revoked = trust.is_revoked if trust is not None else lambda _: False
+    try:
+        host = own.listen.rpartition(":")[0].strip("[]")
+        return Switchboard((host, own.line_port), nodes, credentials=credentials, is_revoked=is_revoked, log=log, bounds=bounds)
+    except OSError as error:
+        log.warning("no_lines", error=str(error))
+        return None
+
+
+def _way_to_the_cluster(config: Config) -> dict[str, str]:
+    """Variables with which work finds the cluster again, to submit more; the Starter's own credentials are not among them."""
+    own = config.security
+    variables = {
+        "RMGR_GATEWAY": own.work_gateway,
+        "RMGR_ZK": config.cluster.zk if not own.work_gateway else "",
+        "RMGR_STORE": config.cluster.store if not own.work_gateway else "",
+        "RMGR_SECURITY_DIR": own.work_bundle,
+        "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if config.security.zookeeper_tls else "",
+    }
+    return {name: value for name, value in variables.items() if value}
+
+
+def _serve(
+    config: Config,
+    names: tuple[str, ...],
+    directory: Path,
+    coordinator: ZkCoordinator,
+    store: WatchedStore,
+    meta: Meta,
+    log: Log,
+    credentials: Credentials | None = None,
+) -> int:
+    notifier = Notifier.from_environment()
+    guard = StallGuard(STALL_S, name="the Starter's loop", on_progress=notifier.beat)
+    trust = open_trust(coordinator, credentials)
+    check_key(trust, credentials, log)
+    bounds = Bounds()
+    server = open_server(config.starter.listen, credentials, trust, log, bounds=bounds)
+    agents: dict[str, NodeAgent] = {}
+    lines = _open_lines(config.starter, agents, credentials, trust, log, bounds)
+    endpoint = advertised(server.endpoint, config.starter.advertise)
+    measured = MetricsPlace(config.starter.metrics, Role.STARTER)
+    parts = build(
+        config,
+        names,
+        directory,
+        coordinator,
+        store,
+        meta,
+        log,
+        endpoint=endpoint,
+        line=f"{endpoint.rpartition(':')[0]}:{lines.port}" if lines is not None else "",
+        metrics_at=advertised_metrics(measured.address, config.starter.advertise),
+        progress=guard.progress,
+        cgroups=CgroupConfig(),
+        store_note=store.note,
+        credentials=credentials,
+        trust=trust,
+    )
+    agents.update(parts.starter.agents)
+    keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
+    parts.metrics.store_up.set_function(lambda: store.is_up)
+    parts.metrics.refused_connections.set_function(lambda: server.refused_connections)
+    server.add_node(
+        NodeAnswering(
+            parts.starter,
+            store,
+            disk=parts.disk,
+            spooled=lambda: parts.io.pending_bytes,
+            store_note=store.note,
+            operators=config.security.operators,
+            log=log,
+        )
+    )
+    server.add_generic(handler_of(RanksAnswering(parts.starter)))
+    server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
+    LimitsKeeper(coordinator, bounds, log).start()
+    voice = VoiceCheck(server.is_mute, telling("the Starter's", log))
+    working = Working(coordinator, store, guard, parts.starter.unable, lambda: voice.trouble)
+    end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
+    server.start()
+    check_voice(server, credentials, log)
+    voice.start()
+    log.info("starter_listens", endpoint=server.endpoint, address=measured.address)
+    signals = SignalMessages(lambda _signal: parts.starter.stop(), patience=2)
+    signals.install()
+    set_for_daemon()
+    guard.start()
+    try:
+        parts.starter.serve(guard, notifier if notifier.is_on else None)
+    finally:
+        coordinator.close(timeout_s=2.0)  # first of all: the cluster need not wait for the session to expire
+        if keeper is not None:
+            keeper.stop()
+        guard.stop()
+        voice.stop()
+        server.stop(0.2)
+        if lines is not None:
+            lines.close()
+        parts.close()
+        end_metrics()
+        signals.restore()
+    if parts.starter.failure is not None:
+        raise parts.starter.failure
+    log.info("starter_stopped")
+    return 0

@@ -1,0 +1,480 @@
+"""The Starter's loop: one thread, one mailbox; session and lease decide whether its nodes may act, the nodes do the rest.
+
+    registered, lease valid      nodes settle after every handful of messages: dispatch, claim, commit
+    SUSPENDED                    the same until the lease is over: commits wait in the adapter, work runs on
+    lease over                   nothing is claimed or committed; exclusive work is dead by now; the rest runs on
+    new session, or fenced       REGISTER as a new incarnation: what still stands is adopted, everything else killed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from rmgr.client.bootstrap import check_same, read_meta
+from rmgr.coord import paths
+from rmgr.coord.multi import Stamped
+from rmgr.coord.ports import Coordinator, SessionState
+from rmgr.coord.records import decode_record
+from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.daemons.starter.health.health import DiskWatch
+from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.node.node import NodeAgent
+from rmgr.daemons.starter.node.registry import Registry, Stopping
+from rmgr.daemons.starter.pull.board import PendingQueue
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
+from rmgr.model.node import Drain
+from rmgr.model.queue import ClusterSettings, Dispatch
+from rmgr.model.states import Reason
+from rmgr.model.units import format_size
+from rmgr.runtime import loop, machine
+from rmgr.runtime.aside import Aside, place_of
+from rmgr.runtime.backoff import Backoff
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.lease import Lease
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.notify import Notifier
+from rmgr.runtime.release import check_release
+from rmgr.runtime.stall import StallGuard
+
+T = TypeVar("T")
+Call = Callable[[], None]
+
+#: Messages taken out before the nodes settle.
+_MESSAGES = 200
+#: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
+_ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
+#: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
+_KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
+#: What taking the process apart may cost after that.
+_CLOSE_S = 8.0
+#: Inputs that have been waited for so long are somebody else's to read.
+_STARVED_S = 2.0
+#: Without contact a Starter that is told to stop waits this long.
+_NO_CONTACT_S = 3.0
+
+
+class Starter:
+    """All nodes of one process.
+
+    Args:
+        mailbox: what everything posts into (made by the caller, who needs it for the parts).
+        cluster_id: any other cluster is refused at each new session.
+        spool_cap: bytes of finished outputs that may wait for the store. store_note: what is wrong with it, for people.
+    """
+
+    def __init__(
+        self,
+        agents: Mapping[str, NodeAgent],
+        *,
+        coordinator: Coordinator,
+        mailbox: Mailbox[Call],
+        committer: Committer,
+        registry: Registry,
+        io: StoreIO,
+        metrics: StarterMetrics,
+        disk: DiskWatch,
+        settings: ClusterSettings,
+        partition: str,
+        cluster_id: str,
+        stop_grace_s: float,
+        log: Log,
+        spool_cap: int = 1 << 30,
+        store_note: Callable[[], str] = str,
+    ) -> None:
+        self.agents = agents
+        self.settings = settings
+        self.failure: RmgrError | None = None
+        self._coordinator = coordinator
+        self.mailbox = mailbox
+        self._committer = committer
+        self._registry = registry
+        self._io = io
+        self._metrics = metrics
+        self._disk = disk
+        self._partition = partition
+        self._cluster_id = cluster_id
+        self._stop_grace_s = stop_grace_s
+        self._spool_cap = spool_cap
+        self._store_note = store_note
+        self._log = log
+        self._lease = Lease(coordinator)
+        self._session = SessionState.LOST
+        self._retry_register_s: float | None = None  #: monotonic time of the next try, None = at once
+        self._backoff = Backoff(0.1, 2.0)
+        self._was_acting = self._was_quiet = False
+        self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
+        self._boards: list[PendingQueue] = []
+        self._hungry: frozenset[str] = frozenset()
+        self._stop_s: float | None = None  #: when running work is killed
+        self._signals = 0
+        self._told_to_stop = False
+        self._killed: set[Any] = set()
+        self._quiet_since_s: float | None = None
+        self._finished = False
+        self._guard: StallGuard | None = None
+        self._notifier: Notifier | None = None
+        self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is told once
+        self._renewed_s: float | None = None  #: None = no exclusive work is here
+        self._spooled = 0  #: bytes, as the metric shows
+        self._hold_watches = {name: self._watch_holds(name) for name in agents}
+        self._watches = self._make_watches()
+        self._idle_watch = self._watch(lambda watch: coordinator.children(paths.IDLE, watch=watch), self._on_idle, resync_s=2.0)
+
+    @property
+    def is_stopping(self) -> bool:
+        """It was told to stop."""
+        return self._stop_s is not None or self._told_to_stop
+
+    def unable(self) -> str:
+        """Why no node of it takes new work, "" while one does, or only an operator drains it. From any thread."""
+        if not self._was_acting:
+            return f"nothing is claimed: {self._why_not()}"
+        whys = [[why for who, why in list(agent.drains.items()) if who != "operator"] for agent in self.agents.values()]
+        return "; ".join(dict.fromkeys(why for each in whys for why in each)) if all(whys) else ""
+
+    # -- from any thread -------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """SIGTERM or SIGINT: drain, then end; again: now."""
+        self._told_to_stop = True
+        self.mailbox.put(self._on_stop)
+
+    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """The answer of the thread that owns the state. Raises: TimeoutError."""
+        answer: Future[T] = Future()
+
+        def reply() -> None:
+            try:
+                answer.set_result(question())
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                answer.set_exception(error)
+
+        self.mailbox.put(reply)
+        return answer.result(timeout_s)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
+        """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
+        self.begin(guard, notifier)
+        loop.run(self)
+        if self.failure is None and self._committer.may_commit:
+            self._registry.leave([name for name, agent in self.agents.items() if agent.is_empty])
+
+    def begin(self, guard: StallGuard | None = None, notifier: Notifier | None = None) -> None:
+        """Listens to its session; from now on `turn` may be called (see `runtime.loop`)."""
+        self._guard, self._notifier = guard, notifier
+        self._coordinator.listen(lambda state: self.mailbox.put(partial(self._on_session, state)))
+        if notifier is not None:
+            self._round_s = notifier.round_s(_QUIET_ROUND_S)
+        self._come_round()
+
+    def turn(self, message: Call | None) -> bool:
+        """See `runtime.loop.Owner`. Handles the message and those behind it, then the nodes settle."""
+        self._was_quiet = message is None
+        started_s = machine.perf_counter()
+        is_quiet = False
+        if message is not None:
+            self._handle(message)
+            is_quiet = isinstance(message, Quietly)
+            for more in self.mailbox.drain(_MESSAGES):
+                self._handle(more)
+                is_quiet = is_quiet and isinstance(more, Quietly)
+        if not is_quiet or self.wait_s() <= 0:
+            self._handle(self._settle)
+        self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
+        self._come_round()
+        return not self._finished
+
+    def _come_round(self) -> None:
+        """Each turn is told to whoever watches that there are some."""
+        if self._guard is not None:
+            self._guard.progress()
+        if self._notifier is not None:
+            self._tell(self._notifier)
+        if not self._finished:
+            failpoint("starter.round")
+
+    def _tell(self, notifier: Notifier) -> None:
+        """Ready once its nodes are registered; the status says what it does."""
+        if self._stop_s is not None:
+            notifier.stopping(within_s=self._stop_s - machine.monotonic() + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S)
+            notifier.tell("draining")
+            return
+        if self._was_acting:
+            notifier.ready()
+        drains = "; ".join(f"{agent.name} drained: {why}" for agent in self.agents.values() for why in agent.drains.values())
+        serving = f"serving {', '.join(self.agents)}" if self._was_acting else f"degraded: nothing is claimed, {self._why_not()}"
+        if note := self._store_note():
+            serving = f"{serving}; degraded: {note}"
+        notifier.tell(f"{serving}; {drains}" if drains else serving)
+
+    def _handle(self, message: Call) -> None:
+        try:
+            message()
+        except Exception as error:  # noqa: BLE001 - loop boundary: one bad message must not end the node's work
+            self._aside.add(place_of(error), None, error)
+
+    def wait_s(self) -> float:
+        """See `runtime.loop.Owner`."""
+        now_s = machine.monotonic()
+        until_s = now_s + min(self._round_s, _QUIET_ROUND_S if self._is_quiet else _ROUND_S)
+        if self._was_acting:
+            until_s = min(until_s, self._lease.valid_until_s())
+            until_s = min([until_s, *(agent.next_s for agent in self.agents.values())])
+            until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s is not None else until_s
+        elif self._retry_register_s is not None:
+            until_s = min(until_s, self._retry_register_s)
+        if self._stop_s is not None:
+            until_s = min(until_s, now_s + 0.1)
+        return max(0.0, until_s - now_s)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing is here that might have to be tried again, or become a reason to drain the node."""
+        idle = self._was_quiet and self._was_acting and not self._committer.in_flight and not self._io.pending_bytes
+        return idle and all(agent.is_empty and not agent.drains for agent in self.agents.values())
+
+    def _settle(self) -> None:
+        now_s = machine.monotonic()
+        is_due = self._retry_register_s is None or now_s >= self._retry_register_s
+        if not self._committer.is_registered and self._session is SessionState.CONNECTED and is_due:
+            self._register()
+            now_s = machine.monotonic()
+        acting = self._committer.is_registered and self._lease.is_valid()
+        self._committer.is_paused = not acting
+        if acting != self._was_acting:
+            self._was_acting = acting
+            self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())
+        self._check_disk(now_s)
+        self._check_store(now_s)
+        if acting:
+            self._renew_leases(now_s)
+            hungry = self._hungry
+            for agent in self.agents.values():
+                try:
+                    agent.settle(self._boards, hungry, now_s)
+                except Exception as error:  # noqa: BLE001 - the boundary of one node: its neighbours in this process go on
+                    self._aside.add(place_of(error), None, error)
+            self._watch_hungry()
+        if (pending := self._io.pending_bytes) != self._spooled:
+            self._spooled = pending
+            self._metrics.spooled_bytes.set(pending)
+        if self._stop_s is not None:
+            self._progress_stop(now_s, acting=acting)
+
+    def _why_not(self) -> str:
+        return "the lease is over" if self._committer.is_registered else "not registered"
+
+    # -- session, lease, fence -----------------------------------------------------------------------------------------------
+
+    def _on_session(self, state: SessionState) -> None:
+        if state is not self._session:
+            self._log.info("session", state=state.value, session_id=f"{self._coordinator.session_id:#x}")
+        self._session = state
+        if state is SessionState.LOST:
+            self._unregister("the session is gone")
+        elif state is SessionState.CONNECTED:
+            self._retry_register_s = None
+
+    def on_fenced(self, node: str) -> None:
+        """A fence has moved: everything of that node is dead to the cluster."""
+        if not self._committer.is_registered:
+            return
+        self._log.error("node_fenced", node=node)
+        agent = self.agents[node]
+        for block in list(agent.blocks.values()):
+            agent.drop_block(block)
+        agent.jobs.holds.lose()
+        self._unregister("fenced")
+
+    def _unregister(self, why: str) -> None:
+        if self._committer.is_registered:
+            self._log.warning("registration_over", why=why)
+        self._committer.stop()
+        for watched in [*self._watches, *self._hold_watches.values(), self._idle_watch]:
+            watched.stop()
+        self._hungry = frozenset()
+
+    def _register(self) -> None:
+        try:
+            check_release(check_same(read_meta(self._coordinator), self._cluster_id))  # the cluster may have gone on without us
+            self._registry.register(list(self.agents.values()))
+        except (PermissionDenied, StateConflict, VersionMismatch, WrongCluster) as error:
+            self._log.error("starter_gives_up", error=error.message)
+            self.failure = error
+            self._finished = True
+        except Stopping:
+            self._finished = True
+        except (CoordinationUnavailable, QuotaReached, KeyError) as error:
+            self._retry_register_s = machine.monotonic() + self._backoff.next_s()
+            self._log.warning("not_registered", error=str(error))
+        else:
+            self._backoff.reset()
+            self._retry_register_s = None
+            self._metrics.registrations.inc()
+            self._lease.rearm()
+            for board in self._boards:
+                board.reset()
+            for watched in self._watches:
+                watched.start()
+
+    def _renew_leases(self, now_s: float) -> None:
+        """Exclusive work lives as long as the lease that its spawner was told of."""
+        infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
+        if not any(info is not None and info.is_exclusive for info in infos):
+            self._renewed_s = None
+            return
+        if self._renewed_s is not None and now_s - self._renewed_s < self._lease.length_s / 8 * 0.9:
+            return
+        self._renewed_s = now_s
+        end_ns = machine.boottime_ns() + int(self._lease.remaining_s() * 1e9)
+        for agent in self.agents.values():
+            agent.runner.renew_lease(end_ns)
+
+    # -- watches -----------------------------------------------------------------------------------------------------------
+
+    def _watch(self, ask: Any, tell: Callable[[Any], None], **options: float) -> WatchedZnode[Any]:
+        return WatchedZnode(ask, tell, post=self.mailbox.put, after=self.mailbox.after, **options)
+
+    def _make_watches(self) -> list[WatchedZnode[Any]]:
+        get = self._coordinator.get
+        watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
+        for name in self.agents:
+            watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
+            watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._on_drain, name)))
+            watches.append(self._watch(lambda watch, name=name: get(paths.hold(name), watch=watch), partial(self._on_hold_place, name)))
+        return watches
+
+    def _watch_holds(self, node: str) -> WatchedZnode[Any]:
+        holds = self.agents[node].jobs.holds
+        return self._watch(lambda watch: self._coordinator.children(paths.hold(node), watch=watch), holds.seen)
+
+    def _on_hold_place(self, node: str, found: Stamped | None) -> None:
+        """The leader makes the parent of a node's holds with the first one; its children are watched once it is there."""
+        watched = self._hold_watches[node]
+        if found is None:
+            watched.stop()
+            self.agents[node].jobs.holds.seen(None)
+        elif not watched.is_on:
+            watched.start()
+
+    def _on_record(self, node: str, found: Stamped | None) -> None:
+        """The paper's check: has this Starter been declared dead meanwhile?"""
+        if self._committer.is_registered and (found is None or found.version != self._committer.fence(node)):
+            self.on_fenced(node)
+
+    def _on_drain(self, node: str, found: Stamped | None) -> None:
+        agent = self.agents[node]
+        if found is None:
+            if agent.drains.pop("operator", None) is not None:
+                self._log.info("node_resumed", node=node)
+            return
+        reason = decode_record(found.data, Drain, paths.drain(node)).reason
+        if agent.drains.get("operator") != reason:
+            agent.drains["operator"] = reason
+            self._log.info("node_drained", node=node, why=reason)
+
+    def _on_settings(self, found: Stamped | None) -> None:
+        settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
+        if settings != self.settings or not self._boards:
+            self.use_settings(settings)
+        for board in self._boards:
+            board.since = found.stat.mzxid if found is not None else 0
+
+    def use_settings(self, settings: ClusterSettings) -> None:
+        """Queues of this Starter's partition, highest rank first."""
+        self.settings = settings
+        old = {board.spec.name: board for board in self._boards}
+        wanted = [queue for queue in settings.queues if queue.partition == self._partition and queue.dispatch is Dispatch.PULL]
+        boards = []
+        for queue in sorted(wanted, key=lambda queue: (-queue.rank, queue.name)):
+            board = old.get(queue.name)
+            if board is None:
+                board = PendingQueue(queue, self._coordinator, post=self.mailbox.put, wake=_nothing, salt=next(iter(self.agents)))
+            board.spec = queue
+            boards.append(board)
+        self._boards = boards
+        self._log.info("queues", total=len(boards), name=",".join(board.spec.name for board in boards))
+
+    def _watch_hungry(self) -> None:
+        """Who has work to give looks at /idle; nobody else does."""
+        wanted = any(agent.has_tail() for agent in self.agents.values())
+        if wanted and not self._idle_watch.is_on:
+            self._idle_watch.start()
+        elif not wanted and self._idle_watch.is_on:
+            self._idle_watch.stop()
+            self._hungry = frozenset()
+
+    def _on_idle(self, names: Sequence[str] | None) -> None:
+        self._hungry = frozenset(names or ())
+
+    def _check_disk(self, now_s: float) -> None:
+        why = self._disk.look(now_s)
+        for agent in self.agents.values():
+            if why and "disk" not in agent.drains:
+                self._log.error("node_drained", node=agent.name, why=why)
+                agent.drains["disk"] = why
+            elif not why and agent.drains.pop("disk", None) is not None:
+                self._log.info("node_resumed", node=agent.name, why="there is room on the disk again")
+
+    def _check_store(self, now_s: float) -> None:
+        """A store that is away: running work goes on; nothing new is begun when its inputs cannot come or its outputs find no room."""
+        is_drained = any("store" in agent.drains for agent in self.agents.values())
+        starved_s = self._io.starved_since_s
+        pending = self._io.pending_bytes
+        why = ""
+        if pending >= (self._spool_cap // 2 if is_drained and self._io.down_since_s is not None else self._spool_cap):
+            why = f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(self._spool_cap)})"
+        elif starved_s is not None and now_s - starved_s > _STARVED_S:
+            why = "the data store does not answer, so inputs of work cannot be read"
+        for agent in self.agents.values():
+            if why and "store" not in agent.drains:
+                self._log.error("node_drained", node=agent.name, why=why)
+                agent.drains["store"] = why
+            elif not why and agent.drains.pop("store", None) is not None:
+                self._log.info("node_resumed", node=agent.name, why="the data store answers again")
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def _on_stop(self) -> None:
+        self._signals += 1
+        now_s = machine.monotonic()
+        grace_s = self._stop_grace_s if self._signals == 1 else 0.0
+        self._stop_s = min(self._stop_s, now_s + grace_s) if self._stop_s is not None else now_s + grace_s
+        for agent in self.agents.values():
+            agent.drains["stopping"] = "the Starter stops"
+        self._log.info("stopping", deadline_s=round(self._stop_s - now_s, 1))
+
+    def _progress_stop(self, now_s: float, *, acting: bool) -> None:
+        assert self._stop_s is not None
+        if acting:
+            self._quiet_since_s = None
+        elif self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        agents = self.agents.values()
+        too_late_s = self._stop_s + _KILL_GRACE_S + _LAST_COMMITS_S
+        if all(agent.is_empty for agent in agents) and not self._committer.in_flight:
+            self._finished = True
+        elif (self._quiet_since_s is not None and now_s - self._quiet_since_s > _NO_CONTACT_S) or now_s > too_late_s:
+            self._log.warning("stopped_with_work", total=sum(len(agent.blocks) for agent in agents))
+            self._finished = True
+        elif now_s >= self._stop_s:
+            for agent in agents:
+                for block in list(agent.blocks.values()):
+                    if block.live and block not in self._killed:
+                        self._killed.add(block)
+                        agent.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))
+
+
+def _nothing() -> None:
+    """Whoever is woken settles after this message anyway."""
+
+

@@ -1,0 +1,500 @@
+"""One (virtual) node of a Starter: what it has claimed, runs and must still commit. Facts in through methods, `settle` acts.
+
+Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no
+event can be lost by being handled at the wrong moment.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rmgr.adapters.process import NodeRunner
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
+from rmgr.coord.records import decode_block
+from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart, Return, split_share
+from rmgr.daemons.starter.core.home import Mending
+from rmgr.daemons.starter.core.joint import Joint, discard
+from rmgr.daemons.starter.execution.dispatch import Dispatcher
+from rmgr.daemons.starter.execution.ends import Ends, cancelled
+from rmgr.daemons.starter.execution.lanes import Lanes
+from rmgr.daemons.starter.execution.logs import LiveLogs
+from rmgr.daemons.starter.health.barred import Barred
+from rmgr.daemons.starter.health.reach import settle_refused
+from rmgr.daemons.starter.health.strikes import Strikes
+from rmgr.daemons.starter.health.trouble import TroubleMark
+from rmgr.daemons.starter.jobs.jobs import Jobs
+from rmgr.daemons.starter.node.orders import Inbox
+from rmgr.daemons.starter.node.shared import Shared
+from rmgr.daemons.starter.pull.board import PendingQueue
+from rmgr.daemons.starter.pull.claims import Claims
+from rmgr.daemons.starter.pull.hands import Hands
+from rmgr.daemons.starter.pull.hints import News
+from rmgr.daemons.starter.pull.pull import IdleMark, Puller
+from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.resources import MIB, Capacity, NodeAttributes
+from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+
+#: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
+_IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
+#: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
+_SPLIT_WORTH_S = 0.03
+#: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
+_STAGGER_S = 0.02
+#: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
+_NO_MORE_S = 0.25
+
+
+class NodeAgent:
+    """One node. `fence` and registration are the Starter's business."""
+
+    def __init__(
+        self, name: str, shared: Shared, runner: NodeRunner, *, capacity: Capacity, attributes: NodeAttributes, files: Path
+    ) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.attributes = attributes
+        self.incarnation = 0
+        self.registering = 0  #: the incarnation that is being registered
+        self.blocks: dict[BlockKey, ClaimedBlock] = {}
+        self.idle = IdleMark()
+        self.runner = runner
+        self.log = shared.log.bind(node=name)
+        self.lanes = Lanes(
+            runner,
+            cores=capacity.cores,
+            memory_mib=capacity.memory_bytes // MIB,
+            python=shared.python,
+            early=shared.users is None,
+            resources=capacity.resources,
+            processors=shared.processors.get(name, ()),
+        )
+        self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
+        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s)
+        self.strikes = Strikes()
+        self.drains: dict[str, str] = {}  #: who wants no new work here -> why
+        self._trouble = TroubleMark(self, shared)
+        self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
+        self._shared = shared
+        self._mark_wrong_s: float | None = None
+        self._split_s: float | None = None
+        self._given_s = -math.inf
+        self._returning: set[BlockKey] = set()
+        self.stager = Stager(
+            shared.io,
+            shared.inputs,
+            wake=shared.wake,
+            directory=files,
+            on_unstartable=self._unstartable,
+            uploads=shared.fetcher.uploads,
+            blocks=self.blocks,
+            log=self.log,
+            accounts=accounts,
+            values_cap_bytes=shared.values_cap,
+            pace=self._pace,
+        )
+        self._joint = Joint(self, shared, over=self._over, reread=self.reread)
+        self.jobs = Jobs(
+            self,
+            shared,
+            accounts=accounts,
+            directory=files.with_name("jobs"),
+            over=self._over,
+            on_unstartable=self._unstartable,
+            log=self.log,
+        )
+        self._ends = Ends(
+            self.lanes,
+            shared,
+            stager=self.stager,
+            logs=self.logs,
+            on_end=self._ended,
+            on_strike=self._strike,
+            on_surprise=shared.metrics.surprised,
+            on_missing=lambda: self.mending.missed(),  # noqa: PLW0108 - made below
+            is_awaited=self.jobs.is_awaited,
+            spool=files,
+            log=self.log,
+        )
+        self._dispatch = Dispatcher(
+            self.blocks,
+            self.lanes,
+            times=shared.times,
+            fetcher=shared.fetcher,
+            stager=self.stager,
+            environ=shared.environ,
+            output_cap=shared.output_cap,
+            on_unstartable=self._unstartable,
+            accounts=accounts,
+            separate=shared.separate,
+            gate=shared.gate,
+            jobs=self.jobs,
+        )
+        self.puller = Puller(
+            self,
+            committer=shared.committer, records=shared.records,
+            times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
+            gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
+        )
+        self.hands = Hands(self, shared, log=self.log)
+        self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
+        parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
+        self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
+        self._claims = Claims(self, shared, self.log)
+        self._barred = Barred(self, shared.gate, self._dispatch)
+        self._cores_shown = 0
+        self._busy = shared.metrics.slots_busy.labels(name)
+
+    # -- facts -----------------------------------------------------------------------------------------------------------
+
+    def on_work(self, events: list[Any]) -> None:
+        """What the slots report."""
+        if self.accounts is not None:
+            self.accounts.saw(events)
+        self._ends.take(events)
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+        self.blocks[block.key] = block
+        self.orders.meet(block)
+
+    def owner_of(self, submission: int) -> str | None:
+        """Whose submission it is, as far as this node has had to do with it."""
+        info = self._shared.records.get(submission)
+        return info.record.user if info is not None else None
+
+    def works_ahead(self) -> bool:
+        """Not after it has given work away, nor before one of its slots is about to be free."""
+        now_s = machine.monotonic()
+        return now_s > self._given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
+
+    def registered(self, incarnation: int, *, idle: bool) -> None:
+        """A new registration stands; the blocks that were adopted are in `blocks`."""
+        self.incarnation = incarnation
+        self.idle = IdleMark(present=idle)
+        self._mark_wrong_s = None
+        self._returning.clear()
+        self._trouble.reset()
+        self.puller.reset()
+        self.hands.reset()
+        self.orders.reset()
+        self.jobs.reset()
+
+    def drop_block(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more: what runs of it is killed, nothing of it is told."""
+        self.blocks.pop(block.key, None)
+        self._returning.discard(block.key)
+        self._dispatch.forget(block)
+        self.stop_tasks(block, None, Reason.LEASE_LOST, 0)
+
+    def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
+        """Ends live tasks of a block (None: all)."""
+        for lane in list(self.lanes):
+            for seq, (other, index) in list(lane.tasks.items()):
+                if other is block and (indices is None or index in indices):
+                    self.lanes.stop(lane, seq, reason, grace_us)
+
+    # -- acting ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_draining(self) -> bool:
+        """Takes nothing new, and gives back what has not started."""
+        return bool(self.drains)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is claimed, nothing runs, nothing waits for a commit."""
+        return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
+
+    def settle(self, boards: Sequence[PendingQueue], hungry_nodes: frozenset[str], now_s: float) -> None:
+        """Does what can be done now; only while the Starter is registered and its lease is valid."""
+        self.next_s = math.inf
+        self._trouble.settle(now_s)
+        self.hands.settle(boards, now_s)
+        self._at(self.hands.due_s)
+        self._barred.settle(is_draining=self.is_draining)
+        self._at(now_s + settle_refused(self, self._ends.reopening, self._dispatch.withhold))
+        reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
+        self._at(math.inf if reopen_s is None else reopen_s)
+        before = self.mending.generation
+        is_full = self._shared.rows.is_full  #: slots wait for the store, and outputs do not fill the memory
+        try:
+            self.jobs.settle()
+            self._dispatch.run() if not (self.is_draining or is_full) else self.lanes.grant()
+        except OSError as error:
+            is_mended = self.mending.failed(error, before)
+            if not is_mended:
+                self._strike("slot_not_opened", str(error))
+            self._at(now_s if is_mended else now_s + 1.0)
+        if not (self.is_draining or is_full) and self._shared.io.pending_bytes < self._shared.spool_cap:
+            self.puller.run(boards, now_s)
+            self._at(self.puller.retry_s)
+        else:
+            self.puller.is_hungry = False
+        self._flush(now_s)
+        self._claims.settle(now_s)
+        self._show_hunger(now_s)
+        if hungry_nodes:
+            self._split(hungry_nodes, now_s)
+        if self._dispatch.level(now_s):
+            self._at(now_s + 0.02)
+        flush_s = self.logs.flush(self.lanes, now_s)
+        if flush_s is not None:
+            self._at(flush_s)
+        self.orders.settle()
+        busy = self.lanes.cores - self.lanes.free_cores
+        if busy != self._cores_shown:
+            self._cores_shown = busy
+            self._busy.set(busy)
+
+    def _at(self, at_s: float) -> None:
+        self.next_s = min(self.next_s, at_s)
+
+    def _ended(self, state: State | None, count: int, seconds: float) -> None:
+        if state is State.COMPLETED:
+            self.strikes.success()
+        self._shared.metrics.ended(state, count, seconds)
+
+    def _pace(self, block: ClaimedBlock) -> float | None:
+        """Seconds in which the slots take a task of it, None = unknown."""
+        task_s = self._shared.times.of(block.kind)
+        return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
+
+    def _strike(self, what: str, detail: str) -> None:
+        self.strikes.add(what, detail, machine.monotonic())
+        self.log.warning("node_failed_work", kind=what, detail=detail)
+
+    def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
+        self._ends.unstartable(block, indices, failure)
+
+    # -- COMPLETE --------------------------------------------------------------------------------------------------------
+
+    def _flush(self, now_s: float) -> None:
+        rest = self._joint.flush(now_s)
+        self._at(self._joint.due_s)
+        for block in rest:
+            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // block.key.cores))
+            if due_s is None:
+                continue
+            if due_s > now_s:
+                self._at(due_s)
+                continue
+            part = block.take_part()
+            if part.row:
+                put, written = (lambda store, part=part: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
+                self._shared.io.run(put, written, size=len(part.row_bytes))
+            else:
+                self._complete(block, part)
+
+    def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
+        if self.blocks.get(block.key) is not block or block.sending is not part:
+            return
+        if isinstance(result, Exception):
+            self._strike("fragment_not_stored", str(result))
+            block.refused(machine.monotonic())
+            return
+        if self._shared.committer.may_commit:
+            self._complete(block, part)
+        else:
+            block.refused(machine.monotonic())
+
+    def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
+        part.orders = self.orders.obeyed_by(block, part.indices)
+        part.go_idle = self.puller.is_hungry and not self.idle.present and not self.idle.changing
+        if part.go_idle:
+            self.idle.changing = True
+        gate = self._shared.gate
+        seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
+        multi = block.complete(part, self._shared.committer.fence(self.name), machine.guid()[:12], sign=seal)
+        failpoint("starter.before_complete")
+        news = News.of(block, multi)
+        done = partial(self._completed, block, part)
+        self._shared.committer.commit(multi, done, early=news.told if news is not None else None)
+        if news is not None:
+            news.ahead()
+        self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
+
+    def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
+        if part.go_idle:
+            self.idle.changing = False
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_complete")
+            if part.go_idle:
+                self.idle.present = True
+            block.committed()
+            self.orders.settled(block, part.indices, part.orders)
+            self._shared.metrics.committed(len(part.outcomes), len(part.failed))
+            if block.is_over:
+                self._over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self._refused(block, outcome, part.orders)
+
+    def _refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
+        """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
+        now_s = machine.monotonic()
+        self.orders.released(orders)
+        if conflict.path == paths.idle(self.name):
+            self.idle.present = True
+            block.refused(now_s)
+        elif any(conflict.path == paths.inbox(self.name, guid) for guid in orders):
+            self.orders.gone(conflict.path.rpartition("/")[2])
+            block.refused(now_s)
+        elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
+            discard(self, self._shared, block, conflict)
+        else:
+            self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
+            block.way_back_barred(now_s)
+            self.reread(block)
+
+    def reread(self, block: ClaimedBlock) -> None:
+        """Takes the block from what its znode says; gone means: decided without us."""
+        self._shared.metrics.resyncs.inc()
+        future = self._shared.coordinator.get(paths.running_block(self.name, block.key))
+
+        def arrived() -> None:
+            if self.blocks.get(block.key) is not block or not self._shared.committer.is_registered:
+                return
+            try:
+                found: Stamped | None = future.result()
+            except RmgrError:
+                self.reread(block)
+                return
+            if found is None:
+                self.drop_block(block)
+            else:
+                block.reread(decode_block(found.data), found.version, machine.monotonic())
+                if block.is_over:
+                    self._over(block)
+
+        future.add_done_callback(lambda _: self._shared.post(arrived))
+
+    def _over(self, block: ClaimedBlock) -> None:
+        self.blocks.pop(block.key, None)
+        self._returning.discard(block.key)
+        self._dispatch.forget(block)
+
+    # -- hunger, SPLIT, RETURN ---------------------------------------------------------------------------------------------
+
+    def _show_hunger(self, now_s: float) -> None:
+        """The mark comes with a COMPLETE and goes with a CLAIM where there is one; else by itself after a moment."""
+        hungry = self.puller.is_hungry
+        if hungry == self.idle.present:
+            self._mark_wrong_s = None
+            return
+        if self.idle.changing or self.puller.in_flight:
+            return
+        self._mark_wrong_s = now_s if self._mark_wrong_s is None else self._mark_wrong_s
+        at_s = self._mark_wrong_s + (_IDLE_DELAY_S if hungry or self.is_draining else _SATED_DELAY_S)
+        if now_s < at_s:
+            self._at(at_s)
+            return
+        self.idle.changing = True
+        multi = ops.mark_idle(self.name, self._shared.committer.fence(self.name), idle=hungry)
+        self._shared.committer.commit(multi, partial(self._marked, hungry))
+
+    def _marked(self, idle: bool, outcome: Outcome) -> None:
+        self.idle.changing = False
+        self.idle.present = idle  # a Conflict says that it was so already
+        if not idle and isinstance(outcome, Conflict):
+            self.hands.look()
+
+    def has_tail(self) -> bool:
+        """Another node could be given something."""
+        waiting = [block for block in self.blocks.values() if block.ready and not block.is_placed]
+        if self.is_draining or not waiting:
+            return False
+        stalled = self._dispatch.is_stalled(machine.monotonic())
+        return any(self._worth(block, stalled=stalled) for block in waiting)
+
+    def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
+        """Its waiting tasks would take long enough here."""
+        if not block.ready or block.data.serial or block.is_placed or block.info.needs:
+            return False  # the hungry need not have what it needs
+        pace_s = self._pace(block)
+        return (stalled or pace_s is None or len(block.ready) * pace_s > _SPLIT_WORTH_S) and len(block.ready) > self._dispatch.kept(block)
+
+    def _split(self, hungry: frozenset[str], now_s: float) -> None:
+        """Half of the largest tail goes back to the queue, where the hungry find it."""
+        others = len(hungry) - (self.name in hungry)
+        if not others or self.is_draining:
+            self._split_s = None
+            return
+        stalled = self._dispatch.is_stalled(now_s)
+        free = [block for block in self.blocks.values() if block.sending is None and block.tail(1)]
+        long_waiting = [block for block in free if self._worth(block, stalled=stalled)]
+        if not long_waiting:
+            return
+        if self._split_s is None:
+            self._split_s = now_s + _STAGGER_S * (zlib.crc32(f"{self.name}{min(hungry)}".encode()) % 100) / 100
+        if now_s < self._split_s:
+            self._at(self._split_s)
+            return
+        self._split_s = now_s + _STAGGER_S
+        self._given_s = now_s
+        block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
+        count = split_share(min(block.tail(256), len(block.ready) - self._dispatch.kept(block)), others)
+        self.give_back(block, count, name="SPLIT", held=False)
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """What of it has not started goes back to its queue."""
+        if block.may_return(machine.monotonic()) and block.key not in self._returning:
+            self._returning.add(block.key)
+            future = self._shared.coordinator.stat(paths.gate(block.key.submission))
+            future.add_done_callback(lambda done: self._shared.post(partial(self._gate_known, block, done)))
+
+    def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
+        self._returning.discard(block.key)
+        goes_back = self.is_draining or block.is_revoked or block.is_barred or block.turned_away
+        if self.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
+            return
+        count = block.tail(256)
+        if not self._shared.committer.may_commit or not count:
+            return
+        try:
+            held = done.result() is None
+        except RmgrError:
+            return
+        self.give_back(block, count, name="RETURN", held=held)
+
+    def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
+        for index in list(block.ready)[-count:]:
+            self.stager.done(block, index)
+        multi = block.give_back(count, self._shared.committer.fence(self.name), machine.guid()[:12], name=name, held=held)
+        failpoint("starter.before_split")
+        self._shared.committer.commit(multi, partial(self._gave_back, block))
+
+    def _gave_back(self, block: ClaimedBlock, outcome: Outcome) -> None:
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_split")
+            sent = block.committed()
+            assert isinstance(sent, Return)
+            self._shared.metrics.given_back.inc(sent.end - sent.first)
+            if block.is_over:
+                self._over(block)
+            return
+        assert isinstance(outcome, Conflict)
+        self._refused(block, outcome)
+
+    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
+        """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
+        now_s = machine.monotonic()
+        if index is None:
+            block.cancel_all = words
+        else:
+            block.cancelled[index] = words
+        waiting = block.take_ready(None if index is None else (index,))
+        for one in waiting:
+            self.stager.done(block, one)
+        if waiting:
+            block.settle([cancelled(one, words) for one in waiting], now_s)
+        self.stop_tasks(block, None if index is None else frozenset((index,)), Reason.USER_CANCEL, grace_us)

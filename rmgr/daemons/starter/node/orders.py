@@ -1,0 +1,345 @@
+"""Orders from the inbox of a node: cancel, signal, suspend, resume; each is crossed off with the commit that obeys it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.coord import ops, paths
+from rmgr.coord.multi import Conflict, Outcome, Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.validity import decode
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.errors import CoordinationUnavailable, RmgrError
+from rmgr.model.block import BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.node.node import NodeAgent
+
+#: An unbroken watch is believed this long; then the inbox is listed again.
+_RESYNC_S = 20.0
+_FAILED_PAUSE_S = 0.5
+#: A START goes with the COMPLETE of its job; one whose job has run longer than this goes by itself, so many with one commit. While it
+#: stands the job is STARTING (`coord/placing_answers.py`).
+_START_S, _TOGETHER = 0.5, 50
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    """An order that is not crossed off yet. crossing: the commit that deletes it is in flight. starts: the block of a START."""
+
+    guid: str
+    order: InboxOrder
+    starts: BlockKey | None = None
+    since_s: float = -math.inf
+    crossing: bool = False
+
+
+class Inbox:
+    """The inbox of one node."""
+
+    def __init__(
+        self,
+        node: NodeAgent,
+        coordinator: Coordinator,
+        committer: Committer,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._committer = committer
+        self._post = post
+        self._wake = wake
+        self._log = log
+        self._active: dict[str, _Active] = {}
+        self._starts: dict[BlockKey, _Active] = {}  #: those that are a START each of another block, in the order in which they came
+        self._others: dict[str, _Active] = {}
+        self._has_stray = False  #: one of the starts may be of a block that is not here
+        self._reading: set[str] = set()
+        self._unreadable: set[str] = set()
+        self._listing = False
+        self._watched = False
+        self._listed_s = -math.inf
+        self._generation = 0
+
+    def reset(self) -> None:
+        """A new registration: the inbox is read again."""
+        self._generation += 1
+        self._active.clear()
+        self._starts.clear()
+        self._others.clear()
+        self._has_stray = False
+        self._reading.clear()
+        self._listing = self._watched = False
+
+    @property
+    def is_settled(self) -> bool:
+        """All that stands in the inbox is known here, as far as a watch tells."""
+        return self._watched and not self._listing and not self._reading
+
+    # -- what the node asks ----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Lists the inbox where no watch stands, and crosses off what nothing here belongs to (any more)."""
+        now_s = machine.monotonic()
+        if not self._listing and (not self._watched or now_s - self._listed_s > _RESYNC_S) and now_s >= self._listed_s:
+            self._list(now_s)
+        if not self._active:
+            return
+        due = [active for active in self._others.values() if self._is_due(active, now_s)]
+        if self._starts and (self._has_stray or now_s >= next(iter(self._starts.values())).since_s + _START_S):
+            self._has_stray = False
+            blocks = self._node.blocks
+            for active in self._starts.values():
+                if self._is_due(active, now_s):
+                    due.append(active)
+                elif not active.crossing and active.starts not in blocks:
+                    self._has_stray = True
+            for active in [active for active in self._starts.values() if self._has_not_begun(active, now_s)]:
+                del self._starts[active.starts]  # type: ignore[arg-type]  # in the order in which they come up again
+                active.since_s, self._starts[active.starts] = now_s, active  # type: ignore[index]
+        starts = [active for active in due if active.starts is not None]
+        for at in range(0, len(starts), _TOGETHER):
+            self._cross_off(starts[at : at + _TOGETHER])
+        for active in due:
+            if active.starts is None:
+                self._cross_off([active])
+
+    def _has_not_begun(self, active: _Active, now_s: float) -> bool:
+        """Its job is here, waits, and was last looked at long ago."""
+        block = self._node.blocks.get(active.starts) if active.starts is not None else None
+        return block is not None and bool(block.ready) and now_s >= active.since_s + _START_S
+
+    def _is_due(self, active: _Active, now_s: float) -> bool:
+        """It is to be crossed off by itself now."""
+        node, submission = self._node, active.order.submission
+        block = node.blocks.get(active.starts) if active.starts is not None else None
+        if active.crossing or (block is not None and (block.ready or now_s < active.since_s + _START_S)):
+            return False
+        if self._remaining(active.order) or node.puller.is_claiming(submission) or node.jobs.checkpoints.is_obeying(active.guid):
+            return False
+        return not (self._reading or node.jobs.is_taking(submission))  # its job may be on the way to this node
+
+    def left(self, key: BlockKey) -> None:
+        """A placed block is not here (any more); unless its commit has crossed it off, its START is."""
+        if key in self._starts:
+            self._has_stray = True
+
+    def meet(self, block: ClaimedBlock) -> None:
+        """A block was claimed just before its submission was cancelled."""
+        for active in self._others.values():
+            if active.order.submission == block.key.submission:
+                self._apply(active.guid, active.order, [block])
+
+    def obeyed_by(self, block: ClaimedBlock, indices: Sequence[int]) -> tuple[str, ...]:
+        """Orders that are carried out by the commit of `indices`: they are deleted with it."""
+        found = []
+        start = self._starts.get(block.key)
+        if start is not None and not start.crossing:
+            start.crossing = True
+            found.append(start.guid)
+        if not self._others:
+            return tuple(found)
+        done = frozenset(indices)
+        for active in self._others.values():
+            if active.crossing or active.order.submission != block.key.submission:
+                continue
+            if active.starts is not None:
+                if active.starts == block.key:
+                    active.crossing = True
+                    found.append(active.guid)
+                continue
+            left = self._remaining(active.order)
+            if left and left <= done and active.order.order is OrderKind.CANCEL:
+                active.crossing = True
+                found.append(active.guid)
+        return tuple(found)
+
+    def settled(self, _block: ClaimedBlock, _indices: Sequence[int], orders: Sequence[str]) -> None:
+        """The commit was made."""
+        for guid in orders:
+            self.gone(guid)
+
+    def released(self, orders: Sequence[str]) -> None:
+        """The commit was not made."""
+        for guid in orders:
+            if guid in self._active:
+                self._active[guid].crossing = False
+                self._has_stray = True
+
+    def gone(self, guid: str) -> None:
+        """It is crossed off, by whomever."""
+        active = self._active.pop(guid, None)
+        if active is None:
+            return
+        if active.starts is not None and self._starts.get(active.starts) is active:
+            del self._starts[active.starts]
+        else:
+            del self._others[guid]
+
+    # -- reading -----------------------------------------------------------------------------------------------------------
+
+    def _list(self, now_s: float) -> None:
+        self._listing, self._listed_s = True, now_s
+        generation = self._generation
+        watch = None
+        if not self._watched:
+            self._watched = True
+            watch = partial(self._post, Quietly(partial(self._fired, generation)))
+        future = self._coordinator.children(paths.inbox_node(self._node.name), watch=watch)
+        future.add_done_callback(lambda done: self._post(Quietly(partial(self._listed, generation, done))))
+
+    def _fired(self, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._watched = False
+        now_s = machine.monotonic()
+        if not self._listing and now_s >= self._listed_s:
+            self._list(now_s)  # at once, and without settling: most often it brings STARTs, whose blocks are to be read first
+        else:
+            self._post(self._wake)
+
+    def _listed(self, generation: int, done: Future[list[str] | None]) -> None:
+        if generation != self._generation:
+            return
+        self._listing = False
+        try:
+            guids = done.result() or []
+        except RmgrError:
+            self._watched = False
+            self._listed_s = machine.monotonic() + _FAILED_PAUSE_S
+            self._post(self._wake)
+            return
+        self._unreadable &= set(guids)
+        begun: list[tuple[str, BlockKey]] = []
+        for guid in guids:
+            if guid in self._active or guid in self._reading or guid in self._unreadable:
+                continue
+            starts = paths.parse_start_order(guid)
+            if starts is not None:
+                self._add(guid, InboxOrder(order=OrderKind.START, submission=starts.submission, index=starts.first), starts)
+                begun.append((guid, starts))
+            else:
+                self._reading.add(guid)
+                future = self._coordinator.get(paths.inbox(self._node.name, guid))
+                future.add_done_callback(lambda read, guid=guid: self._post(partial(self._read, generation, guid, read)))  # type: ignore[misc]
+        if begun:
+            self._node.jobs.begin(begun)
+
+    def _read(self, generation: int, guid: str, done: Future[Stamped | None]) -> None:
+        if generation != self._generation:
+            return
+        self._reading.discard(guid)
+        try:
+            found = done.result()
+            if found is None:
+                return
+            order = decode(found.data, InboxOrder, paths.inbox(self._node.name, guid))
+        except RmgrError as error:
+            self._log.warning("order_not_readable", guid=guid[:100], error=error.message)
+            if not isinstance(error, CoordinationUnavailable):  # what stands there is no order: not read again while it stands there
+                self._unreadable.add(guid)
+            return
+        if order.order is OrderKind.START:
+            starts = _block_of(order)
+            self._add(guid, order, starts)
+            if starts is not None:
+                self._node.jobs.begin([(guid, starts)])
+            else:
+                self._log.warning("order_refused", guid=guid[:100], block=order.extra.get("block", ""), why="it names no block")
+            self._wake()
+            return
+        self._add(guid, order)
+        self._log.info("order_received", order=order.order.value, submission=order.submission, first=order.index, why=order.detail)
+        self._apply(guid, order, [block for block in self._node.blocks.values() if block.key.submission == order.submission])
+        self._wake()
+
+    def _add(self, guid: str, order: InboxOrder, starts: BlockKey | None = None) -> None:
+        active = self._active[guid] = _Active(guid, order, starts, machine.monotonic())
+        if starts is not None and starts not in self._starts:
+            self._starts[starts] = active
+        else:
+            self._others[guid] = active
+
+    # -- obeying -----------------------------------------------------------------------------------------------------------
+
+    def _apply(self, guid: str, order: InboxOrder, blocks: Sequence[ClaimedBlock]) -> None:
+        index = None if order.index < 0 else order.index
+        for block in blocks:
+            if index is not None and not block.key.first <= index < block.key.end:
+                continue
+            if order.extra.get("block", name := paths.block_name(block.key)) != name:
+                continue  # of an attempt before
+            if order.order is OrderKind.LOST:
+                self._node.jobs.lose(block, order.detail)
+            elif order.order is OrderKind.CANCEL:
+                self._node.cancel(block, index, order.detail or order.reason, block.info.record.grace_us)
+                self._node.jobs.verdicts.cancelled(block)
+            elif order.order is OrderKind.CHECKPOINT:
+                self._node.jobs.checkpoints.order(block, guid, order)
+            else:
+                self._tell(order, block, index)
+                if block.is_placed and order.order in {OrderKind.SUSPEND, OrderKind.RESUME}:
+                    self._node.jobs.suspend(block, resume=order.order is OrderKind.RESUME)
+
+    def _tell(self, order: InboxOrder, block: ClaimedBlock, index: int | None) -> None:
+        for lane in list(self._node.lanes):
+            seq = lane.running_seq
+            if not seq or lane.tasks[seq][0] is not block or index not in (None, lane.tasks[seq][1]):
+                continue
+            match order.order:
+                case OrderKind.SIGNAL if lane.worker is not None:
+                    lane.worker.signal(order.signal, seq)
+                case OrderKind.SIGNAL:
+                    lane.slot.signal(seq, order.signal)
+                case OrderKind.SUSPEND:
+                    lane.worker.suspend() if lane.worker is not None else lane.slot.suspend(seq)
+                case OrderKind.RESUME:
+                    lane.worker.resume() if lane.worker is not None else lane.slot.resume(seq)
+
+    def _remaining(self, order: InboxOrder) -> set[int]:
+        """Tasks of a cancel that are here and not committed; nothing for other orders, which are obeyed at once."""
+        if order.order is not OrderKind.CANCEL:
+            return set()
+        left: set[int] = set()
+        for block in self._node.blocks.values():
+            key = block.key
+            if key.submission != order.submission:
+                continue
+            for index in range(key.first, key.end) if order.index < 0 else (order.index,):
+                if key.first <= index < key.end and not block.data.done >> (index - key.first) & 1:
+                    left.add(index)
+        return left
+
+    def _cross_off(self, some: Sequence[_Active]) -> None:
+        for active in some:
+            active.crossing = True
+        multi = ops.obey(self._node.name, self._committer.fence(self._node.name), *(active.guid for active in some))
+        self._committer.commit(multi, partial(self._crossed_off, some))
+
+    def _crossed_off(self, some: Sequence[_Active], outcome: Outcome) -> None:
+        if isinstance(outcome, Conflict) and len(some) > 1:  # one of them was gone, so none of them is by this
+            for active in some:
+                self._cross_off([active])
+            return
+        for active in some:
+            self.gone(active.guid)
+
+
+def _block_of(order: InboxOrder) -> BlockKey | None:
+    try:
+        return paths.parse_block(order.extra.get("block", ""))
+    except ValueError:
+        return None

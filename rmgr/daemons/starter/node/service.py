@@ -1,0 +1,237 @@
+"""What a Starter answers over gRPC: live output, what runs, what its nodes measure of themselves.
+
+Called on threads of the server; everything that looks at the nodes is asked of the thread that owns them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.rpc import LogPiece, NodeStats, RunningTask
+from rmgr.adapters.rpc_auth import Caller
+from rmgr.coord import keys
+from rmgr.coord.ports import Store
+from rmgr.coord.rights import Person, check, may
+from rmgr.daemons.service.people import audited, person_of
+from rmgr.errors import NotFound, Unavailable
+from rmgr.model.gap import place
+from rmgr.model.resources import MIB
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.daemons.starter.health.health import DiskWatch
+    from rmgr.daemons.starter.node.loop import Starter
+
+#: How often followed output is looked at, and the largest piece of it.
+_POLL_S = 0.1
+_PIECE_BYTES = 64 * 1024
+#: How long the rest of an attempt that has just ended may take to be stored.
+_SETTLE_S = 10.0
+
+Reader = Callable[[int, str, int, int], tuple[bytes, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    attempt: int
+    seq: int
+    read: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    attempt: int
+    log: tuple[bytes, bytes]
+    parts: tuple[int, int]
+
+
+class NodeAnswering:
+    """`adapters.rpc.NodeAnswers` of one Starter."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        store: Store,
+        *,
+        disk: DiskWatch,
+        spooled: Callable[[], int],
+        store_note: Callable[[], str] = str,
+        operators: Sequence[str] = (),
+        log: Log | None = None,
+    ) -> None:
+        self._operators = tuple(operators)
+        self._log = log
+        self._starter = starter
+        self._store = store
+        self._disk = disk
+        self._spooled = spooled
+        self._store_note = store_note
+
+    # -- output ------------------------------------------------------------------------------------------------------------
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int,
+        stream: str,
+        follow: bool,
+        offsets: tuple[int, int],
+        is_active: Callable[[], bool],
+        caller: Caller | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt; see `NodeAnswers.logs`."""
+        self._check(person_of(caller, self._operators), submission, index)
+        streams = [name for name in keys.STREAMS if stream in ("", name)]
+        at = dict(zip(keys.STREAMS, offsets, strict=True))
+        seen = 0
+        ending_s: float | None = None
+        while is_active():
+            found = self._find(submission, index)
+            if found is None or (attempt and found.attempt != attempt) or (seen and found.attempt != seen):
+                if not seen:
+                    raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
+                # It has ended, and its output is still on the way to the store (or there never was any).
+                if ending_s is None:
+                    ending_s = machine.monotonic() + (_SETTLE_S if found is None and self._is_here(submission, index) else 0.0)
+                if machine.monotonic() >= ending_s:
+                    yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=True)
+                    return
+                machine.sleep(_POLL_S)
+                continue
+            seen = found.attempt
+            if isinstance(found, _Ended):
+                yield from self._rest(submission, index, found, streams, at)
+                yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=True)
+                return
+            grew = False
+            for name in streams:
+                while read := found.read(found.seq, name, at[name], _PIECE_BYTES):
+                    data, following = read
+                    if not data:
+                        break
+                    grew = True
+                    # The line of a gap is shorter than the gap: with it a piece ends where the reader is to go on.
+                    offset = following - len(data)
+                    yield LogPiece(stream=name, data=data, offset=offset, attempt=seen, time_us=machine.wall_us())
+                    at[name] = following
+            if not follow:
+                yield LogPiece(stream="", data=b"", offset=0, attempt=seen, ended=False)
+                return
+            if not grew:
+                machine.sleep(_POLL_S)
+
+    def _rest(self, submission: int, index: int, ended: _Ended, streams: list[str], at: dict[str, int]) -> Iterator[LogPiece]:
+        """What an attempt that is over has put out beyond the offsets: parts from the store, then the inline rest."""
+        for number, name in enumerate(keys.STREAMS):
+            if name not in streams:
+                continue
+            for placed in place(self._stored(submission, index, ended, number)):
+                if fresh := placed.fresh(at[name]):
+                    offset = placed.end - len(fresh)
+                    yield LogPiece(stream=name, data=fresh, offset=offset, attempt=ended.attempt, time_us=machine.wall_us())
+
+    def _stored(self, submission: int, index: int, ended: _Ended, number: int) -> Iterator[bytes]:
+        for part in range(ended.parts[number]):
+            row = self._store.get(keys.log(submission, index, ended.attempt, keys.STREAMS[number], part))
+            yield row[0] if row is not None else b""
+        yield ended.log[number]
+
+    def _find(self, submission: int, index: int) -> _Live | _Ended | None:
+        return self._ask(lambda: self._look(submission, index))
+
+    def _look(self, submission: int, index: int) -> _Live | _Ended | None:
+        for agent in self._starter.agents.values():
+            for lane in agent.lanes:
+                seq = lane.running_seq
+                block, running = lane.tasks[seq]
+                if running == index and block.key.submission == submission:
+                    read = lane.slot.live_output if lane.worker is None else lane.worker.live_output
+                    return _Live(block.key.attempt, seq, read)
+            ended = agent.logs.recent.get((submission, index))
+            if ended is not None:
+                return _Ended(*ended)
+        return None
+
+    def _is_here(self, submission: int, index: int) -> bool:
+        def look() -> bool:
+            return any(
+                block.key.submission == submission and block.key.first <= index < block.key.end and block.writing > 0
+                for agent in self._starter.agents.values()
+                for block in agent.blocks.values()
+            )
+
+        return self._ask(look)
+
+    def _check(self, person: Person, submission: int, index: int) -> None:
+        """Raises PermissionDenied, NotFound: what is not known to be his is not told."""
+        if person.is_free:
+            return
+        owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
+        if owner is None:
+            raise NotFound(f"task {submission}_{index} does not run on this node", hint=f"rmgr logs {submission}_{index}")
+        with audited(self._log, person, "logs", str(submission)):
+            check(person, submission, owner)
+
+    def _ask(self, question: Callable[[], object]):  # type: ignore[no-untyped-def]
+        try:
+            return self._starter.ask(question)
+        except TimeoutError:
+            raise Unavailable("the Starter is busy or registering", hint="try again in a moment") from None
+
+    # -- what runs -----------------------------------------------------------------------------------------------------------
+
+    def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
+        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+        person = person_of(caller, self._operators)
+
+        def look() -> list[RunningTask]:
+            now_us, now_s = machine.wall_us(), machine.monotonic()
+            found = []
+            for agent in self._starter.agents.values():
+                for lane in agent.lanes:
+                    block, index = lane.tasks[lane.running_seq]
+                    if submission in (0, block.key.submission) and may(person, block.info.record.user):
+                        found.append(
+                            RunningTask(
+                                submission=block.key.submission,
+                                index=index,
+                                attempt=block.key.attempt,
+                                node=agent.name,
+                                started_us=now_us - int((now_s - lane.since_s) * 1e6),
+                                cores=agent.lanes.size_of(block)[0],
+                                memory_bytes=block.key.memory_mib * MIB,
+                                pid=lane.worker.pid if lane.worker is not None else lane.slot.pid,
+                            )
+                        )
+            return found
+
+        return self._ask(look)  # type: ignore[no-any-return]
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+        load, free, spooled = os.getloadavg()[0], self._disk.free_bytes, self._spooled()
+        note = self._store_note()
+
+        def look() -> list[NodeStats]:
+            return [
+                NodeStats(
+                    node=agent.name,
+                    cores_used=agent.lanes.cores - agent.lanes.free_cores,
+                    memory_used_bytes=(agent.lanes.memory_mib - agent.lanes.free_memory_mib) * MIB,
+                    running=sum(1 for _ in agent.lanes) + sum(hold.is_ready for hold in agent.jobs.holds),
+                    load=load,
+                    disk_free_bytes=free,
+                    spooled_bytes=spooled,
+                    reason="; ".join([*agent.drains.values(), *([note] if note else [])]),
+                    resources_used={name: has - agent.lanes.free_of(name) for name, has in agent.lanes.resources.items()},
+                )
+                for agent in self._starter.agents.values()
+            ]
+
+        return self._ask(look)  # type: ignore[no-any-return]

@@ -1,0 +1,77 @@
+"""What all nodes of a Starter share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmgr.adapters.rpc_ranks import Peers
+from rmgr.client.deeds import Deeds
+from rmgr.coord.ports import Coordinator
+from rmgr.daemons.leader.core.seals import Placings
+from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
+from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.estimate import TaskTimes
+from rmgr.daemons.starter.core.fetch import Fetcher
+from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.core.records import RecordCache
+from rmgr.daemons.starter.health.reach import Reach
+from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
+from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
+from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.daemons.starter.staging.rows import OutputRows
+from rmgr.model.queue import ClusterSettings
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What all nodes of a Starter share."""
+
+    coordinator: Coordinator
+    io: StoreIO
+    home: Home
+    forget_lost: Callable[[], None]  #: looks at all that is kept in files, and forgets what is gone
+    committer: Committer
+    records: RecordCache
+    fetcher: Fetcher
+    inputs: Inputs
+    times: TaskTimes
+    metrics: StarterMetrics
+    settings: Callable[[], ClusterSettings]
+    post: Callable[[Callable[[], None]], None]
+    wake: Callable[[], None]
+    environ: dict[str, str]
+    output_cap: int
+    spool_cap: int
+    python: str
+    log: Log
+    after: Callable[[float, Callable[[], None]], object]
+    peers: Peers | None = None  #: how other Starters are asked
+    gate: Gate | None = None  #: of a secured cluster
+    seals: Seals = OPEN  #: of checkpoints
+    placings: Placings = field(default_factory=Placings)  #: of leaders
+    deeds: Deeds | None = None  #: of a secured cluster: whose values are
+    users: AccountsPolicy | None = None  #: work runs as its users; None: as the Starter
+    processors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  #: that are a node's own, none: work is not bound
+    separate: bool = False  #: users never share a worker
+    checkpoint_max_bytes: int = 1 << 30  #: of one job
+    directory: Path = Path()  #: the Starter's own
+    values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
+    rows: OutputRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
+
+    def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
+        """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""
+        if self.users is None:
+            return None
+        reach = Reach(python=self.python, directory=self.directory)
+        clock = machine.monotonic
+        return Accounts(self.users, self.io, node=node, wake=self.wake, directory=directory, clock=clock, log=log, reach=reach)

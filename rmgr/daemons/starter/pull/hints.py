@@ -1,0 +1,213 @@
+"""What clients say on direct lines of blocks that they are handing over, and what they are told early of those (`adapters/line.py`).
+
+A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced while
+it waits for the answer. Only what was read is run: a hint that is wrong, late or lost changes nothing. The client that
+gave it is told what is committed of the block: the fragment when the COMPLETE goes out, its number once it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.channel import Loop
+from rmgr.adapters.line import DirectLine, LineServer
+from rmgr.adapters.rpc_limits import Bounds
+from rmgr.coord import paths
+from rmgr.coord.multi import Committed, Create, Multi, Stamped
+from rmgr.coord.ops import HANDED_SEQ
+from rmgr.coord.validity import check_block, decode
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.errors import RmgrError
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+if TYPE_CHECKING:
+    from rmgr.adapters.credentials import Credentials
+    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.daemons.starter.node.shared import Shared
+
+#: Announced blocks of one node that have not been met; and for how long they are remembered.
+_MOST, _KEEP_S = 8, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """block: verified as far as possible. data: as announced."""
+
+    line: DirectLine
+    block: ClaimedBlock
+    data: bytes
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a client is told of one COMPLETE."""
+
+    line: DirectLine
+    submission: int
+    fragment: bytes
+    serial: int
+
+    @classmethod
+    def of(cls, block: ClaimedBlock, multi: Multi) -> News | None:
+        """None: there is nobody to tell, or nothing."""
+        line: DirectLine | None = block.line
+        if line is None or not line.is_open:
+            return None
+        prefix = paths.fragment_prefix(block.key.submission)
+        fragment = next((op.data for op in multi.ops if isinstance(op, Create) and op.path == prefix), None)
+        if fragment is None:
+            return None
+        line.serial += 1
+        return cls(line, block.key.submission, fragment, line.serial)
+
+    def ahead(self) -> None:
+        """The COMPLETE is on its way."""
+        self.line.send(Ahead(self.serial, self.submission, self.fragment))
+
+    def told(self, outcome: Committed) -> None:
+        """It was committed. On any thread."""
+        prefix = paths.fragment_prefix(self.submission)
+        made = next((path for path in outcome.paths if path.startswith(prefix)), "")
+        if made and not outcome.resolved:  # else its number is not known
+            self.line.send(Told(self.serial, self.submission, int(made.removeprefix(prefix))))
+
+
+class Hints:
+    """Of one node; the owner's thread, but for `heard`.
+
+    Args: read: takes the answer about an announced block, as after a watch (`Hands`).
+    """
+
+    def __init__(self, node: NodeAgent, shared: Shared, *, read: Callable[[int, BlockKey, Future[Stamped | None]], None]) -> None:
+        self._node = node
+        self._shared = shared
+        self._read = read
+        self._announced: dict[BlockKey, Announced] = {}
+        self._asking: set[BlockKey] = set()
+
+    def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
+        """On the line's thread: asks before anything else is done. generation: of the registration."""
+        try:
+            key = paths.parse_block(hint.block)
+        except ValueError:
+            line.close()
+            return
+        if key.seq != HANDED_SEQ or key in self._asking or len(self._asking) >= _MOST:
+            return
+        self._asking.add(key)
+        asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
+        self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
+        asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
+
+    def reset(self) -> None:
+        """A new registration."""
+        for key in list(self._announced):
+            self._drop(key)
+
+    def settle(self, now_s: float) -> None:
+        """What was announced long ago, and never came, is forgotten. Cost: O(announced)."""
+        for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
+            self._drop(old)
+
+    def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
+        """The block that was announced under `key`, if it is what was read; it is told of from here on."""
+        found = self._announced.get(key)
+        if found is None or found.data != data or not _is_his(found.line, found.block):
+            self._drop(key)
+            return None
+        del self._announced[key]
+        found.block.line = found.line
+        return found.block
+
+    def _drop(self, key: BlockKey) -> None:
+        found = self._announced.pop(key, None)
+        if found is not None:
+            self._node.stager.forget(found.block)
+
+    def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
+        """Does what can be done before it is known that the block is there."""
+        now_s = machine.monotonic()
+        self.settle(now_s)
+        info = self._shared.records.get(key.submission)
+        if info is None or len(self._announced) >= _MOST:
+            return
+        try:
+            found = decode(data, BlockData, "a hint")
+            check_block(key, found)
+        except RmgrError:
+            line.close()
+            return
+        block = ClaimedBlock.claimed(self._node.name, info.queue.name, key, found)
+        block.info = info
+        if block.data.incarnation or block.is_placed:
+            return
+        if self._shared.gate is not None:
+            self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
+        self._drop(key)
+        self._announced[key] = Announced(line, block, data, now_s + _KEEP_S)
+        if _is_his(line, block):
+            self._node.stager.meet(block)
+
+    def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
+        self._asking.discard(key)
+        self._read(generation, key, asked)
+
+
+def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
+    """The client at the other end is the user of that block."""
+    return line.peer is None or line.peer.name == block.info.record.user
+
+
+class Switchboard:
+    """The lines of a Starter: its thread, its port, and to which node a hint goes.
+
+    Args: nodes: filled by the caller before the first line can come.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        nodes: dict[str, NodeAgent],
+        *,
+        credentials: Credentials | None,
+        is_revoked: Callable[[str], bool],
+        log: Log,
+        bounds: Bounds,
+    ) -> None:
+        self._nodes = nodes
+        self._log = log
+        self._loop = Loop("rmgr-lines", on_crash=self._crashed)
+        self._server = LineServer(
+            address,
+            loop=self._loop,
+            credentials=credentials,
+            is_revoked=is_revoked,
+            on_message=self._heard,
+            of_one=lambda: bounds.limits.lines,
+        )
+        self.port = self._server.port
+
+    def close(self) -> None:
+        """Ends all lines."""
+        self._server.close()
+        self._loop.close()
+
+    def _heard(self, line: DirectLine, message: Message) -> None:
+        node = self._nodes.get(message.node) if isinstance(message, Hint) else None
+        if isinstance(message, Hint) and node is not None:
+            node.hands.heard(line, message)
+        else:
+            line.close()
+
+    def _crashed(self, error: BaseException) -> None:
+        """Work goes on without lines, as it does for clients that have none."""
+        self._log.error("lines_ended", error=repr(error))

@@ -1,0 +1,449 @@
+"""Claiming: which waiting block, how much of it, and what came of it; for one node.
+
+Blocks are taken in order. One that the node could never run is passed over; one that fits the node but not what is free
+now is claimed alone, and nothing later starts before it (unless its queue allows `backfill_pull`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from rmgr.coord import ops, paths
+from rmgr.coord.admitted import not_admitted
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more
+from rmgr.daemons.starter.core.records import Info, RecordCache
+from rmgr.daemons.starter.execution.lanes import Lanes
+from rmgr.daemons.starter.health.trust import Gate
+from rmgr.daemons.starter.pull.board import Candidate, PendingQueue
+from rmgr.daemons.starter.pull.hands import Hands
+from rmgr.daemons.starter.staging.accounts import Accounts
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.resources import Capacity, Needs, NodeAttributes
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+
+#: How long the blocks of a submission without a gate are left alone.
+_GATE_PAUSE_S = 1.0
+#: Tasks shorter than this may be one of many that are submitted one after another.
+_SHORT_S = 0.1
+#: Claims in flight at most, and blocks held at most.
+_FLYING, _HELD = 16, 64
+#: Candidates whose data and records are fetched together, at most: as many as make up the work ahead.
+_TOGETHER = 32
+
+
+class Claimer(Protocol):
+    """The node on whose behalf blocks are claimed."""
+
+    name: str
+    incarnation: int
+    capacity: Capacity
+    attributes: NodeAttributes
+    lanes: Lanes
+    blocks: dict[BlockKey, ClaimedBlock]
+    idle: IdleMark
+    hands: Hands
+
+    def works_ahead(self) -> bool:
+        """Work claimed beyond what runs would be run here, and soon."""
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+
+
+@dataclass(slots=True)
+class IdleMark:
+    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
+
+    present: bool = False
+    changing: bool = False
+
+
+@dataclass(slots=True)
+class _Flying:
+    """A claim in flight."""
+
+    key: BlockKey
+    info: Info
+    queue: str
+    data: BlockData
+    board: PendingQueue
+    card: Candidate
+    rest: Candidate | None
+    clears_idle: bool
+    block: ClaimedBlock  #: what it will be
+
+    @property
+    def kind(self) -> str | int:
+        """As of the block that it will be."""
+        return self.data.function or self.info.kind
+
+
+@dataclass(slots=True)
+class _Appetite:
+    """What could be started now, beyond what is claimed already; and the work ahead in seconds of slot time."""
+
+    cores: int
+    memory_mib: int
+    ahead_s: float
+    others: dict[str, int] = field(default_factory=dict)  #: of other resources that the node has
+
+    def free(self, key: BlockKey) -> int:
+        """Tasks of so many cores and bytes that could start."""
+        by_memory = self.memory_mib // key.memory_mib if key.memory_mib else self.cores
+        return max(0, min(self.cores // key.cores, by_memory))
+
+    def free_of(self, needs: Needs) -> int:
+        """Tasks that could start by other resources alone."""
+        return min(max(0, self.others.get(name, 0)) // count for name, count in needs)
+
+
+def _nothing(_block: ClaimedBlock) -> None: ...
+
+
+class Puller:
+    """Claims for one node.
+
+    Args: meet: prepares what may be the node's own soon, while the claim is under way. forget: it was not to be.
+    """
+
+    def __init__(
+        self,
+        node: Claimer,
+        *,
+        committer: Committer,
+        records: RecordCache,
+        times: TaskTimes,
+        log: Log,
+        on_claim: Any,
+        gate: Gate | None = None,
+        accounts: Accounts | None = None,
+        meet: Callable[[ClaimedBlock], None] = _nothing,
+        forget: Callable[[ClaimedBlock], None] = _nothing,
+    ) -> None:
+        self._meet = meet
+        self._forget = forget
+        self._gate = gate
+        self._accounts = accounts
+        self._node = node
+        self._committer = committer
+        self._records = records
+        self._times = times
+        self._log = log
+        self._on_claim = on_claim
+        self._flying: dict[BlockKey, _Flying] = {}
+        self._together = 1
+        self._claims = 0
+        self._lacking: set[str] = set()  #: resources that a block met in this pass waits for: none behind it gets them
+        self._without: set[int] = set()  #: submissions that need one of them, or whose user is refused
+        self._seen: _Appetite | None = None
+        self.is_hungry = False  #: slots are free and nothing can be claimed
+        self.retry_s = math.inf  #: monotonic time at which `run` is worth calling again, inf = when something changes
+
+    @property
+    def in_flight(self) -> int:
+        """Claims whose answer is not known yet."""
+        return len(self._flying)
+
+    def is_claiming(self, submission: int) -> bool:
+        """A claim of its blocks is in flight, or one may have been handed over."""
+        if self._node.hands.is_taking:
+            return True
+        return any(key.submission == submission for key in self._flying)
+
+    def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
+        """Claims in flight, with queue and record: after a lost session the tree tells which of them were made."""
+        return {key: (flying.queue, flying.info) for key, flying in self._flying.items()}
+
+    def reset(self) -> None:
+        """A new registration: claims of the old one have no answer any more (what they took is read back)."""
+        for flying in self._flying.values():
+            self._forget(flying.block)
+        self._flying.clear()
+        self.is_hungry = False
+
+    def run(self, boards: Sequence[PendingQueue], now_s: float) -> None:
+        """One pass over the queues, highest rank first."""
+        self.is_hungry = False
+        self.retry_s = math.inf
+        empty = True
+        self._seen = None
+        self._lacking.clear()
+        self._without.clear()
+        if not self._flying and not self._node.lanes.free_cores and all(one.is_bare or one.spec.state == "stopped" for one in boards):
+            return  # full of placed jobs, say: there is nothing to weigh
+        for board in boards:
+            if board.spec.state == "stopped":
+                continue
+            if not self._from(board, now_s):
+                return
+            empty = empty and board.is_current
+        is_picky = self._accounts is not None and bool(self._accounts.refused)  # what is given away for it could be what it refuses
+        self.is_hungry = empty and not self._flying and self._appetite().cores > 0 and not is_picky
+
+    # -- one queue ---------------------------------------------------------------------------------------------------------
+
+    def _from(self, board: PendingQueue, now_s: float) -> bool:
+        """Claims from one queue. True: the next queue may be looked at."""
+        passed: set[str] = set()
+        while True:
+            appetite = self._appetite()
+            if not self._wants(appetite):
+                if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
+                    board.look(now_s, hungry=True)
+                return False
+            card = board.pick(now_s, passed, self._without)
+            if card is None:
+                board.look(now_s, hungry=appetite.cores > 0)
+                if board.is_current:
+                    self._retry(board.next_pause_s(now_s))
+                    return True
+                if board.is_reading:
+                    return False
+                self._retry(max(board.next_look_s(), now_s + 0.001))
+                return appetite.cores == 0
+            verdict = self._consider(board, card, appetite, now_s)
+            if verdict is None:
+                return False
+            if not verdict:
+                passed.add(card.name)
+
+    def _consider(self, board: PendingQueue, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
+        """True: claimed. False: not this one, look at the next. None: this one, but not now."""
+        key = card.key
+        info = self._records.get(key.submission)
+        needs = info.needs if info is not None else ()
+        if needs and any(name in self._lacking for name, _ in needs):
+            self._without.add(key.submission)
+            return False
+        if card.data is None or info is None or not self._claims % (self._together // 2 or 1):
+            for coming in board.fetch_ahead(self._together):
+                self._records.get(coming.key.submission)
+        board.fetch(card)
+        if info is None:
+            if not self._records.is_refused(key.submission):
+                return None
+            board.pause(card, now_s, _GATE_PAUSE_S)
+            return False
+        if not self.suits(info, key):
+            card.is_unsuitable = True
+            return False
+        if self._accounts is not None and not info.refusal and not self._accounts.may_claim(info.record.user):
+            self._without.add(key.submission)
+            return False
+        if card.data is None:
+            return None
+        if card.refusal or info.refusal:
+            self._claim(board, card, info, key.count)  # whole, to end it: nothing of it runs
+            return True
+        if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
+            if not card.pauses:
+                self._log.warning("block_not_admitted", node=self._node.name, block=card.name, why=why)
+            board.pause(card, now_s, _GATE_PAUSE_S)
+            return False
+        if self._gate is not None and self._gate.is_barred(card.data.seal, info):
+            self._without.add(key.submission)
+            return False
+        kind = card.data.function or info.kind
+        task_s = self._times.of(kind)
+        slots = self._node.lanes.slots_for(key.cores, needs)
+        if task_s is not None:
+            self._together = max(1, min(_TOGETHER, int(AHEAD_S * slots / (task_s * key.count))))
+        fitting = free = appetite.free(key)
+        if needs:
+            free = min(fitting, appetite.free_of(needs))
+        take = claim_size(
+            count=key.count,
+            serial=card.data.serial,
+            at_most_once=not card.data.resubmit,
+            free=free,
+            slots=slots,
+            task_s=task_s,
+            ended=self._times.ended(kind),
+            ahead_s=appetite.ahead_s,
+        )
+        if take == 0:
+            if fitting and not free:  # cores could not help it: it waits, and only those behind it that need the same
+                self._lacking.update(name for name, count in needs if appetite.others.get(name, 0) < count)
+                self._without.add(key.submission)
+                return False
+            if not free and appetite.cores > 0:  # it does not fit beside what runs: the node drains for it
+                if card.data.resubmit and not self._is_draining():
+                    self._claim(board, card, info, key.count if card.data.serial else 1)
+                return False if board.spec.backfill_pull else None
+            return None
+        self._claim(board, card, info, take)
+        return True
+
+    def suits(self, info: Info, key: BlockKey) -> bool:
+        """The node could run it, if it ran nothing else."""
+        capacity, request = self._node.capacity, info.record.request
+        return (
+            key.cores <= capacity.cores
+            and key.memory_mib <= self._node.lanes.memory_mib
+            and set(request.features) <= set(self._node.attributes.features)
+            and all(capacity.resources.get(name, 0) >= count for name, count in info.needs)
+        )
+
+    def _is_nearly_done(self) -> bool:
+        """All that is claimed is one short task."""
+        if self._flying or len(self._node.blocks) != 1:
+            return False
+        (block,) = self._node.blocks.values()
+        task_s = self._times.of(block.kind)
+        return task_s is not None and task_s < _SHORT_S and block.unfinished == 1
+
+    def _is_soon_hungry(self, flying: _Flying) -> bool:
+        """Beside this claim, slots stay free, or all that there is are short tasks with a slot for each."""
+        if len(self._flying) > 1 or self._node.blocks:
+            return False
+        key = flying.key
+        task_s = self._times.of(flying.kind)
+        return key.count * key.cores <= self._node.lanes.cores and task_s is not None and task_s < _SHORT_S
+
+    def _is_draining(self) -> bool:
+        """A block that does not fit beside what runs is claimed already, and waits for room."""
+        lanes = self._node.lanes
+        placed = [block for block in self._node.blocks.values() if block.is_placed and block.waits]
+        if lanes.is_owed or any(not lanes.fits(*lanes.size_of(block)) for block in placed):
+            return True  # an assignment outranks pulling
+        if lanes.free_cores == 0:
+            return False
+        waiting = [block.key for block in self._node.blocks.values() if block.waits and not block.info.queue.backfill_pull]
+        return any(not lanes.fits(key.cores, key.memory_mib) for key in [*waiting, *self._flying])
+
+    # -- how much ------------------------------------------------------------------------------------------------------------
+
+    def _wants(self, appetite: _Appetite) -> bool:
+        if len(self._flying) >= _FLYING or len(self._node.blocks) + len(self._flying) >= _HELD:
+            return False
+        if self._is_draining() or (appetite.cores == 0 and not self._node.works_ahead()):
+            return False
+        return wants_more(free=appetite.cores, slots=self._node.lanes.cores, ahead_s=appetite.ahead_s)
+
+    def _appetite(self) -> _Appetite:
+        """Looked at once a pass, and again after each claim."""
+        if self._seen is None:
+            self._seen = self._look_around()
+        return self._seen
+
+    def _look_around(self) -> _Appetite:
+        lanes, of = self._node.lanes, self._times.of
+        cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
+        others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
+        waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.waits]
+        waiting += [(key, key.count, None) for key in self._flying]
+        for key, count, block in waiting:
+            serial = self._flying[key].data.serial if block is None else block.data.serial
+            ready = count if not serial else 0 if block is not None and block.live else 1
+            fitting = min(ready, max(0, cores // key.cores))
+            if others:
+                for name, each in (block.info if block is not None else self._flying[key].info).needs:
+                    fitting = min(fitting, max(0, others.get(name, 0)) // each)
+                    others[name] = others.get(name, 0) - ready * each
+            cores -= fitting * key.cores
+            memory_mib -= fitting * key.memory_mib
+            left = ready - fitting
+            if left:
+                task_s = of(block.kind if block is not None else self._flying[key].kind)
+                ahead_s += left * task_s * key.cores if task_s is not None else math.inf
+        for lane in lanes:
+            behind = len(lane.tasks) - 1
+            if behind > 0 and lane.info is not None and lane.serial is None:
+                ahead_s += behind * (of(lane.kind) or 0.0) * lane.shape[0]
+        return _Appetite(max(0, cores), max(0, memory_mib), ahead_s, others)
+
+    def _retry(self, at_s: float | None) -> None:
+        if at_s is not None:
+            self.retry_s = min(self.retry_s, at_s)
+
+    # -- the claim -----------------------------------------------------------------------------------------------------------
+
+    def _claim(self, board: PendingQueue, card: Candidate, info: Info, take: int) -> None:
+        node, key = self._node, card.key
+        assert card.data is not None
+        data = msgspec.structs.replace(
+            card.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
+        )
+        clears_idle = node.idle.present and not node.idle.changing
+        multi, mine = ops.claim(
+            node.name, self._committer.fence(node.name), board.spec.name, key, data, card.version, take=take, was_idle=clears_idle
+        )
+        rest = None
+        if take < key.count:
+            left = msgspec.structs.replace(data, incarnation=0, claimed_us=0)
+            rest_key = BlockKey(
+                priority=key.priority,
+                seq=key.seq,
+                submission=key.submission,
+                first=mine.end,
+                count=key.count - take,
+                attempt=key.attempt,
+                cores=key.cores,
+                memory_mib=key.memory_mib,
+            )
+            rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
+        if clears_idle:
+            node.idle.changing = True
+        left_card = board.take(card, rest)
+        part = ops.cut(data, key.first, mine.first, take)
+        block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
+        block.info, block.refusal = info, card.refusal
+        flying = _Flying(mine, info, board.spec.name, part, board, card, left_card, clears_idle, block)
+        self._flying[mine] = flying
+        self._seen = None
+        self._claims += 1
+        failpoint("starter.before_claim")
+        self._committer.commit(multi, partial(self._answered, flying))
+        if take == key.count and self._is_soon_hungry(flying):
+            board.look_behind(machine.monotonic())
+        if self._gate is not None:
+            self._gate.refusal(block)  # while the claim is under way: verified by the time it is ours, or asked again then
+        self._meet(block)
+
+    def _answered(self, flying: _Flying, outcome: Outcome) -> None:
+        if self._flying.pop(flying.key, None) is not flying:
+            return  # of an older registration
+        node = self._node
+        if flying.clears_idle:
+            node.idle.changing = False
+        if isinstance(outcome, Committed):
+            failpoint("starter.after_claim")
+            if flying.clears_idle:
+                node.idle.present = False
+            flying.board.taken(flying.card)
+            node.claimed(flying.block)
+            self._on_claim(won=True)
+            return
+        assert isinstance(outcome, Conflict)
+        self._on_claim(won=False)
+        self._forget(flying.block)
+        self._lost(flying, outcome)
+
+    def _lost(self, flying: _Flying, conflict: Conflict) -> None:
+        """Why the claim was not made, and what to do differently."""
+        now_s = machine.monotonic()
+        board, card = flying.board, flying.card
+        if conflict.path == paths.gate(flying.key.submission):
+            board.put_back(card, flying.rest)
+            board.pause(card, now_s, _GATE_PAUSE_S)
+        elif conflict.path == paths.idle(self._node.name):
+            self._node.idle.present = False
+            self._node.hands.look()
+            board.put_back(card, flying.rest)
+        elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
+            self._log.error("claim_met_its_own_block", node=self._node.name, block=card.name)
+            board.pause(card, now_s, _GATE_PAUSE_S)
+            board.put_back(card, flying.rest)
+        else:
+            board.missed(card, flying.rest)

@@ -1,0 +1,237 @@
+"""Whose rights the work of a node has: the local account of the user who submitted it, or a refusal that says what to do.
+
+Only where the Starter is root and `[security] run_as` says so; the user is the one whose key has signed the work. Files
+that all users share in a Starter's cache (functions, modules, scripts, input) are copied for each, readable by him alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rmgr.adapters.accounts import Account, find_account
+from rmgr.adapters.reach import obstacle
+from rmgr.adapters.workevents import SlotLost
+from rmgr.config import SecurityConfig
+from rmgr.coord.ports import Store
+from rmgr.daemons.starter.core.arguments import Arguments, OwnPiece
+from rmgr.daemons.starter.core.fetch import Fetched, FetchFailure, KeptFile
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.health.reach import Reach, ReachRefusal
+from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.states import Reason
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+#: How long an account is believed as it was: groups change, people leave.
+_FRESH_S = 60.0
+#: How long a user is refused until it is looked at again.
+_REFUSED_S = 3.0
+#: Arguments of one call that are sent in a message; larger ones would be in the Starter's memory meanwhile.
+_IN_MESSAGE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountsPolicy:
+    """Work runs as its users, whose uids are at least `min_uid`."""
+
+    min_uid: int
+
+
+def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
+    """Whether work runs as its user. Raises: ConfigError when that is asked for and cannot be had."""
+    match security.run_as:
+        case "self":
+            return False
+        case "auto":
+            return euid == 0 and bool(security.dir)
+        case "user" if euid != 0:
+            raise ConfigError('[security] run_as = "user" takes a Starter that is root', hint='start it as root, or say run_as = "self"')
+        case "user" if not security.dir:
+            raise ConfigError(
+                '[security] run_as = "user" takes a secured cluster: nobody proves who he is in an open one',
+                hint='name the credentials, [security] dir = DIR, or say run_as = "self"',
+            )
+        case "user":
+            return True
+    raise ConfigError(f"[security] run_as = {security.run_as!r} is not known", hint="user, self or auto")
+
+
+def policy_of(security: SecurityConfig) -> AccountsPolicy | None:
+    """How work runs as its users, None if it runs as the Starter. Raises: ConfigError."""
+    return AccountsPolicy(min_uid=security.min_uid) if runs_as_user(security, euid=os.geteuid()) else None
+
+
+def open_to_users(directory: Path, nodes: Sequence[str]) -> None:
+    """Users may pass through the Starter's directories to their own, and look into none; its cache is closed to them."""
+    for path in (directory, *(directory / name for name in nodes), *(directory / name / "run" for name in nodes)):
+        path.chmod(0o711)
+    (directory / "blobs").chmod(0o700)
+
+
+def choose(user: str, account: Account | None, *, node: str, min_uid: int) -> Account:
+    """The account that work of `user` runs as. Raises: PermissionDenied naming node, user and what to do."""
+    if account is None:
+        raise PermissionDenied(
+            f"node {node} has no local account {user!r}, and work runs as its user there: "
+            f'useradd {user} on {node}, or [security] run_as = "self" for its Starter'
+        )
+    if account.uid == 0:
+        raise PermissionDenied(f"work of {user!r} is refused on node {node}: it would run as root (uid 0); submit it as an ordinary user")
+    if account.uid < min_uid:
+        raise PermissionDenied(
+            f"work of {user!r} is refused on node {node}: its uid {account.uid} is below {min_uid}; "
+            f"submit it as an ordinary user, or lower [security] min_uid of that Starter"
+        )
+    return account
+
+
+class Accounts:
+    """Accounts of the users whose work a node has, and whose it cannot run. `directory`: for their copies of files, made if absent."""
+
+    def __init__(
+        self,
+        policy: AccountsPolicy,
+        io: StoreIO,
+        *,
+        node: str,
+        wake: Callable[[], None],
+        directory: Path,
+        clock: Callable[[], float],
+        log: Log,
+        reach: Reach,
+    ) -> None:
+        self._policy = policy
+        self._node = node
+        self._clock = clock
+        self._log = log
+        self._reach = reach
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o711)
+        self._found: Fetched[Account | ReachRefusal] = Fetched(io, wake, lambda _store, key: self._find(key.partition("\0")[0]), keep=256)
+        self._copies: Fetched[KeptFile] = Fetched(io, wake, self._copy, keep=512)
+        self._pythons: Fetched[str] = Fetched(io, wake, self._look_at_python, keep=256)
+        self._who: dict[str, Account] = {}
+        self._met: set[str] = set()  #: users who were looked up at least once
+        self._doubted: set[str] = set()
+        self._looks = 0
+        self.refused: dict[str, str] = {}  #: user -> why none of his work can run here, and what to type
+
+    def get(self, user: str) -> Account | FetchFailure | None:
+        """Who work of `user` runs as, why it does not, or None: it is being looked up, or refused. Owner's thread only."""
+        fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
+        found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}")
+        if found is None:
+            return None
+        self._met.add(user)
+        if isinstance(found, ReachRefusal):
+            if user not in self.refused:
+                self._log.error("user_refused", user=user, why=found.why)
+            self.refused[user] = found.why
+            return None
+        if self.refused.pop(user, None) is not None:
+            self._log.info("user_accepted", user=user)
+            self._looks += 1  # the refusal may still be cached under its older key
+        return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, FetchFailure) else found
+
+    def may_claim(self, user: str) -> bool:
+        """Work of `user` is not refused; False also until he was looked up for the first time."""
+        if user not in self._met:
+            self.get(user)
+        return user in self._met and user not in self.refused
+
+    def saw(self, events: Sequence[object]) -> None:
+        """What slots report: where one did not come up, something may have been closed to its user since it was last looked at."""
+        lost = {event.slot.account for event in events if isinstance(event, SlotLost) and not event.slot.is_up}
+        if names := {account.name for account in lost if account is not None}:
+            self._doubted |= names
+            self._looks += 1
+
+    @property
+    def uncertain(self) -> frozenset[str]:
+        """Users who are refused, or are to be looked at again before more of their work starts."""
+        return frozenset((*self.refused, *self._doubted))
+
+    def settle(self) -> float:
+        """Looks again where it is due. Returns: seconds until that is due again, inf = nobody is refused."""
+        for user in {*self.refused, *self._doubted}:
+            if self.get(user) is not None or user in self.refused:
+                self._doubted.discard(user)
+        return _REFUSED_S if self.refused else math.inf
+
+    def python(self, account: Account, path: str) -> str | None:
+        """What keeps the account from an interpreter that its user chose, "" if nothing does, None: it is being looked at."""
+        self._who[f"{account.uid}"] = account
+        found = self._pythons.get(f"{account.uid}\0{path}\0{int(self._clock() / _FRESH_S)}")
+        return found.error if isinstance(found, FetchFailure) else found
+
+    def _look_at_python(self, _store: Store, key: str) -> str:
+        uid, path, _ = key.split("\0")
+        return obstacle(self._who[uid], programs=[Path(path)])
+
+    def _find(self, user: str) -> Account | ReachRefusal:
+        account = self.resolve(user)
+        problem = self._reach.problem(account)
+        return ReachRefusal(f"work of {user} cannot run on node {self._node}: {problem}") if problem else account
+
+    def resolve(self, user: str) -> Account:
+        """The same at once, on an IO thread. Raises: PermissionDenied."""
+        return choose(user, find_account(user), node=self._node, min_uid=self._policy.min_uid)
+
+    def copy(self, account: Account, path: str) -> str | FetchFailure | None:
+        """A file of the cache as `account` may read it, and no other user; None: it is on its way. Owner's thread only."""
+        if not path:
+            return path
+        self._who[f"{account.uid}"] = account
+        return self._copies.get(f"{account.uid}\0{path}")
+
+    def arguments(self, account: Account, arguments: Arguments) -> Arguments | FetchFailure | None:
+        """The same, in a file of `account` where one is large (others travel in messages); None: it is on its way. Owner's thread only."""
+        if arguments.largest <= _IN_MESSAGE or isinstance(arguments[0], OwnPiece):
+            return arguments
+        mine = self.copy(account, arguments.path)
+        if isinstance(mine, str):
+            self._copies.forget(f"{account.uid}\0{arguments.path}")  # nobody else needs it, and it may be large
+            return arguments.moved(mine)
+        return mine
+
+    def forget_lost(self) -> None:
+        """Copies that were removed are made again at the next use. Owner's thread only."""
+        self._copies.forget_lost(str)
+
+    def _copy(self, _store: Store, key: str) -> KeptFile:
+        uid, _, path = key.partition("\0")
+        target = self._directory / f"{uid}-{machine.random_hex(16)}"
+        try:
+            with open(path, "rb") as source, target.open("xb") as file:
+                os.fchmod(file.fileno(), 0o400)
+                shutil.copyfileobj(source, file, 1024 * 1024)
+                os.fchown(file.fileno(), int(uid), self._who[uid].gid)
+                size = file.tell()
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+        return KeptFile.of(target, size)
+
+
+def hand_over(path: Path, account: Account) -> None:
+    """Gives a file, or a directory with all that is in it, to its user, closed to all others. It must not be his already.
+
+    Nothing is followed out of it, and no user can be in it meanwhile: the directory is opened to its owner last.
+    """
+    if path.is_dir() and not path.is_symlink():
+        for root, directories, files in os.walk(path, topdown=False):
+            for name in (*directories, *files):
+                os.lchown(os.path.join(root, name), account.uid, account.gid)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o700 if stat.S_ISDIR(os.fstat(fd).st_mode) else 0o400)
+        os.fchown(fd, account.uid, account.gid)
+    finally:
+        os.close(fd)

@@ -1,0 +1,139 @@
+"""Inputs of keyed calls, read before the turn of their tasks: many at a time, within so many bytes of memory.
+
+A task's inputs are read once: its message is kept until it has ended here or was given away. Values that are too large for a message,
+alone or together, become files (`Stager`); all others go from the store's answer into the message that the worker gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from rmgr.coord.ports import Store
+from rmgr.coord.records import decode_keyed
+from rmgr.daemons.starter.core.arguments import ArgumentsPiece
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.room import GivenUpError, Wish
+from rmgr.daemons.starter.staging.convoy import Convoy
+from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, TaskReads
+from rmgr.model.block import KeyedPayload
+from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
+from rmgr.runtime import machine
+
+#: Input values up to this many bytes travel in the message, larger ones as files.
+INLINE_INPUT = 256 * 1024
+#: Values of the keyed calls of a node that are kept in memory where nobody sets another limit ([starter] values_cap_bytes).
+CAP_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Want:
+    """A task whose inputs are to be read. need_bytes: taken of the memory until they are here."""
+
+    block: ClaimedBlock
+    index: int
+    wish: Wish
+    keyed: KeyedPayload
+    need_bytes: int
+    since_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.since_s = machine.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All that a task needs is in these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FoundInputs:
+    """What a task reads is found, and some of it must become files."""
+
+    inputs: list[Input]
+
+
+class ReadAhead:
+    """Reads for one node.
+
+    Args:
+        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread.
+        cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
+    """
+
+    def __init__(
+        self,
+        io: StoreIO,
+        inputs: Inputs,
+        arrived: Callable[[Want, Message | FoundInputs | Exception], None],
+        *,
+        cap_bytes: int = CAP_BYTES,
+    ) -> None:
+        self._inputs = inputs
+        self._tell = arrived
+        self.cap_bytes = cap_bytes
+        self.held_bytes = 0
+        self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight, most=ROWS_TOGETHER, is_read=True)
+
+    def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
+        """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError."""
+        payload = block.payload(index)
+        keyed = decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
+        need_bytes = min(len(keyed.inputs) * INLINE_INPUT, MAX_INLINE_PAYLOAD)
+        if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
+            return False
+        self.held_bytes += need_bytes
+        self._convoy.add(Want(block, index, wish, keyed, need_bytes))
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """A task with one input may be read."""
+        return self.held_bytes + INLINE_INPUT <= self.cap_bytes or not self.held_bytes
+
+    def settle(self, taken_bytes: int, really_bytes: int) -> None:
+        """What was taken holds so many bytes: 0 gives it back."""
+        self.held_bytes += really_bytes - taken_bytes
+
+    # -- on an IO thread
+
+    def _carry(self, store: Store, wants: list[Want]) -> list[Message | FoundInputs | Exception]:
+        wanted = [want for want in wants if want.wish.is_wanted]
+        asks = [
+            TaskReads(user=want.block.info.record.user, inputs=want.keyed.inputs, outputs=want.keyed.outputs, trust=want.keyed.trust)
+            for want in wanted
+        ]
+        found = dict(zip(wanted, self._inputs.find_many(store, asks, largest=INLINE_INPUT), strict=True)) if asks else {}
+        return [_message(want.keyed, found[want]) if want in found else GivenUpError() for want in wants]
+
+    # -- on the owner's thread
+
+    def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> None:
+        for number, want in enumerate(wants):
+            self._tell(want, result if isinstance(result, Exception) else result[number])
+
+
+def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:
+    """The message of a task."""
+    return msgspec.msgpack.encode(KeyedCall(tuple(inputs), len(keyed.outputs)))
+
+
+def _message(keyed: KeyedPayload, found: list[Input] | Exception) -> Message | FoundInputs | Exception:
+    if isinstance(found, Exception):
+        return found
+    inputs = []
+    for one in found:
+        if one.data is None:
+            return FoundInputs(found)
+        inputs.append(KeyedInput(data=one.data, pickled=one.pickled))
+    call = encode_call(inputs, keyed) if sum(len(one.data) for one in inputs) < MAX_INLINE_PAYLOAD else b""
+    return Message(call) if 0 < len(call) <= MAX_INLINE_PAYLOAD else FoundInputs(found)
+
+
+def _weight(want: Want) -> int:
+    return 1 + len(want.keyed.inputs) + len(want.keyed.outputs)

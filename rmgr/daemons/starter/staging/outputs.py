@@ -1,0 +1,453 @@
+"""From the end of an attempt to what is committed: values and logs to the store first, then an outcome or a failed record.
+
+Everything small stays inline and costs no IO. What needs the store is written by a job on an IO thread (`write`), whose
+result is the finished outcome; only then may a COMPLETE carry it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from rmgr.adapters.accounts import Account, acting, open_regular
+from rmgr.coord import keys
+from rmgr.coord.multi import MAX_ZNODE_BYTES
+from rmgr.coord.ports import Encoding, Note, Store
+from rmgr.coord.rules import Again, rule
+from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
+from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.model.gap import place
+from rmgr.model.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
+from rmgr.model.states import Reason, State
+from rmgr.runtime import machine
+
+#: One row of a log; larger output is several.
+LOG_PART_BYTES = 256 * 1024
+#: Characters of an error in an outcome.
+_ERROR_CHARS = 1000
+#: The same in a failed record: eight of them travel on in the block.
+_PAST_CHARS = 250
+#: Room in a failed record for everything but arguments and output (its past: eight errors).
+_RECORD_BYTES = 6 * 1024
+_CHUNK = 512 * 1024
+#: What lies beside the value of an output key, by its row and encoding: whose it is.
+Seal = Callable[[str, Encoding], Note]
+
+
+@dataclass(slots=True, kw_only=True)
+class Flushed:
+    """How much of the output of a running attempt is in the store: bytes (as written, dropped ones too) and parts of (stdout, stderr)."""
+
+    sizes: list[int] = field(default_factory=lambda: [0, 0])
+    parts: list[int] = field(default_factory=lambda: [0, 0])
+    lock: threading.Lock = field(default_factory=threading.Lock)  #: held while parts are written
+    next_s: float = -math.inf  #: monotonic time of the next flush
+    every_s: float = 2.0
+    is_flushing: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """How an attempt ended, whoever reported it. state: None = as reason says."""
+
+    reason: Reason = Reason.NONE
+    error: str = ""
+    is_final: bool = False  #: the task does not run again, whatever the rule says of the reason
+    exit_code: int | None = None
+    started_us: int = 0
+    elapsed_us: int = 0
+    cpu_us: int = 0
+    max_rss_kib: int = 0
+    data: bytes = b""
+    pickled: bool = True
+    value: Value | None = None
+    values: tuple[Value, ...] | None = None
+    out: Output = NO_OUTPUT
+    err: Output = NO_OUTPUT
+    files: tuple[str, ...] = ()  #: output files of a command, in the order of its output keys
+    flushed: Flushed | None = None
+    kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
+    directory: str = ""  #: work directory of a command, to be removed
+    home: str = ""  #: directory of its slot
+    log_rows: bool = False  #: no output inline: its failed record has no room for it
+    account: Account | None = None  #: whose rights its files are used with; None: the Starter's
+    spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself
+
+    @property
+    def needs_store(self) -> bool:
+        """Something of it does not fit into an outcome."""
+        return bool(
+            len(self.data) > MAX_INLINE_VALUE
+            or self.value is not None
+            or self.values is not None
+            or self.files
+            or self.out.path
+            or self.err.path
+            or self.flushed is not None
+            or self.log_rows
+        )
+
+    def rights(self, path: str) -> Account | None:
+        """With whose rights one of its files is used."""
+        return None if path in self.spilled else self.account
+
+    @property
+    def in_memory_bytes(self) -> int:
+        """Of values, without those that lie in files."""
+        inline = (self.value,) if self.value is not None else ()
+        return len(self.data) + sum(len(value.data) for value in (*inline, *(self.values or ())))
+
+    @property
+    def largest_bytes(self) -> int:
+        """The same of the largest one."""
+        inline = (self.value,) if self.value is not None else ()
+        return max(len(self.data), *(len(value.data) for value in (*inline, *(self.values or ()))), 0)
+
+    @property
+    def has_files(self) -> bool:
+        """Some of what it left is in files, or is a log of its own."""
+        inline = (self.value,) if self.value is not None else ()
+        is_log = self.out.path or self.err.path or self.flushed is not None or self.log_rows
+        return bool(self.files or is_log or any(value.path for value in (*inline, *(self.values or ()))))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that wait to be stored."""
+        size = len(self.data) + (self.value.size or len(self.value.data) if self.value is not None else 0)
+        return size + sum(value.size or len(value.data) for value in self.values or ()) + self.out.size + self.err.size
+
+
+def of_task(end: TaskEnd) -> Ending:
+    """The end of a function call."""
+    extra = end.extra
+    ending = Ending(
+        started_us=end.started_us, elapsed_us=end.elapsed_us, cpu_us=end.cpu_us, data=end.data, pickled=end.pickled
+    )
+    if extra is not None:
+        ending.reason, ending.error = extra.reason, extra.summary
+        ending.max_rss_kib = extra.max_rss_kib
+        ending.value, ending.values, ending.out, ending.err = extra.value, extra.values, extra.out, extra.err
+        if extra.error:
+            ending.data, ending.pickled = extra.error, True
+    return ending
+
+
+def of_command(end: CommandEnd) -> Ending:
+    """The end of a command."""
+    code = 128 + end.signal if end.signal else end.exit_code
+    error = end.detail
+    if not error and end.reason is Reason.EXIT_CODE:
+        error = f"exit code {end.exit_code}"
+    elif not error and end.reason is Reason.SIGNAL:
+        error = f"killed by signal {end.signal}"
+    return Ending(
+        reason=end.reason,
+        error=error,
+        exit_code=code,
+        started_us=end.started_us,
+        elapsed_us=end.elapsed_us,
+        cpu_us=end.cpu_us,
+        max_rss_kib=end.max_rss_kib,
+        out=end.out,
+        err=end.err,
+    )
+
+
+def plain_outcome(block: ClaimedBlock, index: int, end: CommandEnd) -> Outcome | None:
+    """The outcome of a command that ended well and left nothing but a little output; None: it takes the long way.
+
+    What `conclude` makes of `of_command`, for the thousands of short ones of an array. Cost: 2 us instead of 25.
+    """
+    out, err = end.out, end.err
+    if end.reason is not Reason.NONE or end.signal or end.detail or end.directory or out.path or err.path:
+        return None
+    return Outcome(
+        index=index,
+        started_us=end.started_us - block.base_us,
+        elapsed_us=end.elapsed_us,
+        cpu_us=end.cpu_us,
+        max_rss_kib=end.max_rss_kib,
+        exit_code=end.exit_code,
+        log=(out.data, err.data),
+        past=block.data.past,
+    )
+
+
+# -- on an IO thread ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What of an ending is in the store now."""
+
+    value_size: int = -1
+    value_sha256: bytes | None = None
+    outputs: int = 0
+    log: tuple[bytes, bytes] = (b"", b"")
+    log_parts: tuple[int, int] = (0, 0)
+    data: bytes = b""
+
+
+class OutputRow(NamedTuple):
+    """A value that is to be stored. is_named: it is found under an output key."""
+
+    key: str
+    data: bytes
+    encoding: Encoding
+    is_named: bool
+
+
+def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[list[OutputRow], Written] | None:
+    """What `write` would store of an ending, where all of it is in memory; None: it has files, or logs of its own."""
+    values = ending.values or ()
+    if ending.has_files:
+        return None
+    written = Written(data=ending.data, outputs=len(values), log=(ending.out.data, ending.err.data))
+    rows = [
+        OutputRow(keys.output(submission, index, attempt, number), value.data, _encoding(pickled=value.pickled), is_named=True)
+        for number, value in enumerate(values)
+    ]
+    alone = ending.value or (Value(data=ending.data, pickled=ending.pickled) if len(ending.data) > MAX_INLINE_VALUE else None)
+    if alone is not None:
+        rows.append(OutputRow(keys.output(submission, index, attempt), alone.data, _encoding(pickled=alone.pickled), is_named=False))
+        written.value_size, written.value_sha256, written.data = len(alone.data), hashlib.sha256(alone.data).digest(), b""
+    return rows, written
+
+
+def _encoding(*, pickled: bool) -> Encoding:
+    return Encoding.PICKLE if pickled else Encoding.RAW
+
+
+def write(
+    store: Store, submission: int, index: int, attempt: int, ending: Ending, *, log_ttl_s: float | None = None, seal: Seal | None = None
+) -> Written:
+    """Puts the large parts of an ending into the store. Idempotent (the same rows with the same bytes).
+
+    log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); what else
+    is written here has its hash in the fragment, which is signed.
+    Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
+    """
+    written = Written(data=ending.data)
+    if ending.value is not None:
+        target = keys.output(submission, index, attempt)
+        written.value_size, written.value_sha256 = _put_hashed(store, target, ending.value, ending.rights(ending.value.path))
+        written.data = b""
+    elif len(ending.data) > MAX_INLINE_VALUE:
+        value = Value(data=ending.data, pickled=ending.pickled)
+        written.value_size, written.value_sha256 = _put_hashed(store, keys.output(submission, index, attempt), value, None)
+        written.data = b""
+    for number, value in enumerate(ending.values or ()):
+        _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path), seal)
+        written.outputs += 1
+    for number, path in enumerate(ending.files):
+        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account, seal)
+        written.outputs += 1
+    with ending.flushed.lock if ending.flushed is not None else nullcontext():
+        written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
+    return written
+
+
+def _write_logs(
+    store: Store, submission: int, index: int, attempt: int, ending: Ending, ttl_s: float | None
+) -> tuple[tuple[bytes, bytes], tuple[int, int]]:
+    rests, parts = [], []
+    for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
+        offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
+        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s)
+        if rest and ending.log_rows:
+            store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
+            rest, part = b"", part + 1
+        rests.append(rest)
+        parts.append(part)
+    return (rests[0], rests[1]), (parts[0], parts[1])
+
+
+def spill(ending: Ending, directory: Path) -> None:
+    """Moves values from memory into files while the store is away. Raises: OSError.
+
+    They are this incarnation's: if it ends before the store is back, its claims are a loss, and the resubmit rule decides.
+    """
+    if len(ending.data) > MAX_INLINE_VALUE and ending.value is None:
+        ending.value = _spilled(Value(data=ending.data, pickled=ending.pickled), directory, ending)
+        ending.data = b""
+    elif ending.value is not None:
+        ending.value = _spilled(ending.value, directory, ending)
+    if ending.values is not None:
+        ending.values = tuple(_spilled(value, directory, ending) for value in ending.values)
+
+
+def _spilled(value: Value, directory: Path, ending: Ending) -> Value:
+    if value.path or len(value.data) <= MAX_INLINE_VALUE:
+        return value
+    path = directory / f"spool-{machine.guid()}"
+    path.touch(mode=0o600)
+    ending.spilled.add(str(path))
+    with path.open("wb") as file:  # memory is let go only when the disk has really taken it: a late ENOSPC shows here
+        file.write(value.data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Value(pickled=value.pickled, path=str(path), size=len(value.data))
+
+
+def write_log(
+    store: Store,
+    submission: int,
+    index: int,
+    attempt: int,
+    stream: str,
+    output: Output,
+    offset: int,
+    part: int,
+    account: Account | None = None,
+    *,
+    ttl_s: float | None = None,
+) -> tuple[bytes, int]:
+    """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts."""
+    if not output.path:
+        rest = output.data[offset:]
+        return rest, part
+    pieces = _unflushed(output, offset, account)
+    data = next(pieces, b"")
+    while data:
+        following = next(pieces, b"")
+        if not following and len(data) <= MAX_INLINE_OUTPUT:
+            return data, part
+        store.put(keys.log(submission, index, attempt, stream, part), data, ttl_s=ttl_s)
+        part += 1
+        data = following
+    return b"", part
+
+
+def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator[bytes]:
+    """Pieces of a file of output beyond the first `offset` bytes as written, of LOG_PART_BYTES but for the last."""
+    with open(open_regular(output.path, account), "rb") as file:
+        if not output.dropped:
+            file.seek(offset)
+            while data := file.read(LOG_PART_BYTES):
+                yield data
+            return
+        rest = b""
+        for placed in place(iter(partial(file.read, LOG_PART_BYTES), b"")):
+            rest += placed.fresh(offset)
+            while len(rest) >= LOG_PART_BYTES:
+                yield rest[:LOG_PART_BYTES]
+                rest = rest[LOG_PART_BYTES:]
+        if rest:
+            yield rest
+
+
+def _put_hashed(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
+    """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is."""
+    digest = hashlib.sha256()
+    if not value.path:
+        digest.update(value.data)
+    return _put(store, key, value, account, digest=digest), digest.digest()
+
+
+def _put(
+    store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None, *, digest: hashlib._Hash | None = None
+) -> int:
+    """Stores a value; returns its size. digest: of what is read from its file."""
+    encoding = _encoding(pickled=value.pickled)
+    beside: dict[str, Note] = {} if seal is None else {"note": seal(key, encoding)}
+    if not value.path:
+        store.put(key, value.data, encoding=encoding, **beside)  # type: ignore[arg-type]
+        return len(value.data)
+    size = 0
+
+    def chunks(file: BinaryIO) -> Iterator[bytes]:
+        nonlocal size
+        while data := file.read(_CHUNK):
+            if digest is not None:
+                digest.update(data)
+            size += len(data)
+            yield data
+
+    with open(open_regular(value.path, account), "rb") as file:
+        store.put(key, chunks(file), encoding=encoding, **beside)  # type: ignore[arg-type]
+    return size
+
+
+def discard(ending: Ending) -> None:
+    """Removes the files of an ending that has been stored."""
+    named = [path for path in (ending.out.path, ending.err.path) if path not in ending.kept_paths]
+    if ending.value is not None:
+        named.append(ending.value.path)
+    named += [value.path for value in ending.values or ()]
+    for path in filter(None, named):
+        with suppress(OSError), acting(ending.rights(path)):
+            os.unlink(path)
+
+
+# -- what is committed -------------------------------------------------------------------------------------------------------
+
+
+def conclude(
+    block: ClaimedBlock, index: int, ending: Ending, written: Written | None, *, backoff_us: int, max_losses: int, cancelled: str | None
+) -> Outcome | FailedRange:
+    """The final outcome of an attempt, or the record of a failure after which the task may run again.
+
+    Args:
+        written: what `write` returned, None when nothing needed the store.
+        cancelled: the user's words when the task is being cancelled, else None.
+    """
+    told = written or Written(data=ending.data, log=(ending.out.data, ending.err.data))
+    reason, state = ending.reason, State.COMPLETED
+    if reason is Reason.USER_CANCEL or (cancelled is not None and reason is not Reason.NONE):
+        reason, state = Reason.USER_CANCEL, State.CANCELLED
+    elif reason is not Reason.NONE:
+        ruling = rule(reason, block.data, alone=block.key.count == 1, backoff_us=backoff_us, max_losses=max_losses)
+        if isinstance(ruling, Again) and not ending.is_final:
+            return _failed(block, index, ending, told, ruling.backoff_us)
+        reason, state = reason if isinstance(ruling, Again) else ruling.reason, State.FAILED
+    return Outcome(
+        index=index,
+        state=state,
+        started_us=ending.started_us - block.base_us if ending.started_us else 0,
+        elapsed_us=ending.elapsed_us,
+        value=told.data,
+        pickled=ending.pickled,
+        cpu_us=ending.cpu_us,
+        max_rss_kib=ending.max_rss_kib,
+        reason=reason,
+        exit_code=ending.exit_code,
+        value_size=told.value_size,
+        error=(cancelled or "" if state is State.CANCELLED else ending.error)[:_ERROR_CHARS],
+        log=told.log,
+        log_parts=told.log_parts,
+        outputs=told.outputs,
+        past=block.data.past,
+        value_sha256=told.value_sha256,
+    )
+
+
+def crowded(block: ClaimedBlock, index: int, ending: Ending) -> bool:
+    """Should the attempt run again, its failed record has room for the arguments but not for the output beside them."""
+    logs = len(ending.out.data) + len(ending.err.data)
+    return ending.reason is not Reason.NONE and logs > 0 and len(block.payload(index)) + logs > MAX_ZNODE_BYTES - _RECORD_BYTES
+
+
+def _failed(block: ClaimedBlock, index: int, ending: Ending, told: Written, backoff_us: int) -> FailedRange:
+    return failed_record(
+        block,
+        index,
+        reason=ending.reason,
+        node=block.node,
+        backoff_us=backoff_us,
+        exit_code=ending.exit_code,
+        error=ending.error[:_PAST_CHARS],
+        started_us=ending.started_us,
+        ended_us=ending.started_us + ending.elapsed_us,
+        log=told.log,
+        log_parts=told.log_parts,
+        cpu_us=ending.cpu_us,
+        max_rss_kib=ending.max_rss_kib,
+    )

@@ -1,0 +1,179 @@
+"""Outputs of tasks on their way to the data store: those that are in memory go many at a time, the others one by one.
+
+A task counts as ended only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not
+the node's any more are not written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs`
+in client/repair.py), at the latest with their submission.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from rmgr.client.deeds import Deeds
+from rmgr.coord.ports import Encoding, Store
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.staging.convoy import Convoy
+from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
+from rmgr.errors import StoreUnavailable
+from rmgr.runtime.failpoint import failpoint
+
+#: Bytes of rows of one job, and what a row weighs beside its value.
+_TOGETHER_BYTES = 4 * 1024 * 1024
+_ROW_BYTES = 8 * 1024
+#: Larger values are written one by one, each on a thread of its own: stores keep them as files, or in pieces.
+_LARGE_BYTES = 256 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class StoringEnding:
+    """An ending whose parts are being stored.
+
+    spool: for what is in memory, while the store is away. log_ttl_s: see `write`. done: told what is in the store, or why it is not.
+    """
+
+    block: ClaimedBlock
+    index: int
+    ending: Ending
+    spool: Path
+    log_ttl_s: float | None
+    done: Callable[[Written | Exception], None]
+    in_memory_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.in_memory_bytes = self.ending.in_memory_bytes
+
+    @property
+    def owner(self) -> str:
+        """Whose values are."""
+        user: str = self.block.info.record.user
+        return user
+
+
+class OutputRows:
+    """Stores what endings left, for all nodes of a Starter.
+
+    Args:
+        deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
+        cap_bytes: of values in memory, above which no more work should begin.
+    """
+
+    def __init__(self, io: StoreIO, deeds: Deeds | None, *, cap_bytes: int) -> None:
+        self._io = io
+        self._deeds = deeds
+        self._convoy: Convoy[StoringEnding] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
+        self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
+        self._lock = threading.Lock()
+        self._cap_bytes = cap_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Slots make more than the store takes: they wait until it has caught up."""
+        return self.in_memory_bytes > self._cap_bytes
+
+    def add(self, leaving: StoringEnding) -> None:
+        """It will be stored, and its `done` be told. Owner's thread."""
+        ending = leaving.ending
+        with self._lock:
+            self.in_memory_bytes += leaving.in_memory_bytes
+        if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
+            done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
+            self._io.run(lambda store: self._alone(store, leaving), done, size=ending.size_bytes, is_synced=True)
+        else:
+            self._convoy.add(leaving, size=ending.size_bytes)
+
+    # -- on an IO thread
+
+    def _carry(self, store: Store, load: list[StoringEnding]) -> list[Written | Exception]:
+        try:
+            try:
+                return list(self._together(store, load))
+            except StoreUnavailable:
+                raise
+            except Exception:
+                if len(load) == 1:
+                    raise
+            return [self._tried(store, leaving) for leaving in load]  # what cannot be stored is the fault of its own task only
+        except StoreUnavailable:
+            for leaving in load:
+                self._spill(leaving)
+            raise
+
+    def _together(self, store: Store, load: list[StoringEnding]) -> list[Written]:
+        rows: dict[Encoding, list[tuple[OutputRow, str]]] = {}
+        told: list[Written] = []
+        for leaving in load:
+            key = leaving.block.key
+            made = rows_of(key.submission, leaving.index, key.attempt, leaving.ending)
+            if leaving.block.is_dropped:
+                told.append(Written())
+            elif made is None:  # spilled
+                told.append(self._alone(store, leaving))
+            else:
+                told.append(made[1])
+                for row in made[0]:
+                    rows.setdefault(row.encoding, []).append((row, leaving.owner))
+        failpoint("starter.outputs_leaving")
+        for encoding, some in rows.items():
+            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, **self._notes(some, encoding))
+        return told
+
+    def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> dict[str, list[bytes]]:
+        """Deeds of values under output keys; what else is stored has its hash in the fragment, which is signed."""
+        named = [(row.key, sha256(row.data).digest(), owner) for row, owner in rows if row.is_named]
+        if self._deeds is None or not named:
+            return {}
+        made = iter(self._deeds.notes(named, encoding))
+        return {"notes": [next(made) if row.is_named else b"" for row, _ in rows]}
+
+    def _tried(self, store: Store, leaving: StoringEnding) -> Written | Exception:
+        try:
+            return self._together(store, [leaving])[0]
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, its task is told
+            return error
+
+    def _alone(self, store: Store, leaving: StoringEnding) -> Written:
+        key = leaving.block.key
+        seal: Seal | None = None
+        if self._deeds is not None:
+            deeds, owner = self._deeds, leaving.owner
+            seal = lambda row, encoding: deeds.noted(row, encoding, owner=owner)  # noqa: E731 - a type of its own
+        try:
+            written = write(store, key.submission, leaving.index, key.attempt, leaving.ending, log_ttl_s=leaving.log_ttl_s, seal=seal)
+        except StoreUnavailable:
+            self._spill(leaving)
+            raise
+        discard(leaving.ending)
+        return written
+
+    def _spill(self, leaving: StoringEnding) -> None:
+        with suppress(OSError):  # a full disk: it stays in memory, within the same bound
+            spill(leaving.ending, leaving.spool)
+        self._left_memory(leaving, leaving.ending.in_memory_bytes)
+
+    def _left_memory(self, leaving: StoringEnding, rest_bytes: int) -> None:
+        with self._lock:
+            self.in_memory_bytes -= max(0, leaving.in_memory_bytes - rest_bytes)
+            leaving.in_memory_bytes = min(leaving.in_memory_bytes, rest_bytes)
+
+    # -- on the owner's thread
+
+    def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> None:
+        for number, leaving in enumerate(load):
+            self._ended(leaving, result if isinstance(result, Exception) else result[number])
+
+    def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
+        self._left_memory(leaving, 0)
+        leaving.done(result)
+
+
+def _weight(leaving: StoringEnding) -> int:
+    ending = leaving.ending
+    return leaving.in_memory_bytes + _ROW_BYTES * (1 + len(ending.values or ()))
