@@ -26,7 +26,7 @@ from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"
 #: Documents whose sections code, tests and other documents name.
-KNOWN = ("design", "papers", "performance", "protocol", "reliability")
+KNOWN = ("cli", "design", "papers", "performance", "protocol", "reliability")
 
 _SECTION = r"(?:C\d+\.\d+|rules? \d+|\d+(?:\.\d+)*)"
 #: `protocol.md 5.2`, `cli.md sections 5, 6`, `papers.md 1.3 to 1.5`, `papers.md, common rules`, `reliability.md rule 25`.
