@@ -172,7 +172,7 @@ def test_a_stalled_process_ends_with_its_stacks_on_stderr() -> None:
 def test_a_signal_becomes_a_message_and_the_second_ends_the_process() -> None:
     program = (
         "import sys\nfrom rmgr.runtime.mailbox import Mailbox\nfrom rmgr.runtime.signals import SignalMessages\n"
-        "box = Mailbox()\nSignalLetters(box.put).install()\n"
+        "box = Mailbox()\nSignalMessages(box.put).install()\n"
         "print('ready', flush=True)\nprint(box.get(30).name, flush=True)\nbox.get(30)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
