@@ -315,7 +315,7 @@ STARTER = textwrap.dedent(
     runner = NodeRunner(directory=directory, node="n2", on_events=lambda events: None, cgroups=CgroupConfig() if cgroups else None)
     slot = runner.open_slot(0)
     runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 60 * 10**9)
-    shape = Shape(submission=1, exclusive=exclusive)
+    shape = BatchShape(submission=1, exclusive=exclusive)
     text = f"{sys.executable} {out}/daemon.py {out}/daemon; echo $$ > {out}/command; trap '' TERM; while :; do sleep 1; done"
     slot.run(CommandBatch(shape=shape, argv=("sh", "-c", text), items=(CommandItem(runner.next_seq(), 0),)))
     def work():
