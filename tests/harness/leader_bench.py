@@ -22,7 +22,7 @@ from rmgr.coord.multi import Committed, Multi, Outcome
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Coordinator
 from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
@@ -321,7 +321,7 @@ class Bench:
         record = replace(old, epoch=old.epoch + 1, leader=guid, candidate=name)
         multi = take_over(name, record, None if found is None else found.version)
         version = election.epoch_version(multi, committed(coordinator, multi))
-        desk = Desk(
+        context = LeaderContext(
             coordinator,
             self.store,
             self.mailbox,
@@ -335,7 +335,7 @@ class Bench:
             clock=lambda: self.now_s,
             wall_us=lambda: round(self.now_s * 1e6),
         )
-        self.leader = Leader(desk, record, resync_s=20.0, inline_passes=True)
+        self.leader = Leader(context, record, resync_s=20.0, inline_passes=True)
         self.leader.start()
         self.run()
         return self.leader

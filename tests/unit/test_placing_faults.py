@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.policy_files import recorded
 from rmgr.coord import answers, keys, paths
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.placement import placer as leader_place
 from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
 from rmgr.daemons.leader.placement.orders import PlanExecution
@@ -117,8 +117,8 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench = Bench()
     bench.lead()
     assert bench.leader is not None
-    desk: Desk = bench.leader.nodes._desk
-    passes, policy = Passes(desk, Faults(desk), limit_s=2.0), Sleeps()
+    context: LeaderContext = bench.leader.nodes._context
+    passes, policy = Passes(context, Faults(context), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
     lost: list[str] = []
 

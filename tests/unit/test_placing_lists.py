@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from rmgr.coord.multi import Create, Delete, Exists, Multi, Op
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.lists import LONG, QUIET_S, LongList
 from rmgr.runtime.mailbox import Mailbox
@@ -40,11 +40,11 @@ class Bench:
             return children(path, **options)
 
         self.ours.children = counted  # type: ignore[method-assign]
-        self.desk = Desk(
+        self.context = LeaderContext(
             self.ours, MemoryStore(), self.mailbox, epoch_version=0, epoch=1, io=Inline(), deposed=print, may_act=lambda: True,
             log=structlog.wrap_logger(None), metrics=LeaderMetrics(), clock=lambda: self.now_s,
         )  # fmt: skip
-        self.list = LongList(self.desk, PENDING, lambda: None, lambda: self.took)
+        self.list = LongList(self.context, PENDING, lambda: None, lambda: self.took)
         self.list.pace_s = 0.05
         self.taken: set[str] = set()
         self.list.refresh()
@@ -76,7 +76,7 @@ class Bench:
             self.took += 1
             self.taken.add(name)
 
-        self.desk.commit(Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no")), answered)
+        self.context.commit(Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no")), answered)
 
     def known(self) -> list[str]:
         return sorted(set(self.list.value or ()) - self.taken)

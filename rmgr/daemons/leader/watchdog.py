@@ -26,7 +26,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator, SessionState, Store
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
@@ -73,7 +73,7 @@ class Watchdog:
         meta: the cluster that it belongs to.
         endpoint: where it answers gRPC.
         resync_s: mean time between two comparisons of memory and znodes while it leads.
-        placings: see `Desk`.
+        placings: see `LeaderContext`.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Watchdog:
     # -- leadership
 
     def _on_lead(self, record: EpochRecord, epoch_version: int) -> None:
-        desk = Desk(
+        context = LeaderContext(
             self._coordinator,
             self._store,
             self.mailbox,
@@ -263,7 +263,7 @@ class Watchdog:
             wall_us=machine.wall_us,
             placings=self._placings,
         )
-        self.leader = leader = Leader(desk, record, resync_s=self._resync_s)
+        self.leader = leader = Leader(context, record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
         self._metrics.epoch.set(record.epoch)
         self._metrics.take_overs.inc()

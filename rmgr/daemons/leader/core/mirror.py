@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rmgr.coord.multi import Stamped
-from rmgr.daemons.leader.core.desk import Desk, Thunk
+from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 
@@ -23,7 +23,7 @@ class Mirror(Generic[T]):
     """What stands at `path`: `value` (None: nothing there), once `is_known`.
 
     Args:
-        ask: `desk.get` or `desk.children` (see `data_of`, `names_below`).
+        ask: `context.get` or `context.children` (see `data_of`, `names_below`).
         changed: called after each read whose value differs from the one before, and after the first.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
     asked_s: when the read of `value` was sent.
@@ -34,7 +34,7 @@ class Mirror(Generic[T]):
         "_armed",
         "_ask",
         "_changed",
-        "_desk",
+        "_context",
         "_read_s",
         "_reading",
         "_stale",
@@ -48,11 +48,11 @@ class Mirror(Generic[T]):
         "value",
     )
 
-    def __init__(self, desk: Desk, ask: Callable[..., None], path: str, changed: Thunk) -> None:
+    def __init__(self, context: LeaderContext, ask: Callable[..., None], path: str, changed: Thunk) -> None:
         self.path = path
         self.value: T | None = None
         self.is_known = False
-        self._desk = desk
+        self._context = context
         self._ask = ask
         self._changed: Thunk | None = changed
         self.is_chatty = False
@@ -73,7 +73,7 @@ class Mirror(Generic[T]):
             return
         self._cancel_timer()
         self._reading = True
-        self._read_s = self._desk.clock()
+        self._read_s = self._context.clock()
         watch = self._fired if self.is_watched and not self._armed else None
         self._armed = self._armed or watch is not None
         self._ask(self.path, self._arrived, watch=watch, failed=self._failed)
@@ -93,11 +93,11 @@ class Mirror(Generic[T]):
         self._armed = False
         if self._changed is None:
             return
-        wait_s = self._read_s + self.pace_s - self._desk.clock()
+        wait_s = self._read_s + self.pace_s - self._context.clock()
         if wait_s <= 0 or self._reading:
             self.refresh()
         elif self._timer is None:
-            self._timer = self._desk.after(wait_s, self._due)
+            self._timer = self._context.after(wait_s, self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -120,7 +120,7 @@ class Mirror(Generic[T]):
         self._stale = False
         self._armed = False  # perhaps it was set: then a second one costs nothing
         if self._changed is not None and self._timer is None:
-            self._timer = self._desk.after(_RETRY_S * machine.uniform(0.5, 1.5), self._due)
+            self._timer = self._context.after(_RETRY_S * machine.uniform(0.5, 1.5), self._due)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -128,14 +128,14 @@ class Mirror(Generic[T]):
             self._timer = None
 
 
-def data_of(desk: Desk, path: str, changed: Thunk) -> Mirror[Stamped]:
+def data_of(context: LeaderContext, path: str, changed: Thunk) -> Mirror[Stamped]:
     """A mirror of the data and stat of a znode."""
-    return Mirror(desk, desk.get, path, changed)
+    return Mirror(context, context.get, path, changed)
 
 
-def names_below(desk: Desk, path: str, changed: Thunk) -> Mirror[list[str]]:
+def names_below(context: LeaderContext, path: str, changed: Thunk) -> Mirror[list[str]]:
     """A mirror of the names of the children of a znode."""
-    return Mirror(desk, desk.children, path, changed)
+    return Mirror(context, context.children, path, changed)
 
 
 def _same(old: T | None, new: T | None) -> bool:

@@ -17,7 +17,7 @@ from rmgr.coord.leader_ops import fence
 from rmgr.coord.liveness import LossWindow, MassLoss, Meter
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped, Unknown
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import user_mark
 from rmgr.daemons.leader.core.mirror import names_below
 from rmgr.daemons.leader.nodes.clear import Clearer
@@ -57,7 +57,7 @@ class NodeKeeper:
 
     def __init__(
         self,
-        desk: Desk,
+        context: LeaderContext,
         settings: Callable[[], ClusterSettings],
         queue_of: Callable[[int, Callable[[str | None], None]], None],
         *,
@@ -69,19 +69,19 @@ class NodeKeeper:
         self.troubles: dict[str, Trouble] = {}
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
-        self._desk = desk
+        self._context = context
         self._settings = settings
         self._changed = changed
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
-        self._names = names_below(desk, paths.NODES, self._on_names)
-        self._starters = names_below(desk, paths.STARTERS, self._on_starters)
-        self._drained = names_below(desk, paths.DRAINS, self._on_drains)
-        self._troubled = names_below(desk, paths.TROUBLES, self._on_troubles)
-        self._revoked = names_below(desk, paths.REVOKED, self._look_soon)
+        self._names = names_below(context, paths.NODES, self._on_names)
+        self._starters = names_below(context, paths.STARTERS, self._on_starters)
+        self._drained = names_below(context, paths.DRAINS, self._on_drains)
+        self._troubled = names_below(context, paths.TROUBLES, self._on_troubles)
+        self._revoked = names_below(context, paths.REVOKED, self._look_soon)
         self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
         self._cases: dict[str, _Case] = {}
-        self._clearer = Clearer(desk, queue_of, self._turn, self._fetch)
+        self._clearer = Clearer(context, queue_of, self._turn, self._fetch)
         self._window = LossWindow(settings().mass_loss_share, window_s)
         self._meter: Meter | None = None
         self._unread = 0  # records and entries asked for and not yet here: no case is opened before
@@ -150,11 +150,11 @@ class NodeKeeper:
 
     def _fetch(self, name: str, *, drift: bool = False) -> None:
         self._unread += 1
-        self._desk.get(paths.node(name), partial(self._on_record, name, drift), failed=partial(self._on_unread, name))
+        self._context.get(paths.node(name), partial(self._on_record, name, drift), failed=partial(self._on_unread, name))
 
     def _on_unread(self, name: str) -> None:
         self._unread -= 1
-        self._desk.after(_RETRY_S, partial(self._fetch, name))
+        self._context.after(_RETRY_S, partial(self._fetch, name))
 
     def _on_record(self, name: str, drift: bool, found: Stamped | None) -> None:
         self._unread -= 1
@@ -165,7 +165,7 @@ class NodeKeeper:
 
     def _note_drift(self, name: str, drift: bool, found: Stamped) -> None:
         if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
-            self._desk.metrics.resync_drift.inc()
+            self._context.metrics.resync_drift.inc()
 
     def _take(self, name: str, found: Stamped) -> None:
         if found.version <= self._versions.get(name, -1):
@@ -173,7 +173,7 @@ class NodeKeeper:
         try:
             record = decode_record(found.data, NodeRecord, paths.node(name))
         except WrongCluster as error:
-            self._desk.log.error("node_record_unreadable", node=name, error=error.message)
+            self._context.log.error("node_record_unreadable", node=name, error=error.message)
             return
         self.records[name], self._versions[name] = record, found.version
         self._changed()
@@ -184,7 +184,7 @@ class NodeKeeper:
             if self._listed:  # at the start all records have been asked for before
                 self._unread += 1
                 path = f"{paths.STARTERS}/{entry}"
-                self._desk.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
+                self._context.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
         self._entries = entries
         self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
         alive = liveness.guids(entries)
@@ -216,7 +216,7 @@ class NodeKeeper:
         for name in [known for known in self.drains if known not in names]:
             del self.drains[name]
         for name in names:
-            self._desk.get(paths.drain(name), partial(self._on_drain, name))
+            self._context.get(paths.drain(name), partial(self._on_drain, name))
         self._changed()
 
     def _on_drain(self, name: str, found: Stamped | None) -> None:
@@ -229,7 +229,7 @@ class NodeKeeper:
         for name in [known for known in self.troubles if known not in names]:
             del self.troubles[name]
         for name in names:
-            self._desk.get(paths.trouble(name), partial(self._on_trouble, name))
+            self._context.get(paths.trouble(name), partial(self._on_trouble, name))
         self._changed()
 
     def _on_trouble(self, name: str, found: Stamped | None) -> None:
@@ -243,7 +243,7 @@ class NodeKeeper:
         """Looks once for any number of records that have arrived together."""
         if not self._looks:
             self._looks = True
-            self._desk.soon(self._look)
+            self._context.soon(self._look)
 
     def _look(self) -> None:
         """Opens and drops cases and clearings; harmless to call at any time. Cost: O(nodes)."""
@@ -255,7 +255,7 @@ class NodeKeeper:
             self._drop(name)
         new = sorted(lost - self._cases.keys()) if not self._unread else []
         for name in new:
-            self._window.note(self.records[name].guid, self._desk.clock())
+            self._window.note(self.records[name].guid, self._context.clock())
         for name in new:
             self._open(name)
         for name, record in self.records.items():
@@ -263,21 +263,23 @@ class NodeKeeper:
                 self._clearer.clear(name, self._versions[name])
             else:
                 self._clearer.leave(name)
-        self._desk.metrics.nodes_up.set(sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values()))
+        self._context.metrics.nodes_up.set(
+            sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values())
+        )
 
     def _drop(self, name: str) -> None:
         case = self._cases.pop(name)
         if case.timer is not None:
             case.timer.cancel()
         self._window.returned(case.guid)
-        self._desk.log.info("node_returned", node=name, epoch=self._desk.epoch)
+        self._context.log.info("node_returned", node=name, epoch=self._context.epoch)
 
     def _open(self, name: str) -> None:
         record = self.records[name]
         self._cases[name] = case = _Case(record.guid)
-        self._desk.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._desk.epoch)
+        self._context.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._context.epoch)
         self._judge_mass()
-        self._desk.children(
+        self._context.children(
             paths.running_node(name), partial(self._on_running, name, case), failed=partial(self._on_claimed, name, case, None)
         )
 
@@ -287,7 +289,7 @@ class NodeKeeper:
         if names:
             then(names)
         else:
-            self._desk.children(paths.hold(name), lambda holds: then(holds or []), failed=partial(then, None))
+            self._context.children(paths.hold(name), lambda holds: then(holds or []), failed=partial(then, None))
 
     def _on_claimed(self, name: str, case: _Case, names: list[str] | None) -> None:
         if self._cases.get(name) is not case:
@@ -295,7 +297,7 @@ class NodeKeeper:
         case.claimed = 1 if names is None else len(names)
         # A Starter that ended in good order left nothing behind: there is nobody to wait for.
         grace_s = self._settings().grace_us / 1e6 if case.claimed else 0.0
-        case.timer = self._desk.after(grace_s, partial(self._due, name, case))
+        case.timer = self._context.after(grace_s, partial(self._due, name, case))
 
     def _due(self, name: str, case: _Case) -> None:
         """The grace is over: is it still so? Record first, then the list (FIFO): see `coord/liveness.py`."""
@@ -303,10 +305,10 @@ class NodeKeeper:
             return
         wait_s = self._turn()
         if wait_s:
-            case.timer = self._desk.after(wait_s, partial(self._due, name, case))
+            case.timer = self._context.after(wait_s, partial(self._due, name, case))
             return
         if not self._ripe:
-            self._desk.soon(self._confirm)
+            self._context.soon(self._confirm)
         self._ripe[name] = case
 
     def _confirm(self) -> None:
@@ -314,13 +316,13 @@ class NodeKeeper:
         cases, self._ripe = self._ripe, {}
         # If only a record cannot be read, the fence is tried on an older version, and loses if that has changed.
         for name, case in cases.items():
-            self._desk.get(paths.node(name), partial(self._on_confirmed, name, case))
-        self._desk.children(paths.STARTERS, partial(self._on_listed, cases), failed=partial(self._again, cases))
+            self._context.get(paths.node(name), partial(self._on_confirmed, name, case))
+        self._context.children(paths.STARTERS, partial(self._on_listed, cases), failed=partial(self._again, cases))
 
     def _again(self, cases: dict[str, _Case]) -> None:
         for name, case in cases.items():
             if self._cases.get(name) is case:
-                case.timer = self._desk.after(_RETRY_S, partial(self._due, name, case))
+                case.timer = self._context.after(_RETRY_S, partial(self._due, name, case))
 
     def _on_confirmed(self, name: str, case: _Case, found: Stamped | None) -> None:
         if self._cases.get(name) is case and found is not None:
@@ -346,10 +348,10 @@ class NodeKeeper:
         for name, case in cases.items():
             record = self.records[name]
             reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()), leaves=record.leaves)
-            multis.append(fence(self._desk.epoch_version, record, self._versions[name], reasons[name]))
+            multis.append(fence(self._context.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
         multi = replace(multis[0], ops=ops)  # all or nothing: what proves one of them proves all
-        self._desk.commit(multi, partial(self._on_fenced, cases, reasons), urgent=True)
+        self._context.commit(multi, partial(self._on_fenced, cases, reasons), urgent=True)
 
     def _on_fenced(self, cases: dict[str, _Case], reasons: dict[str, str], outcome: Outcome) -> None:
         standing = [name for name, case in cases.items() if self._cases.get(name) is case]
@@ -360,7 +362,7 @@ class NodeKeeper:
         if not isinstance(outcome, Committed):
             for name in standing:
                 if isinstance(outcome, Unknown):
-                    self._cases[name].timer = self._desk.after(_RETRY_S, partial(self._due, name, cases[name]))
+                    self._cases[name].timer = self._context.after(_RETRY_S, partial(self._due, name, cases[name]))
                     continue
                 del self._cases[name]
                 self._fetch(name)  # it has registered again: look once more
@@ -369,14 +371,14 @@ class NodeKeeper:
             self._cases.pop(name, None)
             self._versions[name] = outcome.versions[at]
             self.records[name] = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
-            self._desk.metrics.fenced_nodes.inc()
-            self._desk.log.info(
+            self._context.metrics.fenced_nodes.inc()
+            self._context.log.info(
                 "node_fenced",
                 node=name,
                 incarnation=self.records[name].incarnation,
                 reason=reasons[name],
                 running=case.claimed,
-                epoch=self._desk.epoch,
+                epoch=self._context.epoch,
             )
         failpoint("leader.after_fence")
         self._changed()
@@ -386,31 +388,31 @@ class NodeKeeper:
 
     def _judge_mass(self) -> None:
         self._window.share = self._settings().mass_loss_share
-        verdict = self._window.verdict(len(self.alive), self._desk.clock())
+        verdict = self._window.verdict(len(self.alive), self._context.clock())
         if (verdict is None) != (self.mass is None):
-            self._desk.metrics.mass_loss.set(0 if verdict is None else 1)
+            self._context.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
-                self._meter = Meter(self._settings().mass_requeue_per_s, self._desk.clock())
-                self._desk.after(1.0, self._until_it_is_over)
-                self._desk.log.warning(
+                self._meter = Meter(self._settings().mass_requeue_per_s, self._context.clock())
+                self._context.after(1.0, self._until_it_is_over)
+                self._context.log.warning(
                     "mass_loss_began",
                     failed=verdict.lost,
                     total=verdict.known,
                     rate=self._settings().mass_requeue_per_s,
-                    epoch=self._desk.epoch,
+                    epoch=self._context.epoch,
                 )
             else:
                 self._meter = None
-                self._desk.log.info("mass_loss_ended", epoch=self._desk.epoch)
+                self._context.log.info("mass_loss_ended", epoch=self._context.epoch)
         self.mass = verdict
 
     def _until_it_is_over(self) -> None:
         self._judge_mass()
         if self.mass is not None:
-            self._desk.after(1.0, self._until_it_is_over)
+            self._context.after(1.0, self._until_it_is_over)
 
     def _turn(self) -> float:
         """0.0: go on; else how long to wait before asking again (rule 21)."""
         if self.mass is not None:
             self._judge_mass()
-        return self._meter.take(self._desk.clock()) if self._meter is not None else 0.0
+        return self._meter.take(self._context.clock()) if self._meter is not None else 0.0

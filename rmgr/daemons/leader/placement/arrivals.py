@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmgr.coord.admitted import not_admitted
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
 from rmgr.daemons.leader.core.mirror import Mirror
 from rmgr.errors import InvalidRecord, StateConflict
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Arrivals:
     """Of all place queues. In the leader's loop."""
 
-    def __init__(self, desk: Desk, placer: Placer) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, placer: Placer) -> None:
+        self._context = context
         self._placer = placer
 
     def look(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
@@ -41,7 +41,7 @@ class Arrivals:
             except StateConflict:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of one job
-                self._desk.aside.add(f"{mirror.path}/{name}", None, error)
+                self._context.aside.add(f"{mirror.path}/{name}", None, error)
                 placer.book.waiting.pop(job_id(key.submission, key.first), None)
                 self.refuse(queue, name, f"{type(error).__name__}: {error}")
 
@@ -93,5 +93,5 @@ class Arrivals:
         book = self._placer.book
         book.settle(queue, name)
         if name not in book.odd:
-            self._desk.log.error("job_not_placeable", queue=queue, block=name, error=why)
+            self._context.log.error("job_not_placeable", queue=queue, block=name, error=why)
         book.odd[name] = why

@@ -15,7 +15,7 @@ from rmgr.coord import keys, leader_ops, paths
 from rmgr.coord.multi import Outcome, Stamped, Unknown
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_block
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import allows, node_mark
 from rmgr.daemons.leader.core.mirror import Mirror, data_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
@@ -76,7 +76,7 @@ class UserRequest:
 class Asks:
     """All open requests of one leadership."""
 
-    desk: Desk
+    context: LeaderContext
     placer: Placer
     orders: PlanExecution
     nodes: NodeKeeper
@@ -84,7 +84,7 @@ class Asks:
 
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
-        ask = UserRequest(guid=guid, request=request, end_s=self.desk.clock() + _DRAIN_S)
+        ask = UserRequest(guid=guid, request=request, end_s=self.context.clock() + _DRAIN_S)
         if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
                 ask.parts = []
@@ -134,7 +134,7 @@ class Asks:
             ask.error, ask.is_over = error, True
             return []
         except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-            self.desk.aside.add(paths.request(ask.guid), None, error)
+            self.context.aside.add(paths.request(ask.guid), None, error)
             ask.error, ask.is_over = StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"), True
             return []
 
@@ -143,9 +143,9 @@ class Asks:
         node = ask.request.node
         if ask.parts is None:
             if node not in self.nodes.drains:
-                if self.desk.clock() > ask.end_s:
+                if self.context.clock() > ask.end_s:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
-                self.desk.after(_RETRY_S, self.placer.wake)
+                self.context.after(_RETRY_S, self.placer.wake)
                 return []
             placed = sorted(self.placer.book.placed.items())
             ask.parts = [self._part(ask, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)]
@@ -203,9 +203,9 @@ class Asks:
     def _is_young(self, ask: UserRequest, limit_s: float) -> bool:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
         if ask.gone_s is None:
-            ask.gone_s = self.desk.clock()
-            self.desk.after(limit_s + 0.1, self.placer.wake)
-        return self.desk.clock() - ask.gone_s < limit_s
+            ask.gone_s = self.context.clock()
+            self.context.after(limit_s + 0.1, self.placer.wake)
+        return self.context.clock() - ask.gone_s < limit_s
 
     def _label(self, job: int) -> str:
         return label(job, self.placer.book.submissions)
@@ -332,7 +332,7 @@ class Asks:
             raise StateConflict(why, hint="submit it without that option")
         ask.begun = True
         prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
-        self.desk.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
+        self.context.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
 
     def _send_checkpoint(self, ask: UserRequest, placed: PlacedJob, before: keys.Checkpoint | None) -> None:
         ask.before, ask.block, request = before, placed.name, ask.request
@@ -340,14 +340,14 @@ class Asks:
         order = InboxOrder(
             order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
         )
-        self.desk.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
+        self.context.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
 
     def _sent(self, ask: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
         """A conflict: the leader before has sent it already; unknown: what stands there will tell."""
         if isinstance(outcome, Unknown):
-            self.desk.log.warning("checkpoint_order_unknown", submission=ask.request.submission, cause=outcome.cause)
+            self.context.log.warning("checkpoint_order_unknown", submission=ask.request.submission, cause=outcome.cause)
         ask.sent = True
-        ask.order = data_of(self.desk, paths.inbox(placed.node, ask.guid), partial(self._obeyed, ask, placed))
+        ask.order = data_of(self.context, paths.inbox(placed.node, ask.guid), partial(self._obeyed, ask, placed))
         ask.order.refresh()
 
     def _obeyed(self, ask: UserRequest, placed: PlacedJob) -> None:
@@ -355,11 +355,11 @@ class Asks:
             return
         ask.order.stop()
         path = paths.running_block(placed.node, placed.key)
-        self.desk.get(path, partial(self._look, ask), failed=partial(self._look, ask, None))
+        self.context.get(path, partial(self._look, ask), failed=partial(self._look, ask, None))
 
     def _look(self, ask: UserRequest, block: Stamped | None) -> None:
         prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
-        self.desk.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
+        self.context.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
 
     def _checkpointed(self, ask: UserRequest, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
         shown = self._label(ask.job)

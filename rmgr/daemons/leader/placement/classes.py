@@ -18,7 +18,7 @@ from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.records import Cores
 
 if TYPE_CHECKING:
-    from rmgr.daemons.leader.core.desk import Desk
+    from rmgr.daemons.leader.core.context import LeaderContext
     from rmgr.daemons.leader.placement.placer import Placer
     from rmgr.sched.partition import Partition
     from rmgr.sched.queue_class import QueueClass
@@ -87,21 +87,21 @@ def _chosen(placer: Placer, partition: str, queue: QueueClass) -> str:
 class ClassMetrics:
     """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
 
-    def __init__(self, placer: Placer, desk: Desk) -> None:
+    def __init__(self, placer: Placer, context: LeaderContext) -> None:
         self._placer = placer
-        self._desk = desk
+        self._context = context
         self._is_due = False
 
     def soon(self) -> None:
         """Something has happened. Costs nothing where there are no classes."""
         if not self._is_due and any(self._placer.classes.values()):
             self._is_due = True
-            self._desk.after(MEASURED_S, self._measure)
+            self._context.after(MEASURED_S, self._measure)
 
     def _measure(self) -> None:
         self._is_due = False
         self.clear()
-        metrics = self._desk.metrics
+        metrics = self._context.metrics
         for view in views_of(self._placer):
             told, where = view.of_class, (view.partition, view.id)
             assert told is not None
@@ -113,6 +113,6 @@ class ClassMetrics:
 
     def clear(self) -> None:
         """Nothing is known any more."""
-        metrics = self._desk.metrics
+        metrics = self._context.metrics
         for metric in (metrics.class_waiting, metrics.class_running, metrics.class_promised, metrics.class_reservations):
             metric.clear()

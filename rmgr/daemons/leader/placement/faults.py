@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.sched.catalogue import policy_named
 from rmgr.sched.policy import Stage
 
@@ -43,11 +43,11 @@ class Faults:
     Attributes: counts, last: policy -> how often it failed, and the last error. benched: by partition.
     """
 
-    def __init__(self, desk: Desk, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, context: LeaderContext, changed: Callable[[], None] = lambda: None) -> None:
         self.counts: Counter[str] = Counter()
         self.last: dict[str, str] = {}
         self.benched: dict[str, PlacementPause] = {}
-        self._desk = desk
+        self._context = context
         self._changed = changed
         self._fcfs = policy_named(INSTEAD)
 
@@ -57,18 +57,18 @@ class Faults:
         is_new = self.last.get(policy) != error
         self.counts[policy] += 1
         self.last[policy] = error
-        self._desk.metrics.policy_faults.inc()
+        self._context.metrics.policy_faults.inc()
         before = self.benched.get(partition)
-        until_s = self._desk.clock() + BENCH_S
-        until_us = self._desk.wall_us() + round(BENCH_S * 1e6)
+        until_s = self._context.clock() + BENCH_S
+        until_us = self._context.wall_us() + round(BENCH_S * 1e6)
         if before is None:
             bench = PlacementPause(policy, error, until_s, until_us)
         else:
             bench = PlacementPause(before.policy, f"{before.error}; {INSTEAD}: {error}", until_s, until_us, is_stopped=True)
         self.benched[partition] = bench
         if is_new:
-            self._desk.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
-        self._desk.after(BENCH_S, self._again)
+            self._context.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
+        self._context.after(BENCH_S, self._again)
         self._changed()
 
     def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -106,9 +106,9 @@ class Faults:
         return bench is not None and bench.is_stopped
 
     def _again(self) -> None:
-        now_s = self._desk.clock()
+        now_s = self._context.clock()
         over = [partition for partition, bench in self.benched.items() if bench.until_s <= now_s]
         for partition in over:
-            self._desk.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
+            self._context.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
         if over:
             self._changed()

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from rmgr.coord import leader_ops, ops, paths, place_ops, validity
 from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
 from rmgr.coord.place_ops import Assigned
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
@@ -76,7 +76,7 @@ class PlanExecution:
 
     def __init__(
         self,
-        desk: Desk,
+        context: LeaderContext,
         book: Book,
         names: Names,
         nodes: NodeKeeper,
@@ -85,11 +85,11 @@ class PlanExecution:
         broke: Callable[[str, str], None] = lambda _partition, _error: None,
         promises: Promises | None = None,
     ) -> None:
-        self.promises = promises if promises is not None else Promises(desk, book, names, lambda _why: None)
+        self.promises = promises if promises is not None else Promises(context, book, names, lambda _why: None)
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
-        self._desk = desk
+        self._context = context
         self._book = book
         self._names = names
         self._nodes = nodes
@@ -110,7 +110,7 @@ class PlanExecution:
     @property
     def busy_s(self) -> float:
         """For how long, 0.0 when it is not."""
-        return self._desk.clock() - self._begun_s if self.is_busy else 0.0
+        return self._context.clock() - self._begun_s if self.is_busy else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
         """What policies remember, as it was read."""
@@ -127,14 +127,14 @@ class PlanExecution:
             done("")
             return
         self._done, self._problem, self._blocks = done, "", {}
-        self._begun_s = self._desk.clock()
+        self._begun_s = self._context.clock()
         if not starts:
             self._commit(state, decisions, now_us)
             return
         waiting = [self._book.waiting[start.job_id] for start in starts]
         wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
         then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
-        self._desk.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
+        self._context.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
 
     def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
         self._blocks = dict(zip(jobs, found, strict=True))
@@ -145,7 +145,7 @@ class PlanExecution:
             self._carry_out(state, decisions, now_us)
         except Exception as error:  # nothing was sent yet: the state is made anew
             decision = self._at
-            self._desk.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
+            self._context.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
             self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
             self._problem = self._problem or "a plan cannot be carried out"
             self._finish()
@@ -208,7 +208,7 @@ class PlanExecution:
         self._waits = len(multis)
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
-            self._desk.commit(multi, partial(self._answered, some, theirs))
+            self._context.commit(multi, partial(self._answered, some, theirs))
         if not multis:
             self._finish()
 
@@ -235,9 +235,9 @@ class PlanExecution:
             self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
             return []
         submission, index = task_of(asked.job)
-        self._desk.log.info(
+        self._context.log.info(
             "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
-            why=asked.order.detail, epoch=self._desk.epoch,
+            why=asked.order.detail, epoch=self._context.epoch,
         )  # fmt: skip
         order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
         return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
@@ -252,8 +252,8 @@ class PlanExecution:
         key = waiting.key
         fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
         multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
-        self._desk.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._desk.epoch)
-        self._desk.commit(multi)
+        self._context.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._context.epoch)
+        self._context.commit(multi)
 
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
         """None for what is no block: it stands there, and is no job any more."""
@@ -262,14 +262,14 @@ class PlanExecution:
             validity.check_block(waiting.key, data)
             return data
         except RmgrError as error:
-            self._desk.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
+            self._context.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
             self._book.spoilt.add(waiting.name)
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
         """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
         waiting = self._book.waiting[job]
-        self._desk.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
+        self._context.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
         self._book.spoilt.add(waiting.name)
         self._book.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
@@ -307,7 +307,7 @@ class PlanExecution:
                 if one is not None:
                     chosen[job] = one
         told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
-        sealed = self._desk.placings.seal(told, epoch=self._desk.epoch_version)
+        sealed = self._context.placings.seal(told, epoch=self._context.epoch_version)
         for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
             chance = machine.random_hex(12)
             made[job] = Assigned(
@@ -377,7 +377,7 @@ class PlanExecution:
                 continue
             if len(data) > MAX_PLACING_BYTES:
                 if partition not in self._too_large:
-                    self._desk.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                    self._context.log.error("placing_records_too_large", partition=partition, bytes=len(data))
                 self._too_large.add(partition)
                 continue
             self._too_large.discard(partition)
@@ -390,7 +390,7 @@ class PlanExecution:
             for one in asked:
                 if one.stop is not None:
                     self._stops.watch(one.stop)
-            answered_s = self._desk.clock()
+            answered_s = self._context.clock()
             for job, assigned in jobs:
                 self._book.place(job, assigned.running, assigned.allocation, answered_s)
             heads = {assigned.allocation.head for _, assigned in jobs}
@@ -398,8 +398,8 @@ class PlanExecution:
                 self._placed(head)
             if jobs:
                 what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
-                self._desk.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._desk.epoch)
-            self._desk.metrics.placed.inc(len(jobs))
+                self._context.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._context.epoch)
+            self._context.metrics.placed.inc(len(jobs))
             failpoint("leader.after_place")
         else:
             self._problem = self._problem or f"PLACE: {outcome}"
@@ -417,16 +417,16 @@ class PlanExecution:
     def prepare(self, nodes: list[str]) -> None:
         """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
         wanted = [paths.hold(node) for node in nodes]
-        self._desk.store(lambda _: self._desk.coordinator.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
+        self._context.store(lambda _: self._context.coordinator.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
 
     def _prepare_later(self, nodes: list[str]) -> None:
-        self._desk.after(_RETRY_S, partial(self.prepare, nodes))
+        self._context.after(_RETRY_S, partial(self.prepare, nodes))
 
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes those of jobs that are gone: the leader before did not come to it. The book must be whole."""
         for node in nodes:
-            again = partial(self._desk.after, _RETRY_S, partial(self.look_for_holds, [node]))
-            self._desk.children(paths.hold(node), partial(self._on_holds, node), failed=again)
+            again = partial(self._context.after, _RETRY_S, partial(self.look_for_holds, [node]))
+            self._context.children(paths.hold(node), partial(self._on_holds, node), failed=again)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         self.promises.look_after(node, names)
@@ -440,9 +440,9 @@ class PlanExecution:
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unknown):
-                self._desk.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
+                self._context.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
 
-        self._desk.commit(place_ops.unhold(node, submission, index, attempt), answered)
+        self._context.commit(place_ops.unhold(node, submission, index, attempt), answered)
 
     def release(self, job: int, placed: PlacedJob) -> None:
         """It has ended: nothing is held for it any more."""
@@ -461,7 +461,7 @@ class PlanExecution:
                     placed.is_lost = True
                     submission, index = task_of(job)
                     order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
-                    self._desk.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
+                    self._context.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
                     break
 
 

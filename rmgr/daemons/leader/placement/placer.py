@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from rmgr.coord import paths
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allows, node_of
 from rmgr.daemons.leader.core.mirror import Mirror, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
@@ -65,12 +65,12 @@ class Placer:
     there. settings: the cluster's. policies: partition -> names. limits, classes (of queues): of partitions that have any.
     """
 
-    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
+    def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.book = Book()
         self.names = Names()
-        self.faults = Faults(desk, self._others_place)
+        self.faults = Faults(context, self._others_place)
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self.problems: dict[str, str] = {}
         self.passes = 0
@@ -79,20 +79,20 @@ class Placer:
         self.policies: dict[str, str] = {}
         self.limits: dict[str, Limits] = {}
         self.classes: dict[str, tuple[QueueClass, ...]] = {}
-        self._desk = desk
+        self._context = context
         self.settings = settings
-        self._measured = ClassMetrics(self, desk)
+        self._measured = ClassMetrics(self, context)
         self._nodes = nodes
         self.whose = nodes.mark_of
-        self._foreign = Foreign(desk, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
-        self._passes = Passes(desk, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
-        self.stops = Stops(desk, self)
-        self.promises = Promises(desk, self.book, self.names, self.rebuild)
-        self._orders = PlanExecution(desk, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
-        self.asks = Asks(desk, self, self._orders, nodes)
-        self.backoffs = NodeBackoffs(desk, self.nodes_changed)
-        self.arrivals = Arrivals(desk, self)
-        self._record = Recording(desk)
+        self._foreign = Foreign(context, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
+        self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
+        self.stops = Stops(context, self)
+        self.promises = Promises(context, self.book, self.names, self.rebuild)
+        self._orders = PlanExecution(context, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
+        self.asks = Asks(context, self, self._orders, nodes)
+        self.backoffs = NodeBackoffs(context, self.nodes_changed)
+        self.arrivals = Arrivals(context, self)
+        self._record = Recording(context)
         self._rebuild_of: Rebuild | None = None
         self._every: tuple[Stage, ...] = ()
         self._stages: tuple[Stage, ...] = ()  # those that run in this process
@@ -102,10 +102,10 @@ class Placer:
         self._running: dict[str, Mirror[list[str]]] = {}
         self.news: set[str] = set()  #: paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
-        self.records = SubmissionRecords(desk, self.book, self.wake)
+        self.records = SubmissionRecords(context, self.book, self.wake)
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
-        self._now_us = desk.wall_us()
+        self._now_us = context.wall_us()
         self._due = False
         self._timer: Timer | None = None
         self._retry_s = _RETRY_S / 2
@@ -128,7 +128,7 @@ class Placer:
     def resync(self) -> None:
         """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
         if self._orders.busy_s > _STUCK_S:  # an answer was lost, or what was to be done with it failed: nothing would be placed any more
-            self._desk.depose("the plan of a pass is not carried out")
+            self._context.depose("the plan of a pass is not carried out")
             return
         kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
         if self.state is not None:
@@ -142,7 +142,7 @@ class Placer:
         for mirror in lists[:_AT_ONCE]:
             mirror.refresh()
         if len(lists) > _AT_ONCE:
-            self._desk.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
+            self._context.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
 
     def settings_changed(self) -> None:
         """Queues, partitions or pipelines are others."""
@@ -161,7 +161,7 @@ class Placer:
                 found = configuration(settings, partition)
             except ConfigError as error:
                 self.problems[partition] = error.message
-                self._desk.log.error("pipeline_unusable", partition=partition, error=error.message)
+                self._context.log.error("pipeline_unusable", partition=partition, error=error.message)
                 continue
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]
@@ -191,7 +191,7 @@ class Placer:
         """Something may be to do; often called, once done."""
         if not self._due and not self._closed:
             self._due = True
-            self._desk.soon(self._turn)
+            self._context.soon(self._turn)
 
     def view(self) -> PlacingView:
         """What is shown of it. In the loop."""
@@ -236,7 +236,7 @@ class Placer:
             return
         if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
             self._pass(self.state)
-        self._desk.metrics.waiting_jobs.set(len(self.book.waiting))
+        self._context.metrics.waiting_jobs.set(len(self.book.waiting))
         self._measured.soon()
 
     def _pass(self, state: ClusterState) -> None:
@@ -255,7 +255,7 @@ class Placer:
 
     def now_us(self) -> int:
         """The scheduler's clock: the wall's, never going back."""
-        self._now_us = max(self._now_us, self._desk.wall_us())
+        self._now_us = max(self._now_us, self._context.wall_us())
         return self._now_us
 
     def _planned(self, state: ClusterState, causes: frozenset[Cause], now_us: int, plan: Plan, took_s: float) -> None:
@@ -267,12 +267,12 @@ class Placer:
         self._foreign.passed(plan.faults)
         self.passes += 1
         self.last_pass_s = took_s
-        self._desk.metrics.placing_seconds.observe(took_s)
+        self._context.metrics.placing_seconds.observe(took_s)
         wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
         if self._timer is not None:
             self._timer.cancel()
         on_time = partial(self._look_again, Cause.TIMER)
-        self._timer = self._desk.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
+        self._timer = self._context.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
         self._record.passed(now_us, causes, plan)
         self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
 
@@ -321,13 +321,13 @@ class Placer:
 
     def _waiting_in(self, queue: str) -> Mirror[list[str]]:
         path = paths.pending(queue)
-        mirror = LongList(self._desk, path, lambda: self._listed(path, mirror), lambda: self.book.took[queue])
+        mirror = LongList(self._context, path, lambda: self._listed(path, mirror), lambda: self.book.took[queue])
         mirror.is_chatty, mirror.pace_s = True, PACE_S
         mirror.refresh()
         return mirror
 
     def _list(self, path: str, *, watched: bool = True) -> Mirror[list[str]]:
-        mirror = names_below(self._desk, path, lambda: self._listed(path, mirror))
+        mirror = names_below(self._context, path, lambda: self._listed(path, mirror))
         mirror.is_chatty, mirror.is_watched = True, watched
         mirror.pace_s = PACE_S
         mirror.refresh()
@@ -439,12 +439,12 @@ class Placer:
     def rebuild(self, why: str, *, pause_s: float = 0.0) -> None:
         """The state is not believed any more: it is made from the znodes again (in a while, where it would only go wrong again)."""
         if self.state is not None:
-            self._desk.log.warning("placing_rebuilt", why=why)
+            self._context.log.warning("placing_rebuilt", why=why)
         self.state = None
         self._record.end(self._now_us)
         self._rebuild_of = None
         if pause_s:
-            self._desk.after(pause_s, self.wake)
+            self._context.after(pause_s, self.wake)
         else:
             self.wake()
 
@@ -454,9 +454,11 @@ class Placer:
             self.book.forget_jobs()
             self.stops.forget()
             self._look_at_nodes()
-            self._rebuild_of = Rebuild(self._desk, self, self._pending, self._running, {queue.partition for queue in self.queues.values()})
+            self._rebuild_of = Rebuild(
+                self._context, self, self._pending, self._running, {queue.partition for queue in self.queues.values()}
+            )
         if not self._nodes.hurry():
-            self._desk.after(0.01, self.wake)
+            self._context.after(0.01, self.wake)
             return
         self._look_at_nodes()
         built = self._rebuild_of.step(self._half_life_us)

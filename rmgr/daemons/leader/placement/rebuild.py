@@ -19,7 +19,7 @@ import msgspec
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
 from rmgr.daemons.leader.core.mirror import Mirror
 from rmgr.daemons.leader.placement.stops import PendingStop
@@ -60,17 +60,17 @@ class Rebuild:
 
     def __init__(
         self,
-        desk: Desk,
+        context: LeaderContext,
         placer: Placer,
         pending: Mapping[str, Mirror[list[str]]],
         running: Mapping[str, Mirror[list[str]]],
         partitions: set[str],
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._placer = placer
         self._pending, self._running = pending, running
         self._partitions = sorted(partitions)
-        self._began_s = desk.clock()
+        self._began_s = context.clock()
         self._blocks: dict[str, _Stand | None] = {}  # path under /running; None: gone, or pulled work
         self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
         self._reading = 0
@@ -91,10 +91,10 @@ class Rebuild:
             return None  # each answer wakes us
         if self._work is None:
             self._work = self._making(half_life_us)
-        end_s = self._desk.clock() + SLICE_S
+        end_s = self._context.clock() + SLICE_S
         try:
             while next(self._work):
-                if self._desk.clock() >= end_s:
+                if self._context.clock() >= end_s:
                     self._placer.wake()
                     return None
         except StopIteration as made:
@@ -134,7 +134,7 @@ class Rebuild:
         wanted = [path for _, _, path in placed] + again
         for at in range(0, len(wanted), _TOGETHER):
             self._read_blocks(wanted[at : at + _TOGETHER])
-        promises = Standing(self._desk, self._remembered().values(), placer.wake)
+        promises = Standing(self._context, self._remembered().values(), placer.wake)
         while self._reading or not promises.is_read:
             yield False
         self.promised = promises.found
@@ -145,7 +145,7 @@ class Rebuild:
 
     def _read(self, path: str, then: Callable[[Stamped | None], None]) -> None:
         self._reading += 1
-        self._desk.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
+        self._context.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
 
     def _arrived(self, then: Callable[[Stamped | None], None], found: Stamped | None) -> None:
         self._reading -= 1
@@ -153,7 +153,7 @@ class Rebuild:
 
     def _failed(self, path: str, then: Callable[[Stamped | None], None]) -> None:
         self._reading -= 1
-        self._desk.after(_RETRY_S, partial(self._read, path, then))
+        self._context.after(_RETRY_S, partial(self._read, path, then))
 
     def _on_records(self, partition: str, found: Stamped | None) -> None:
         self.records[partition] = (b"", None) if found is None else (found.data, found.version)
@@ -161,18 +161,18 @@ class Rebuild:
 
     def _read_blocks(self, wanted: list[str]) -> None:
         self._reading += 1
-        self._desk.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
+        self._context.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
 
     def _on_blocks(self, wanted: list[str], blocks: list[Stamped | None]) -> None:
         self._reading -= 1
         for path, found in zip(wanted, blocks, strict=True):
-            if not self._desk.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
+            if not self._context.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
                 self._blocks[path] = None
         self._placer.wake()
 
     def _no_blocks(self, wanted: list[str]) -> None:
         self._reading -= 1
-        self._desk.after(_RETRY_S, partial(self._read_blocks, wanted))
+        self._context.after(_RETRY_S, partial(self._read_blocks, wanted))
 
     def _on_block(self, path: str, found: Stamped | None) -> None:
         try:
@@ -184,18 +184,18 @@ class Rebuild:
             if found is not None and allocation is not None and path.startswith(f"{paths.RUNNING}/"):
                 self._look(path, allocation, found.stat.czxid)
         except msgspec.MsgspecError as error:
-            self._desk.log.error("block_unreadable", path=path, error=str(error))
+            self._context.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
 
     def _look(self, path: str, allocation: Allocation, zxid: int) -> None:
         """Whether a leader has placed it there: what somebody else has put there takes nothing from anybody."""
         node, _, name = path.removeprefix(f"{paths.RUNNING}/").partition("/")
-        why = self._desk.placings.look(node, name, allocation, zxid=zxid)
+        why = self._context.placings.look(node, name, allocation, zxid=zxid)
         if why is None:
             self._reading += 1
-            self._desk.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
+            self._context.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
         elif why:
-            self._desk.log.warning("block_not_placed", path=path, why=why)
+            self._context.log.warning("block_not_placed", path=path, why=why)
             self._blocks[path] = None
 
     def _look_again(self, path: str, allocation: Allocation, zxid: int) -> None:
@@ -344,7 +344,7 @@ class Rebuild:
             try:
                 found[partition] = decode_records(data)
             except msgspec.MsgspecError as error:
-                self._desk.log.error("placing_records_unreadable", partition=partition, error=str(error))
+                self._context.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found
 
 

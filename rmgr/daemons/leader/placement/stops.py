@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import decode_block
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.mirror import Mirror, data_of
 from rmgr.daemons.leader.records.book import PlacedJob
@@ -97,14 +97,14 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, desk: Desk, placer: Placer) -> None:
+    def __init__(self, context: LeaderContext, placer: Placer) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
         self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
-        self._desk = desk
+        self._context = context
         self._placer = placer
 
     def forget(self) -> None:
@@ -146,7 +146,7 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = data_of(self._desk, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
+            stop.order = data_of(self._context, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
             stop.order.refresh()
 
     # -- what came of it
@@ -163,9 +163,9 @@ class Stops:
             return
 
         def failed() -> None:
-            self._desk.after(_RETRY_S, partial(self._look_at_block, stop))
+            self._context.after(_RETRY_S, partial(self._look_at_block, stop))
 
-        self._desk.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
+        self._context.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
 
     def _on_block(self, stop: PendingStop, found: Stamped | None) -> None:
         if not self._is_open(stop) or found is None:
@@ -175,8 +175,8 @@ class Stops:
         self.learn(stop.job, data)
         stop.is_refused, stop.why = True, story[-1] if story else ""
         submission, index = task_of(stop.job)
-        self._desk.log.warning(
-            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._desk.epoch
+        self._context.log.warning(
+            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._context.epoch
         )
         self._placer.wake()
 
@@ -199,19 +199,19 @@ class Stops:
             return
 
         def failed() -> None:
-            self._desk.after(_RETRY_S, partial(self._look_for_return, stop, placed))
+            self._context.after(_RETRY_S, partial(self._look_for_return, stop, placed))
 
         def looked(names: list[BlockKey], found: Stat | None) -> None:
             if not self._is_open(stop):
                 return
             if found is None and names:
-                self._desk.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
+                self._context.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
                 return
-            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._desk.clock()
+            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._context.clock()
             self._placer.look_at(paths.pending(stop.placed.queue))
 
         following, same = _next_names(placed)
-        self._desk.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
+        self._context.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
 
     def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop
@@ -359,7 +359,7 @@ class Stops:
         """Policies may not send it back: until then, or (0) as long as it runs."""
         if until_us:
             self._placer.book.pins[job] = until_us
-            self._desk.after(PIN_US / 1e6 + 0.1, self._placer.wake)
+            self._context.after(PIN_US / 1e6 + 0.1, self._placer.wake)
         self._placer.tell(state, "job_pinned", job, True, partition)
 
     def _unpin(self, state: ClusterState, now_us: int) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from rmgr.coord import paths, validity
 from rmgr.coord.multi import Stamped
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.book import Book
 from rmgr.errors import RmgrError
 from rmgr.model.submission import Submission
@@ -25,9 +25,9 @@ class SubmissionRecords:
     """Records by number, kept in the book. nobodys: those that were not there, or cannot be read, when they were read last.
     odd: why the latter cannot."""
 
-    def __init__(self, desk: Desk, book: Book, wake: Callable[[], None]) -> None:
+    def __init__(self, context: LeaderContext, book: Book, wake: Callable[[], None]) -> None:
         self.nobodys: set[int] = set()
-        self._desk = desk
+        self._context = context
         self._book = book
         self._wake = wake
         self._wanted: list[int] = []
@@ -38,7 +38,7 @@ class SubmissionRecords:
         if number not in self._book.submissions:
             self._book.submissions[number] = None
             if not self._wanted:
-                self._desk.soon(self._read)
+                self._context.soon(self._read)
             self._wanted.append(number)
         return self._book.submissions[number]
 
@@ -46,23 +46,25 @@ class SubmissionRecords:
         wanted, self._wanted = self._wanted, []
         for at in range(0, len(wanted), _TOGETHER):
             some = wanted[at : at + _TOGETHER]
-            self._desk.get_all([paths.sub(number) for number in some], partial(self._on_records, some), failed=partial(self._unread, some))
+            self._context.get_all(
+                [paths.sub(number) for number in some], partial(self._on_records, some), failed=partial(self._unread, some)
+            )
 
     def _on_records(self, numbers: list[int], records: list[Stamped | None]) -> None:
         for number, found in zip(numbers, records, strict=True):
             version = None if found is None else found.version
-            self._desk.aside.run(paths.sub(number), version, partial(self._on_record, number, found))
+            self._context.aside.run(paths.sub(number), version, partial(self._on_record, number, found))
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         try:
             self._book.submissions[number] = None if found is None else validity.submission(found.data, number)
         except RmgrError as error:
             if self.odd.get(number) != error.message:  # told once
-                self._desk.log.error("submission_unreadable", submission=number, error=error.message)
+                self._context.log.error("submission_unreadable", submission=number, error=error.message)
                 self.odd = {**dict(islice(self.odd.items(), _MOST_ODD)), number: error.message}
         if self._book.submissions.get(number) is None:
             self.nobodys.add(number)
-            self._desk.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
+            self._context.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
         else:
             self.nobodys.discard(number)
         self._wake()

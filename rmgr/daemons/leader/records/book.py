@@ -34,7 +34,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class PlacedJob:
-    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (desk's clock), -inf = it was read."""
+    """A job under `/running/<head>`. since_s: when the commit that put it there was answered (the leader's clock), -inf = it was read."""
 
     queue: str
     partition: str

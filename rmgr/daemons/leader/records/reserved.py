@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord import paths, place_ops
 from rmgr.coord.multi import Committed, Op, Outcome, Unknown
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.book import Book
 from rmgr.model.block import BlockKey
@@ -36,8 +36,8 @@ _RETRY_S = 0.5
 class Promises:
     """What stands below `/holds` of waiting jobs. broken: told why everything must be read again."""
 
-    def __init__(self, desk: Desk, book: Book, names: Names, broken: Callable[[str], None]) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, book: Book, names: Names, broken: Callable[[str], None]) -> None:
+        self._context = context
         self._book = book
         self._names = names
         self._broken = broken
@@ -82,13 +82,13 @@ class Promises:
         if odd:
             ops = self.changed(state, sorted(odd))
             for at in range(0, len(ops), MOST_OPS):
-                self._desk.commit(place_ops.reserve(ops[at : at + MOST_OPS]), self._tidied)
+                self._context.commit(place_ops.reserve(ops[at : at + MOST_OPS]), self._tidied)
 
     def look_after(self, node: str, names: list[str] | None) -> None:
         """Deletes what is kept on a node for nobody that is known: a leader before did not come to it."""
         for _, (submission, index) in paths.reserved_in(names):
             if not self.is_known(job_id(submission, index), node):
-                self._desk.commit(place_ops.reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})), self._swept)
+                self._context.commit(place_ops.reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})), self._swept)
 
     def _tidied(self, outcome: Outcome) -> None:
         if not isinstance(outcome, Committed):
@@ -132,9 +132,9 @@ class Promises:
 class Standing:
     """Reads which promises stand, of all jobs that a record says something is held for. Cost: a list of each node in such a record."""
 
-    def __init__(self, desk: Desk, records: Iterable[Records], came: Callable[[], None]) -> None:
+    def __init__(self, context: LeaderContext, records: Iterable[Records], came: Callable[[], None]) -> None:
         self.found: dict[int, list[str]] = {}
-        self._desk = desk
+        self._context = context
         self._came = came
         held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
         self._left = {node for shares in held for _, where in shares for node, _ in where}
@@ -147,10 +147,10 @@ class Standing:
         return not self._left
 
     def _read(self, node: str) -> None:
-        self._desk.children(paths.hold(node), partial(self._listed, node), failed=partial(self._later, node))
+        self._context.children(paths.hold(node), partial(self._listed, node), failed=partial(self._later, node))
 
     def _later(self, node: str) -> None:
-        self._desk.after(_RETRY_S, partial(self._read, node))
+        self._context.after(_RETRY_S, partial(self._read, node))
 
     def _listed(self, node: str, names: list[str] | None) -> None:
         self._left.discard(node)

@@ -14,7 +14,7 @@ from functools import partial
 from rmgr.coord import nowhere, paths, validity
 from rmgr.coord.codes import Codes
 from rmgr.coord.multi import Committed, Outcome, Stamped
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
@@ -48,9 +48,9 @@ class Census:
     Attributes: nowhere: what the last round has found, by submission.
     """
 
-    def __init__(self, desk: Desk, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
+    def __init__(self, context: LeaderContext, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
-        self._desk = desk
+        self._context = context
         self._followed = followed
         self._nodes = nodes
         self._is_looking = False
@@ -58,10 +58,10 @@ class Census:
 
     def start(self) -> None:
         """Begins the rounds."""
-        self._desk.after(CENSUS_S, self._round)
+        self._context.after(CENSUS_S, self._round)
 
     def _round(self) -> None:
-        self._desk.after(CENSUS_S, self._round)
+        self._context.after(CENSUS_S, self._round)
         if self._is_looking:  # ZooKeeper is slow, or the session in doubt
             return
         suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
@@ -69,7 +69,7 @@ class Census:
             self.nowhere = {}
             return
         lists, nodes = self._lists({facts.number for facts in suspects})
-        self._is_looking = self._desk.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
+        self._is_looking = self._context.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
 
     def _not_listed(self) -> None:
         self._is_looking = False
@@ -89,7 +89,7 @@ class Census:
     def _listed(self, suspects: list[_Facts], nodes: list[str], found: Found) -> None:
         self._is_looking = False
         if self._is_whole(found[0], nodes):
-            self._desk.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
+            self._context.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
 
     def _suspected(self, absent: dict[int, list[int]]) -> None:
         self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
@@ -100,7 +100,7 @@ class Census:
         wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
         lists, nodes = self._lists(numbers)
         lists = [*(paths.failed(number) for number in numbers), *lists]
-        self._desk.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
+        self._context.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
 
     def _looked(self, numbers: list[int], nodes: list[str], found: Found) -> None:
         records, failed, rest = found[: 4 * len(numbers)], found[4 * len(numbers) : 5 * len(numbers)], found[5 * len(numbers) :]
@@ -112,7 +112,7 @@ class Census:
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
-        self._desk.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
+        self._context.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
 
     def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
         """What decides, None where memory cannot be compared with what was read: the next round will do."""
@@ -139,7 +139,9 @@ class Census:
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
             if number not in before:
-                self._desk.log.warning("tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._desk.epoch)
+                self._context.log.warning(
+                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._context.epoch
+                )
             if again:
                 self._commit(number, again, judged[number])
 
@@ -151,17 +153,19 @@ class Census:
         multi = nowhere.end(
             validity.submission(record.data, number),
             indices,
-            epoch_version=self._desk.epoch_version,
+            epoch_version=self._context.epoch_version,
             version=record.version,
             tail_version=tail.version,
             failed_version=directory.version,
             stamp=machine.guid(),
         )
-        self._desk.commit(multi, partial(self._committed, number, indices))
+        self._context.commit(multi, partial(self._committed, number, indices))
 
     def _committed(self, number: int, indices: list[int], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.log.error("tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._desk.epoch)
+            self._context.log.error(
+                "tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._context.epoch
+            )
         if (item := self._followed.get(number)) is not None:
             item.refresh()
 

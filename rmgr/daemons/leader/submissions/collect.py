@@ -18,7 +18,7 @@ from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.ops import token_digest
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
@@ -47,8 +47,8 @@ class Collector:
         ended: writes down what has ended; nothing goes before that.
     """
 
-    def __init__(self, desk: Desk, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
+        self._context = context
         self._ended = ended
         self._is_known = is_known
         self._line: list[tuple[Followed, Done]] = []
@@ -56,8 +56,8 @@ class Collector:
 
     def start(self) -> None:
         """Begins to look for orphans and expired rows now and then."""
-        self._desk.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
-        self._desk.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
+        self._context.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
+        self._context.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
 
     def collect(self, followed: Followed, _duty: Collect, done: Done) -> None:
         """Removes a submission whose retention is over."""
@@ -75,38 +75,38 @@ class Collector:
             done(success)
             self._next()
 
-        _Collection(self._desk, followed, self._ended, ended).start()
+        _Collection(self._context, followed, self._ended, ended).start()
 
     # -- the store's own
 
     def _sweep(self) -> None:
-        self._desk.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
-        self._desk.store(lambda store: store.sweep(), self._swept, lambda _: None)
+        self._context.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
+        self._context.store(lambda store: store.sweep(), self._swept, lambda _: None)
 
     def _swept(self, removed: int) -> None:
         if removed:
-            self._desk.log.info("store_swept", total=removed)
+            self._context.log.info("store_swept", total=removed)
 
     def _look_for_orphans(self) -> None:
-        self._desk.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
-        self._desk.store(stored_submissions, self._on_stored, lambda _: None)
+        self._context.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
+        self._context.store(stored_submissions, self._on_stored, lambda _: None)
 
     def _on_stored(self, numbers: list[int]) -> None:
         for number in numbers:
             if not self._is_known(number):
-                self._desk.stat(paths.sub(number), partial(self._on_orphan, number))
+                self._context.stat(paths.sub(number), partial(self._on_orphan, number))
 
     def _on_orphan(self, number: int, found: Stat | None) -> None:
         if found is None:
-            self._desk.log.info("orphaned_rows_found", submission=number)
-            purge(self._desk, number, lambda: None)
+            self._context.log.info("orphaned_rows_found", submission=number)
+            purge(self._context, number, lambda: None)
 
 
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(self, desk: Desk, followed: Followed, ended: EndedKeeper, done: Done) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, followed: Followed, ended: EndedKeeper, done: Done) -> None:
+        self._context = context
         self._ended = ended
         self._followed = followed
         self._number = followed.number
@@ -123,12 +123,12 @@ class _Collection:
         submission = self._followed.submission
         assert submission is not None
         self._digest = token_digest(submission.user, submission.token)
-        number, desk = self._number, self._desk
+        number, context = self._number, self._context
         for parent in (paths.done(number), paths.failed(number)):
-            desk.children(parent, partial(self._on_children, parent))
-        desk.get(paths.tail(number), self._on_tail)
-        desk.stat(paths.gate(number), self._on_gate)
-        desk.stat(paths.token(self._digest), self._on_token, failed=partial(self._done, False))
+            context.children(parent, partial(self._on_children, parent))
+        context.get(paths.tail(number), self._on_tail)
+        context.stat(paths.gate(number), self._on_gate)
+        context.stat(paths.token(self._digest), self._on_token, failed=partial(self._done, False))
 
     def _on_children(self, parent: str, names: list[str] | None) -> None:
         if names is not None:
@@ -159,13 +159,13 @@ class _Collection:
                 self._done(False)
             return
         for name in batch[:-1]:
-            self._desk.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
+            self._context.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
 
         def last(found: Stamped | None) -> None:
             self._on_fragment(found)
             self._read_fragments(at + _SETTLED)
 
-        self._desk.get(f"{paths.done(self._number)}/{batch[-1]}", last, failed=partial(self._done, False))
+        self._context.get(f"{paths.done(self._number)}/{batch[-1]}", last, failed=partial(self._done, False))
 
     def _on_fragment(self, found: Stamped | None) -> None:
         if found is not None:
@@ -173,10 +173,10 @@ class _Collection:
 
     def _keep_outputs(self, tail: Tail) -> None:
         call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
-        self._desk.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
+        self._context.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
 
     def _not_kept(self, error: RmgrError) -> None:
-        self._desk.log.warning("outputs_not_kept", submission=self._number, error=error.message)
+        self._context.log.warning("outputs_not_kept", submission=self._number, error=error.message)
         self._done(False)
 
     def _remove(self, is_marked: bool) -> None:
@@ -192,7 +192,7 @@ class _Collection:
 
     def _remove_next(self, multis: list[Multi]) -> None:
         failpoint("leader.before_collect")
-        self._desk.commit(multis[0], partial(self._removed, multis))
+        self._context.commit(multis[0], partial(self._removed, multis))
 
     def _removed(self, multis: list[Multi], outcome: Outcome) -> None:
         if not isinstance(outcome, Committed):
@@ -203,17 +203,17 @@ class _Collection:
             self._remove_next(multis[1:])
         else:
             failpoint("leader.after_collect")
-            self._desk.metrics.collected.inc()
-            self._desk.log.info("submission_collected", submission=self._number, epoch=self._desk.epoch)
-            purge(self._desk, self._number, lambda: self._done(True))
+            self._context.metrics.collected.inc()
+            self._context.log.info("submission_collected", submission=self._number, epoch=self._context.epoch)
+            purge(self._context, self._number, lambda: self._done(True))
 
 
-def purge(desk: Desk, number: int, done: Callable[[], None]) -> None:
+def purge(context: LeaderContext, number: int, done: Callable[[], None]) -> None:
     """Deletes the rows of a submission that is gone, some at a time; ends with `done`."""
 
     def turn(more: bool) -> None:
         if more:
-            desk.store(partial(_delete_some, number=number), turn, lambda _: done())
+            context.store(partial(_delete_some, number=number), turn, lambda _: done())
         else:
             done()
 

@@ -44,7 +44,7 @@ from rmgr.coord.records import (
     read_fragment,
 )
 from rmgr.coord.rules import Again, rule
-from rmgr.daemons.leader.core.desk import Desk, version_of
+from rmgr.daemons.leader.core.context import LeaderContext, version_of
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model import outcome as model
@@ -60,8 +60,8 @@ Done = Callable[[bool], None]
 class Duties:
     """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
 
-    def __init__(self, desk: Desk, settings: Callable[[], ClusterSettings]) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings]) -> None:
+        self._context = context
         self._settings = settings
 
     # -- failed ranges
@@ -89,7 +89,7 @@ class Duties:
             submission, duty.first, duty.count, duty.attempt, failed, found.version, gate=gate, max_losses=max_losses
         )
         failpoint("leader.before_resubmit")
-        self._desk.commit(multi, partial(self._resubmitted, followed, duty, failed, final, done))
+        self._context.commit(multi, partial(self._resubmitted, followed, duty, failed, final, done))
 
     def _believed(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
         """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
@@ -100,8 +100,8 @@ class Duties:
             validity.check_failed(failed, submission, duty.first, duty.count, where=path)
         except RmgrError as error:
             multi = leader_ops.distrust(submission, duty.first, duty.count, duty.attempt, found.version, error.message)
-            self._desk.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._desk.epoch)
-            self._desk.commit(multi, partial(self._dropped, followed, duty, done))
+            self._context.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._context.epoch)
+            self._context.commit(multi, partial(self._dropped, followed, duty, done))
             return None
         return failed
 
@@ -114,7 +114,7 @@ class Duties:
         ruling = rule(failed.reason, decode_block(failed.block), alone=failed.alone, backoff_us=backoff_us, max_losses=max_losses)
         backoff_s = max(failed.backoff_us, ruling.backoff_us if isinstance(ruling, Again) else 0) / 1e6
         followed.failed[name] = FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
-        return seen.seen_s + backoff_s > self._desk.clock()
+        return seen.seen_s + backoff_s > self._context.clock()
 
     def _resubmitted(
         self, followed: Followed, duty: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
@@ -122,15 +122,15 @@ class Duties:
         if isinstance(outcome, Committed):
             self._told_of(followed, duty)
             if final is None:
-                self._desk.metrics.requeued_blocks.inc()
+                self._context.metrics.requeued_blocks.inc()
                 if followed.submission is not None and followed.submission.max_running:
                     followed.swept = False
             else:
-                self._desk.metrics.given_up.inc(duty.count)
+                self._context.metrics.given_up.inc(duty.count)
             if followed.submission is not None and (final is not None or failed.reason in LOSSES):
                 call = partial(_forget_outputs, submission=followed.submission, duty=duty, failed=failed, is_final=final is not None)
-                self._desk.store(call, lambda _: None, lambda _: None)
-            self._desk.log.info(
+                self._context.store(call, lambda _: None, lambda _: None)
+            self._context.log.info(
                 "failed_range_settled",
                 submission=followed.number,
                 first=duty.first,
@@ -138,12 +138,12 @@ class Duties:
                 attempt=duty.attempt,
                 reason=failed.reason,
                 outcome="INITIAL" if final is None else f"FAILED/{final.reason}",
-                epoch=self._desk.epoch,
+                epoch=self._context.epoch,
             )
             failpoint("leader.after_resubmit")
         else:
             if isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
-                self._desk.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
+                self._context.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
 
@@ -162,7 +162,7 @@ class Duties:
         )
         failpoint("leader.before_drop_failed")
         clean = partial(_forget_outputs, submission=submission, duty=duty, failed=failed, is_final=False)
-        self._desk.commit(multi, partial(self._dropped, followed, duty, done, clean=clean if failed.reason in LOSSES else None))
+        self._context.commit(multi, partial(self._dropped, followed, duty, done, clean=clean if failed.reason in LOSSES else None))
 
     def _dropped(
         self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome, *, clean: Callable[[Store], None] | None = None
@@ -170,7 +170,7 @@ class Duties:
         if isinstance(outcome, Committed):
             self._told_of(followed, duty)
             if clean is not None:
-                self._desk.store(clean, lambda _: None, lambda _: None)
+                self._context.store(clean, lambda _: None, lambda _: None)
         else:
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
@@ -184,7 +184,7 @@ class Duties:
             else:
                 then(found)
 
-        self._desk.get(_failed_path(followed, duty), arrived, failed=partial(done, False))
+        self._context.get(_failed_path(followed, duty), arrived, failed=partial(done, False))
 
     def _told_of(self, followed: Followed, duty: Resubmit | DropFailed) -> None:
         followed.failed.pop(f"{duty.first}.{duty.count}.{duty.attempt}", None)
@@ -197,12 +197,12 @@ class Duties:
         assert submission is not None
         changed, multi = barred(submission, followed.version, duty)
         failpoint("leader.before_bar")
-        self._desk.commit(multi, partial(self._barred, followed, changed, done))
+        self._context.commit(multi, partial(self._barred, followed, changed, done))
 
     def _barred(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             why = changed.reason_detail
-            self._desk.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._desk.epoch)
+            self._context.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._context.epoch)
             followed.put_record(changed, version_of(outcome))
         else:
             followed.refresh()
@@ -219,11 +219,13 @@ class Duties:
             return
         changed, multi = break_off(submission, followed.version, failures)
         failpoint("leader.before_break_off")
-        self._desk.commit(multi, partial(self._broken_off, followed, changed, done))
+        self._context.commit(multi, partial(self._broken_off, followed, changed, done))
 
     def _broken_off(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.log.info("submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._desk.epoch)
+            self._context.log.info(
+                "submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._context.epoch
+            )
             followed.put_record(changed, version_of(outcome))
             failpoint("leader.after_break_off")
         else:
@@ -241,11 +243,11 @@ class Duties:
             return
         changed, multi = abandoned(submission, followed.version)
         failpoint("leader.before_abandon")
-        self._desk.commit(multi, partial(self._abandoned, followed, changed, done))
+        self._context.commit(multi, partial(self._abandoned, followed, changed, done))
 
     def _abandoned(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.log.info("submission_abandoned", submission=followed.number, epoch=self._desk.epoch)
+            self._context.log.info("submission_abandoned", submission=followed.number, epoch=self._context.epoch)
             followed.put_record(changed, version_of(outcome))
             failpoint("leader.after_abandon")
         else:
@@ -256,16 +258,16 @@ class Duties:
 
     def end_tail(self, followed: Followed, _duty: EndTail, done: Done) -> None:
         """Nothing will be added any more."""
-        tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._desk.epoch}")
+        tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._context.epoch}")
         path = paths.tail(followed.number)
         data = encode_record(tail)
         multi = Multi(name="END_TAIL", ops=(Set(path, data, followed.tail_version),), proof=Holds(path, data))
         failpoint("leader.before_end_tail")
-        self._desk.commit(multi, partial(self._tail_ended, followed, tail, done))
+        self._context.commit(multi, partial(self._tail_ended, followed, tail, done))
 
     def _tail_ended(self, followed: Followed, tail: Tail, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._desk.epoch)
+            self._context.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._context.epoch)
             followed.put_tail(tail, version_of(outcome))
         else:
             followed.refresh()
@@ -274,7 +276,7 @@ class Duties:
     def close(self, followed: Followed, _duty: Close, done: Done) -> None:
         """The summary goes to the history, then the record becomes CLOSED."""
         rows = followed.rows
-        self._desk.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
+        self._context.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
 
     def _summarise(self, followed: Followed, known: int, done: Done, found: list[tuple[Fragment, tuple[model.Outcome, ...]]]) -> None:
         submission = followed.submission
@@ -284,8 +286,8 @@ class Duties:
         for fragment, outcomes in found:
             followed.progress.account(fragment, outcomes)
         del followed.rows[:known]
-        rows = history_rows(summary(submission, followed.progress, now_us=self._desk.wall_us()))
-        self._desk.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
+        rows = history_rows(summary(submission, followed.progress, now_us=self._context.wall_us()))
+        self._context.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
 
     def _close(self, followed: Followed, done: Done) -> None:
         submission = followed.submission
@@ -293,15 +295,17 @@ class Duties:
             done(True)
             return
         gate = submission.phase is Phase.OPEN
-        closed, multi = close(submission, followed.version, now_us=self._desk.wall_us(), gate=gate)
+        closed, multi = close(submission, followed.version, now_us=self._context.wall_us(), gate=gate)
         failpoint("leader.before_close")
         followed.will_change()
-        self._desk.commit(multi, partial(self._closed, followed, closed, done))
+        self._context.commit(multi, partial(self._closed, followed, closed, done))
 
     def _closed(self, followed: Followed, closed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.metrics.closed.inc()
-            self._desk.log.info("submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._desk.epoch)
+            self._context.metrics.closed.inc()
+            self._context.log.info(
+                "submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._context.epoch
+            )
             followed.put_record(closed, version_of(outcome))
             failpoint("leader.after_close")
         else:
@@ -328,8 +332,8 @@ class Duties:
                 done(False)
 
         for number in range(duty.first, last):
-            self._desk.get(paths.fragment(followed.number, number), arrived)
-        self._desk.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
+            self._context.get(paths.fragment(followed.number, number), arrived)
+        self._context.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
     def _write_page(self, followed: Followed, duty: Page, encoded: list[bytes], done: Done) -> None:
         fragments = tuple(read_fragment(data) for data in encoded)
@@ -344,13 +348,13 @@ class Duties:
                 return
             failpoint("leader.before_page")
             multi = leader_ops.page(followed.number, paged, version, duty.first, duty.count)
-            self._desk.commit(multi, partial(self._paged, followed, paged, done))
+            self._context.commit(multi, partial(self._paged, followed, paged, done))
 
-        self._desk.store(lambda store: store.put(key, data), commit, lambda _: done(False))
+        self._context.store(lambda store: store.put(key, data), commit, lambda _: done(False))
 
     def _paged(self, followed: Followed, paged: Paged, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.metrics.pages.inc()
+            self._context.metrics.pages.inc()
             followed.put_paged(paged, version_of(outcome))
             failpoint("leader.after_page")
         else:

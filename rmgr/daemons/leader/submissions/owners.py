@@ -12,7 +12,7 @@ from rmgr.coord import paths, validity
 from rmgr.coord.keeping import GONE_S
 from rmgr.coord.multi import Stamped
 from rmgr.coord.owner_ops import is_owner
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.mirror import names_below
 from rmgr.errors import RmgrError
 from rmgr.model.node import SubmitterEntry
@@ -27,10 +27,10 @@ class LivingOwners:
     Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
     """
 
-    def __init__(self, desk: Desk, changed: Callable[[Collection[str]], None]) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, changed: Callable[[Collection[str]], None]) -> None:
+        self._context = context
         self._changed = changed
-        self._names = names_below(desk, paths.SUBMITTERS, self._listed)
+        self._names = names_below(context, paths.SUBMITTERS, self._listed)
         self._reading: set[str] = set()
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
@@ -60,12 +60,12 @@ class LivingOwners:
         if is_alive or submission.phase is Phase.CLOSED:
             self.forget(submission.id)
             return None
-        return self._gone.setdefault(submission.id, self._desk.clock())
+        return self._gone.setdefault(submission.id, self._context.clock())
 
     def has_gone(self, number: int) -> bool:
         """The owner of a submission has been missing for so long that nothing is expected of it any more."""
         since_s = self._gone.get(number)
-        return since_s is not None and self._desk.clock() - since_s >= GONE_S
+        return since_s is not None and self._context.clock() - since_s >= GONE_S
 
     def forget(self, number: int) -> None:
         """There is no such submission any more, or its owner lives."""
@@ -97,8 +97,8 @@ class LivingOwners:
         if name not in self._entries.get(guid, {}):
             self._reading.discard(name)
         else:
-            again = partial(self._desk.after, _RETRY_S, partial(self._read, guid, name))
-            self._desk.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
+            again = partial(self._context.after, _RETRY_S, partial(self._read, guid, name))
+            self._context.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
 
     def _found(self, guid: str, name: str, found: Stamped | None) -> None:
         entries = self._entries.get(guid, {})
@@ -108,6 +108,6 @@ class LivingOwners:
         try:
             entries[name] = validity.decode(found.data, SubmitterEntry, f"{paths.SUBMITTERS}/{name}")
         except RmgrError as error:
-            self._desk.log.warning("entry_unreadable", target=name[:100], error=error.message)
+            self._context.log.warning("entry_unreadable", target=name[:100], error=error.message)
             entries[name] = False
         self._changed({guid})

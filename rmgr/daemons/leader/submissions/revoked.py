@@ -15,7 +15,7 @@ from rmgr.coord.keeping import Bar
 from rmgr.coord.leader_ops import order
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.mirror import Mirror, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
@@ -36,12 +36,14 @@ class RevokedKeeper:
         followed: all submissions by number. mark: asks soon what a submission needs. nodes: names of all nodes.
     """
 
-    def __init__(self, desk: Desk, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]) -> None:
-        self._desk = desk
+    def __init__(
+        self, context: LeaderContext, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
+    ) -> None:
+        self._context = context
         self._followed = followed
         self._mark = mark
         self._nodes = nodes
-        self._names = names_below(desk, paths.REVOKED, self._on_names)
+        self._names = names_below(context, paths.REVOKED, self._on_names)
         self._mirrors: dict[str, Mirror[Stamped]] = {}
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
 
@@ -74,7 +76,7 @@ class RevokedKeeper:
     def _on_names(self) -> None:
         for name in self._names.value or ():
             if name not in self._mirrors:
-                mirror = self._mirrors[name] = data_of(self._desk, paths.revoked(name), partial(self._on_record, name))
+                mirror = self._mirrors[name] = data_of(self._context, paths.revoked(name), partial(self._on_record, name))
                 mirror.refresh()
 
     def _on_record(self, name: str) -> None:
@@ -84,7 +86,7 @@ class RevokedKeeper:
         try:
             record = decode_record(found.data, Revocation, paths.revoked(name))
         except WrongCluster as error:
-            self._desk.log.error("revocation_unreadable", target=name, error=error.message)
+            self._context.log.error("revocation_unreadable", target=name, error=error.message)
             return
         if record.role not in (Role.USER, Role.OPERATOR) or record.others:
             self._mirrors[name].is_watched = False
@@ -102,11 +104,11 @@ class RevokedKeeper:
 
     def _stand(self, user: str, what: OrderKind) -> None:
         for delay_s in _AGAIN_S if what is OrderKind.SUSPEND else _AGAIN_S[:1]:
-            self._desk.after(delay_s, partial(self._look, user, what))
+            self._context.after(delay_s, partial(self._look, user, what))
 
     def _look(self, user: str, what: OrderKind) -> None:
         for node in self._nodes():
-            self._desk.children(paths.running_node(node), partial(self._on_running, user, what, node))
+            self._context.children(paths.running_node(node), partial(self._on_running, user, what, node))
 
     def _on_running(self, user: str, what: OrderKind, node: str, names: list[str] | None) -> None:
         for number in sorted({key.submission for _, key in paths.blocks_in(names)}):
@@ -117,4 +119,4 @@ class RevokedKeeper:
             standing = self._standing(followed)
             if standing is not None and (standing.work == RevokedWork.HOLD) is (what is OrderKind.SUSPEND):
                 told = InboxOrder(order=what, submission=number, reason=Reason.REVOKED, detail=f"the credentials of {user} were revoked")
-                self._desk.commit(order(node, f"{what}-{number}", told))
+                self._context.commit(order(node, f"{what}-{number}", told))

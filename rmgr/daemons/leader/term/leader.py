@@ -14,7 +14,7 @@ from rmgr.coord.liveness import MassLoss
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.coord.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.mirror import data_of, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.placer import Placer
@@ -38,22 +38,22 @@ class Leader:
         inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
     """
 
-    def __init__(self, desk: Desk, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
+    def __init__(self, context: LeaderContext, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
         self.settings = ClusterSettings()
         self.record = record
-        self._desk = desk
+        self._context = context
         self._resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
-        self._config = data_of(desk, paths.CONFIG, self._on_config)
-        self._watchdogs = names_below(desk, paths.WATCHDOGS, lambda: None)
-        window_s = 2 * desk.coordinator.session_timeout_s
-        self.nodes = NodeKeeper(desk, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        self.placer = Placer(desk, lambda: self.settings, self.nodes, inline=inline_passes)
-        self._release = ReleaseKeeper(desk, self._living, lambda: self._watchdogs.value or ())
-        self.submissions = SubmissionKeeper(desk, lambda: self.settings, lambda: self.node_names)
-        self._census = Census(desk, self.submissions.followed, lambda: self.node_names)
-        self._requests = RequestKeeper(desk, self.placer.asks)
-        self._history = HistoryKeeper(desk, lambda: self.settings)
+        self._config = data_of(context, paths.CONFIG, self._on_config)
+        self._watchdogs = names_below(context, paths.WATCHDOGS, lambda: None)
+        window_s = 2 * context.coordinator.session_timeout_s
+        self.nodes = NodeKeeper(context, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        self.placer = Placer(context, lambda: self.settings, self.nodes, inline=inline_passes)
+        self._release = ReleaseKeeper(context, self._living, lambda: self._watchdogs.value or ())
+        self.submissions = SubmissionKeeper(context, lambda: self.settings, lambda: self.node_names)
+        self._census = Census(context, self.submissions.followed, lambda: self.node_names)
+        self._requests = RequestKeeper(context, self.placer.asks)
+        self._history = HistoryKeeper(context, lambda: self.settings)
 
     def start(self) -> None:
         """Begins the leadership. Settings first: they say how long a grace is."""
@@ -66,32 +66,32 @@ class Leader:
         self._history.start()
         self._release.look()
         self._census.start()
-        self._desk.after(self._jitter(), self._resync)
+        self._context.after(self._jitter(), self._resync)
 
     def close(self) -> None:
         """The leadership is over: nothing is done any more. Idempotent."""
         self.placer.close()
-        self._desk.close()
+        self._context.close()
 
     def pause(self) -> None:
         """The session is in doubt: nothing is sent from now on."""
-        self._desk.pause()
+        self._context.pause()
 
     def revalidate(self) -> None:
         """The same session is back: the fence is read before anything is written (CAMEL-24457 did it the other way round)."""
-        future: Future[Stamped | None] = self._desk.coordinator.get(paths.EPOCH, timeout_s=5.0)
-        future.add_done_callback(lambda done: self._desk.soon(partial(self._on_epoch, done)))
+        future: Future[Stamped | None] = self._context.coordinator.get(paths.EPOCH, timeout_s=5.0)
+        future.add_done_callback(lambda done: self._context.soon(partial(self._on_epoch, done)))
 
     def _on_epoch(self, future: Future[Stamped | None]) -> None:
         if future.exception() is not None:
-            self._desk.after(0.2, self.revalidate)
+            self._context.after(0.2, self.revalidate)
             return
         found = future.result()
-        if found is None or found.version != self._desk.epoch_version:
-            self._desk.depose("the epoch has moved while the session was in doubt")
+        if found is None or found.version != self._context.epoch_version:
+            self._context.depose("the epoch has moved while the session was in doubt")
             return
-        self._desk.log.info("leadership_continued", epoch=self.record.epoch)
-        self._desk.resume()
+        self._context.log.info("leadership_continued", epoch=self.record.epoch)
+        self._context.resume()
 
     # -- settings
 
@@ -103,7 +103,7 @@ class Leader:
         try:
             self.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
         except WrongCluster as error:
-            self._desk.log.error("settings_unreadable", error=error.message)
+            self._context.log.error("settings_unreadable", error=error.message)
             return
         wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
         if wanted - self._ensured:
@@ -119,7 +119,7 @@ class Leader:
         def ensured(_: object) -> None:
             self._ensured |= wanted
 
-        self._desk.store(lambda _: self._desk.coordinator.ensure(missing), ensured, lambda _: None)
+        self._context.store(lambda _: self._context.coordinator.ensure(missing), ensured, lambda _: None)
 
     def _on_nodes(self) -> None:
         self.placer.nodes_changed()
@@ -130,7 +130,7 @@ class Leader:
     # -- resync
 
     def _resync(self) -> None:
-        self._desk.after(self._jitter(), self._resync)
+        self._context.after(self._jitter(), self._resync)
         self._config.refresh()
         self._watchdogs.refresh()
         self._release.look()
@@ -138,7 +138,7 @@ class Leader:
         self.nodes.resync()
         self.submissions.resync()
         self.placer.resync()
-        self._desk.metrics.backlog.set(self._desk.backlog)
+        self._context.metrics.backlog.set(self._context.backlog)
 
     def _living(self) -> list[NodeRecord]:
         """Nodes whose Starters are there."""
@@ -176,7 +176,7 @@ class Leader:
             alive=self.nodes.alive,
             drains=dict(self.nodes.drains),
             troubles=dict(self.nodes.troubles),
-            aside=self._desk.aside.told(),
+            aside=self._context.aside.told(),
             nowhere=dict(self._census.nowhere),
             ownerless=self.submissions.ownerless(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},

@@ -14,7 +14,7 @@ from rmgr.adapters.store_rules import remembered
 from rmgr.coord import leader_ops, paths
 from rmgr.coord.multi import Committed, Outcome, Stamped
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.errors import WrongCluster
 from rmgr.model.node import EpochRecord, Meta, NodeRecord
 from rmgr.model.version import raised
@@ -26,21 +26,23 @@ class ReleaseKeeper:
     starters: records of the nodes whose Starters live. watchdogs: names of all candidates.
     """
 
-    def __init__(self, desk: Desk, starters: Callable[[], Iterable[NodeRecord]], watchdogs: Callable[[], Iterable[str]]) -> None:
-        self._desk = desk
+    def __init__(
+        self, context: LeaderContext, starters: Callable[[], Iterable[NodeRecord]], watchdogs: Callable[[], Iterable[str]]
+    ) -> None:
+        self._context = context
         self._starters = starters
         self._watchdogs = watchdogs
 
     def look(self) -> None:
         """One comparison. Cost: one read while nothing changes."""
-        self._desk.get(paths.META, self._on_meta)
+        self._context.get(paths.META, self._on_meta)
 
     def _on_meta(self, found: Stamped | None) -> None:
         if found is None:
             return
         meta = decode_record(found.data, Meta, paths.META)
         if not meta.store_bound_us:
-            self._desk.store(remembered, partial(self._on_owner, meta, found.version), lambda _: None)
+            self._context.store(remembered, partial(self._on_owner, meta, found.version), lambda _: None)
             return  # the protocol has its turn with the next look
         if release().protocol <= meta.protocol:
             return
@@ -56,20 +58,20 @@ class ReleaseKeeper:
                 self._raise(meta, found.version, [*members, *answers])
 
         for name in names:
-            self._desk.get(f"{paths.WATCHDOGS}/{name}", arrived)  # one that cannot be read: not now
+            self._context.get(f"{paths.WATCHDOGS}/{name}", arrived)  # one that cannot be read: not now
 
     def _on_owner(self, meta: Meta, version: int, owner: str | None) -> None:
         if owner == meta.cluster_id:
-            self._desk.commit(leader_ops.mark_store(meta, version, self._desk.wall_us()))
+            self._context.commit(leader_ops.mark_store(meta, version, self._context.wall_us()))
 
     def _raise(self, meta: Meta, version: int, members: list[int]) -> None:
         protocol = raised(meta.protocol, members)
         if protocol > meta.protocol:
-            self._desk.commit(leader_ops.raise_protocol(meta, version, protocol), partial(self._raised, protocol))
+            self._context.commit(leader_ops.raise_protocol(meta, version, protocol), partial(self._raised, protocol))
 
     def _raised(self, protocol: int, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._desk.log.info("protocol_raised", version=protocol, epoch=self._desk.epoch)
+            self._context.log.info("protocol_raised", version=protocol, epoch=self._context.epoch)
 
 
 def _protocol(found: Stamped) -> int:

@@ -15,7 +15,7 @@ from rmgr.client.cancelling import cancel_tasks
 from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
 from rmgr.coord.records import decode_record
-from rmgr.daemons.leader.core.desk import Desk
+from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.mirror import names_below
 from rmgr.daemons.leader.placement.asks import Asks
 from rmgr.errors import RmgrError
@@ -31,11 +31,11 @@ _KEEP_S = 60.0
 class RequestKeeper:
     """Answers one request after the other as they are seen."""
 
-    def __init__(self, desk: Desk, asks: Asks) -> None:
-        self._desk = desk
+    def __init__(self, context: LeaderContext, asks: Asks) -> None:
+        self._context = context
         self._asks = asks
         self._known: set[str] = set()  # under way, or answered and waiting to be cleared
-        self._names = names_below(desk, paths.REQUESTS, self._on_names)
+        self._names = names_below(context, paths.REQUESTS, self._on_names)
 
     def start(self) -> None:
         """Begins to look."""
@@ -48,7 +48,7 @@ class RequestKeeper:
         self._known &= names
         for guid in sorted(names - self._known):
             self._known.add(guid)
-            self._desk.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
+            self._context.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
 
     def _on_request(self, guid: str, found: Stamped | None) -> None:
         if found is None:
@@ -62,7 +62,7 @@ class RequestKeeper:
             else:
                 request = validity.decode(found.data, CancelRequest, path)
         except RmgrError as error:
-            self._desk.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
+            self._context.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
             self._refuse(guid, found, error)
             return
         if request.answered:
@@ -72,11 +72,11 @@ class RequestKeeper:
             try:
                 self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
             except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-                self._desk.aside.add(path, found.version, error)
+                self._context.aside.add(path, found.version, error)
                 self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
             return
-        self._desk.store(
-            lambda _: _cancel(self._desk, request),
+        self._context.store(
+            lambda _: _cancel(self._context, request),
             lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
             lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
         )
@@ -94,21 +94,23 @@ class RequestKeeper:
 
     def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
         count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)
-        self._desk.log.info("request_answered", submission=request.submission, count=count, error=request.error)
-        self._desk.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
+        self._context.log.info("request_answered", submission=request.submission, count=count, error=request.error)
+        self._context.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
 
     def _answered(self, guid: str, _outcome: Outcome) -> None:
         self._clear_later(guid)  # without an answer, too: who has asked has long given up by then
 
     def _clear_later(self, guid: str) -> None:
-        self._desk.after(_KEEP_S, lambda: self._desk.commit(request_ops.clear(guid)))
+        self._context.after(_KEEP_S, lambda: self._context.commit(request_ops.clear(guid)))
 
 
-def _cancel(desk: Desk, request: CancelRequest) -> tuple[tuple[int, int], ...]:
+def _cancel(context: LeaderContext, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     """On a thread that may wait."""
-    found = desk.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
+    found = context.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
     tail = Tail() if found is None else validity.tail(found, request.submission)
     indices = indices_of(request.tasks, tail.next)
     end = machine.monotonic() + _WORK_S
-    done = cancel_tasks(desk.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
+    done = cancel_tasks(
+        context.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False
+    )
     return ranges_of(done)

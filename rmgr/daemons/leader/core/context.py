@@ -35,8 +35,8 @@ COMMIT_TIMEOUT_S = 15.0
 READ_TIMEOUT_S = 15.0
 
 
-class Desk:
-    """The hands of one leadership: from TAKE-OVER until the fence is lost.
+class LeaderContext:
+    """Reads, commits and stores for one leadership: from TAKE-OVER until the fence is lost.
 
     Args:
         epoch_version: E, checked by every commit. epoch: the number shown to people.
