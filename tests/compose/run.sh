@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Drives docker-compose.yml for real, as README.md describes it: up, hello, --scale, kill -9 in mid-run, down -v, and looks at
+# Drives docker-compose.yml for real, as deploy/README.md describes it: up, hello, --scale, kill -9 in mid-run, down -v, and looks at
 # what a user would look at: `docker compose ps`, restart counts, the logs, what is left.
 usage() {
   cat <<'END'

@@ -1,4 +1,4 @@
-"""README's own blocks run as printed, twice in a row, on the cluster that they start; what needs other machines is parsed."""
+"""Blocks of README.md and its guide run as printed, twice in a row, on the cluster that they start; others are parsed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import pytest
 from rmgr.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
+#: In the order in which their blocks run.
+DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "deploy/README.md")
 #: A block that contains this is not run, and why. Its `rmgr` commands must exist, with these options.
 ELSEWHERE = {
     "deploy/quickstart.sh": "it installs packages, and takes a minute: tests/chaos/test_applications.py runs what it runs",
@@ -45,8 +47,9 @@ PRELUDE = "def simulate(x):\n    return x\n\n"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. line: of its first line in README.md."""
+    """A fenced block. line: of its first line in its document."""
 
+    document: str
     line: int
     language: str
     text: str
@@ -70,9 +73,12 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    text = (ROOT / "README.md").read_text()
-    found = re.finditer(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(text.count("\n", 0, match.start()) + 2, match[1], match[2]) for match in found]
+    found: list[Block] = []
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        fenced = re.finditer(r"^```(sh|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        found += [Block(document, text.count("\n", 0, match.start()) + 2, match[1], match[2]) for match in fenced]
+    return found
 
 
 def rmgr_commands(text: str) -> list[list[str]]:
@@ -110,7 +116,7 @@ def test_every_reason_not_to_run_a_block_is_of_a_block() -> None:
     assert [words for words in ELSEWHERE if not any(words in text for text in texts)] == []
 
 
-@pytest.mark.parametrize("block", [block for block in blocks() if block.elsewhere], ids=lambda block: f"line-{block.line}")
+@pytest.mark.parametrize("block", [block for block in blocks() if block.elsewhere], ids=lambda block: f"{block.document}-{block.line}")
 def test_commands_for_other_machines_exist_with_their_options(block: Block) -> None:
     if block.language == "python":
         ast.parse(block.text)
@@ -137,7 +143,8 @@ def test_the_blocks_run_as_printed_twice_in_a_row(zookeeper_parts: None, tmp_pat
 
     def run(block: Block, *words: str) -> str:
         done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, f"README.md, block at line {block.line}: {words[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        where = f"{block.document}, block at line {block.line}"
+        assert done.returncode == 0, f"{where}: {words[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 
     def settle(block: Block) -> None:
