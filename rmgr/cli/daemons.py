@@ -42,6 +42,14 @@ def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)
 
 
+#: role -> the module whose `run` is its daemon.
+_MODULES = {
+    "starter": "rmgr.daemons.starter.main",
+    "watchdog": "rmgr.daemons.leader.watchdog",
+    "submitter": "rmgr.daemons.gateway.main",
+}
+
+
 def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     """Loads the configuration with the options on top and hands over to the daemon."""
     dispositions.begin(deaf_to=(signal.SIGHUP,))
@@ -51,7 +59,7 @@ def _run(session: Session, role: str, values: Mapping[str, Any]) -> None:
     config = session.config({role: own, "log": log, "security": {"dir": own.pop("security_dir", None)}})
     typed = {"insecure": True} if insecure else {}
     importlib.import_module("rmgr.log")  # first of all: from then on what no daemon uses is not loaded
-    ended = importlib.import_module(f"rmgr.daemons.{role}").run(config, **typed)
+    ended = importlib.import_module(_MODULES[role]).run(config, **typed)
     if isinstance(ended, int) and ended:
         raise WorkEnded(ended)
 
