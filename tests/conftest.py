@@ -18,7 +18,7 @@ from rmgr.runner import dispositions
 from tests.harness.second_goes import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from tests.harness.cassandra_nodes import SharedNode
 
 
@@ -117,7 +117,7 @@ def chroot() -> str:
 @pytest.fixture
 def coordinator(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[ZkCoordinator]:
     """A connected coordinator in the fresh chroot."""
-    from rmgr.adapters.zk import ZkCoordinator  # here, so that unit tests do without kazoo
+    from rmgr.adapters.zookeeper.client import ZkCoordinator  # here, so that unit tests do without kazoo
 
     with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coord:
         coord.ensure(["/"])

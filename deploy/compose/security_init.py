@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.founding import ensure_authority
-from rmgr.adapters.pki import DAEMON_DAYS, Authority, issue, issue_server
+from rmgr.adapters.identity.credentials import Credentials, write_files
+from rmgr.adapters.identity.founding import ensure_authority
+from rmgr.adapters.identity.pki import DAEMON_DAYS, Authority, issue, issue_server
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.model.identity import Role
 

@@ -18,7 +18,7 @@ def open_store(url: str, *, create: bool = True, **options: Any) -> Store:
     """Opens the store that `url` names.
 
     Args:
-        url: `sqlite:PATH` (also `sqlite:///PATH`); or `cassandra://host1,host2/keyspace?...` (`cassandra_url.py`), which
+        url: `sqlite:PATH` (also `sqlite:///PATH`); or `cassandra://host1,host2/keyspace?...` (`cassandra/url.py`), which
             connects in the background.
         create: make a SQLite file that does not exist; False for those who only use a store.
         options: keyword arguments of the adapter.
@@ -37,14 +37,14 @@ def check_url(url: str) -> str:
     if not colon or scheme not in _OPENERS:
         raise UsageError(f"{url!r} is not the URL of a store", hint=f"use {_EXAMPLES}")
     if scheme == "cassandra":
-        from rmgr.adapters.cassandra_url import parse_url
+        from rmgr.adapters.cassandra.url import parse_url
 
         parse_url(url)
     return url
 
 
 def _sqlite(rest: str, create: bool, options: dict[str, Any]) -> Store:
-    from rmgr.adapters.sqlite import SqliteStore
+    from rmgr.adapters.sqlite.store import SqliteStore
 
     path = unquote(rest.removeprefix("//")) if rest.startswith("///") else rest
     if not path or (rest.startswith("//") and not rest.startswith("///")):
@@ -53,8 +53,8 @@ def _sqlite(rest: str, create: bool, options: dict[str, Any]) -> Store:
 
 
 def _cassandra(rest: str, _create: bool, options: dict[str, Any]) -> Store:
-    from rmgr.adapters.cassandra_store import CassandraStore
-    from rmgr.adapters.cassandra_url import parse_url
+    from rmgr.adapters.cassandra.store import CassandraStore
+    from rmgr.adapters.cassandra.url import parse_url
 
     return CassandraStore(parse_url(f"cassandra:{rest}"), **options)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.timed_sleep import timed_sleep
 from rmgr.client.taskqueue import TaskQueue

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rmgr.adapters.zk_wire import OP_MULTI, OPEN_ACL, decode_multi, encode_acl, encode_multi
+from rmgr.adapters.zookeeper.wire import OP_MULTI, OPEN_ACL, decode_multi, encode_acl, encode_multi
 from rmgr.coord import ops
 from rmgr.coord.multi import Committed, Multi
 from rmgr.errors import Unavailable

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 
 from rmgr import log as logs
+from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
 from rmgr.adapters.stores import open_store
-from rmgr.adapters.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import read_meta
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord import paths

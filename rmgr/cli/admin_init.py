@@ -16,8 +16,8 @@ from rmgr.errors import ConfigError
 from rmgr.model.identity import Role, check_name
 
 if TYPE_CHECKING:
-    from rmgr.adapters.pki import Authority
-    from rmgr.adapters.zk_root import RootReport
+    from rmgr.adapters.identity.pki import Authority
+    from rmgr.adapters.zookeeper.root import RootReport
 
 _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 
@@ -54,7 +54,7 @@ def init(
 
     Nothing that is there is ever overwritten: type it again to see what there is. Keys are files of mode 0600.
     """
-    from rmgr.adapters.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
+    from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle, ensure_server
     from rmgr.cli.render import emit
     from rmgr.config import authority_directory
 
@@ -109,7 +109,7 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
     """His bundle and whether it was made: in the place where rmgr looks if he is who types this and the place is free."""
-    from rmgr.adapters.founding import ensure_bundle
+    from rmgr.adapters.identity.founding import ensure_bundle
     from rmgr.config import user_bundle
 
     mine = Path(user_dir).expanduser().resolve() if user_dir else user_bundle() if name == session.me else None

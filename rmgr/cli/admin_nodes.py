@@ -16,7 +16,7 @@ from rmgr.model.identity import Role, check_name
 from rmgr.model.joining import RevokedWork
 
 if TYPE_CHECKING:
-    from rmgr.adapters.pki import Authority
+    from rmgr.adapters.identity.pki import Authority
     from rmgr.client.securing import KnownIdentity
 
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
@@ -51,7 +51,7 @@ def as_admin(session: Session, directory: str | None) -> Authority:
 
 def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
     """The cluster's authority and where it lies. Raises ConfigError, PermissionDenied."""
-    from rmgr.adapters.credentials import load_ca
+    from rmgr.adapters.identity.credentials import load_ca
     from rmgr.config import authority_directory
 
     own = Path(session.config().security.dir).expanduser()
@@ -85,7 +85,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
 
     The token in it works once, and ends. Whoever has it can take the machine's place: pass it on as you would a password.
     """
-    from rmgr.adapters.invitation import Token
+    from rmgr.adapters.identity.invitation import Token
     from rmgr.cli.render import emit
     from rmgr.client import securing
     from rmgr.runtime.secured import is_loopback

@@ -18,8 +18,8 @@ from rmgr.errors import ConfigError, PermissionDenied, UsageError
 from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
-    from rmgr.adapters.pki import Authority
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.identity.pki import Authority
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
 
 _ROLES = ("starter", "submitter", "user", "operator")
 _EXITS = "0 done, 2 usage, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
@@ -60,8 +60,8 @@ def rotate(session: Session, what: str, bundles: tuple[str, ...], role: str, gra
 
 
 def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | None) -> None:
-    from rmgr.adapters.credentials import write_files
-    from rmgr.adapters.pki import hosts_in, issue, named_in
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import hosts_in, issue, named_in
 
     ca, _ = open_authority(session, authority)
     if not bundles:
@@ -85,7 +85,7 @@ def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | 
 
 def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:
     """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.rotating import SELF_RENEWING, rotate
     from rmgr.errors import NotConnected
 
@@ -105,8 +105,8 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
 
     A bundle whose daemon does not run, or never met a WatchDog, could not fetch it by itself.
     """
-    from rmgr.adapters.credentials import write_files
-    from rmgr.adapters.pki import credential, named_in, verify_certificate
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import credential, named_in, verify_certificate
     from rmgr.client.securing import identities
     from rmgr.config import user_bundle
 

@@ -23,7 +23,7 @@ from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied,
 from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
 
 _EXITS = (
     "0 done, or nothing to do; 2 wrong URL, keyspace, data centre or replication factor; 4 not admitted; 5 store or ZooKeeper unavailable"
@@ -117,8 +117,8 @@ def _as_who_may_lock(session: Session, authority: str | None) -> None:
 
 
 def _cassandra(session: Session, url: str, replication_factor: int | None, *, dry_run: bool, force: bool) -> None:
-    from rmgr.adapters.cassandra_init import init_store as prepare
-    from rmgr.adapters.cassandra_url import parse_url
+    from rmgr.adapters.cassandra.setup.init import init_store as prepare
+    from rmgr.adapters.cassandra.url import parse_url
 
     with contextlib.ExitStack() as stack:
         still_ours: Callable[[], None] = (lambda: None) if dry_run else stack.enter_context(schema_lock(session))

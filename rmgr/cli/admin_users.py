@@ -44,8 +44,8 @@ def add_user(
     The name is that of his account on the nodes: where Starters run as root, his work runs as that user.
     He comes through a gateway (rmgr submitter), which shows and changes his own work only; --direct is for those who are trusted.
     """
-    from rmgr.adapters.credentials import write_files
-    from rmgr.adapters.pki import issue
+    from rmgr.adapters.identity.credentials import write_files
+    from rmgr.adapters.identity.pki import issue
     from rmgr.cli.render import emit
 
     if direct and gateway_only:

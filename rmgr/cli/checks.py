@@ -25,8 +25,8 @@ from rmgr.model.units import counted, format_size
 from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc import LeaderClient
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.server import LeaderClient
     from rmgr.cli.context import Session
 
 _LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
@@ -165,7 +165,7 @@ def zookeeper_servers(session: Session) -> Checks:
     """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
     if session.config().cluster.uses_gateway:
         return
-    from rmgr.adapters.zk_probe import ServerFinding, look_at_all
+    from rmgr.adapters.zookeeper.probe import ServerFinding, look_at_all
     from rmgr.runtime.secured import zookeeper_options
 
     hosts, _ = session.config().cluster.hosts_and_chroot()
@@ -203,7 +203,7 @@ _DIVERGED_FIX = (
 
 def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
     """What a server tells of itself beyond `srvr`; to others, too."""
-    from rmgr.adapters.zk_wire import four_letter
+    from rmgr.adapters.zookeeper.wire import four_letter
     from rmgr.errors import Unavailable
 
     host, _, port = server.rpartition(":")
@@ -280,9 +280,9 @@ def coordination(session: Session) -> Checks:
 
 def access_lists(session: Session) -> Checks:
     """In a secured cluster: every znode has the access list of its place."""
-    from rmgr.adapters.zk import ZkCoordinator
-    from rmgr.adapters.zk_acl import RoleLists
-    from rmgr.adapters.zk_tree import check_tree
+    from rmgr.adapters.zookeeper.acl import RoleLists
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.adapters.zookeeper.tree import check_tree
 
     coordinator = session.coordinator()
     if not isinstance(coordinator, ZkCoordinator) or not isinstance(coordinator.lists, RoleLists):
@@ -311,7 +311,7 @@ _READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY
 def _driver() -> CheckResult:
     """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
     try:
-        from rmgr.adapters.cassandra import DRIVER_VERSION
+        from rmgr.adapters.cassandra.driver import DRIVER_VERSION
     except RmgrError as error:
         return CheckResult(name="store driver", ok=False, detail=error.message, fix=error.hint)
     return CheckResult(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
@@ -350,7 +350,7 @@ def cluster(session: Session) -> Checks:
     view = session.query().status()
     epoch = facts.epoch
     if epoch is not None and facts.leader_alive:
-        from rmgr.adapters.rpc import LeaderClient
+        from rmgr.adapters.rpc.server import LeaderClient
 
         with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
             serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
@@ -397,7 +397,7 @@ def _answers(leader: LeaderClient) -> bool:
 
 def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | None) -> Checks:
     """Each Starter answers, its clock is ours, and it has room."""
-    from rmgr.adapters.rpc import NodeClient
+    from rmgr.adapters.rpc.server import NodeClient
 
     silent, skewed, full = [], [], []
     worst = 0.0

@@ -21,7 +21,7 @@ _FULL_SHARE = 0.8
 
 def credentials(session: Session) -> Iterator[CheckResult]:
     """Whose bundle it is; nothing where none is named: an open cluster."""
-    from rmgr.adapters.pki import day
+    from rmgr.adapters.identity.pki import day
     from rmgr.cli.checks import CheckResult
 
     try:
@@ -54,7 +54,7 @@ def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
 
 def root(session: Session) -> Iterator[CheckResult]:
     """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
-    from rmgr.adapters.zk_root import look_at_root
+    from rmgr.adapters.zookeeper.root import look_at_root
     from rmgr.cli.checks import CheckResult
     from rmgr.runtime.secured import zookeeper_security
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc_gateway import GatewayCoordinator
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.query import Query
     from rmgr.config import Config
     from rmgr.coord.ports import Store
@@ -80,7 +80,7 @@ class Session:
         if self._credentials is None and self._shown is None and self.config().security.dir:
             from pathlib import Path
 
-            from rmgr.adapters.credentials import Credentials
+            from rmgr.adapters.identity.credentials import Credentials
 
             self._shown = Credentials.shown(Path(self.config().security.dir).expanduser())
         return self._credentials or self._shown

@@ -17,8 +17,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) not in {1, 2} or argv[0].startswith("-"):
         sys.stderr.write("usage: python -m rmgr.cli.health HOST:PORT [BUNDLE]\n")
         return 2
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc import OwnClient
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.server import OwnClient
     from rmgr.errors import RmgrError
 
     try:

@@ -17,7 +17,7 @@ from rmgr.cli.context import Session
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable, UsageError
 
 if TYPE_CHECKING:
-    from rmgr.adapters.invitation import Token
+    from rmgr.adapters.identity.invitation import Token
 
 _MOST = 64 * 1024
 
@@ -38,8 +38,9 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     The token is read from FILE, or with - from standard input. A lost answer costs nothing: the same command again, on
     the same machine, gets the same credentials.
     """
-    from rmgr.adapters import invitation, rpc_join
-    from rmgr.adapters.credentials import endpoints_file, write_files
+    from rmgr.adapters.identity import invitation
+    from rmgr.adapters.identity.credentials import endpoints_file, write_files
+    from rmgr.adapters.rpc import join as rpc_join
     from rmgr.cli.render import emit
     from rmgr.client.securing import purpose
 
@@ -79,8 +80,8 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
 
 def _has_joined(told: Token, bundle: Path, config: Path) -> bool:
     """Whether this machine is already who the token makes it. Raises ConfigError when it is somebody else."""
-    from rmgr.adapters.invitation import tls_pair
-    from rmgr.adapters.pki import cluster_of, named_in
+    from rmgr.adapters.identity.invitation import tls_pair
+    from rmgr.adapters.identity.pki import cluster_of, named_in
 
     if not (bundle / "sign.crt").exists():
         if config.exists():

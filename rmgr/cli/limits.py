@@ -14,7 +14,7 @@ from rmgr.model.limits import BOUNDS, UserLimits
 from rmgr.model.units import format_size
 
 if TYPE_CHECKING:
-    from rmgr.adapters.rpc_use import UseAnswer
+    from rmgr.adapters.rpc.use import UseAnswer
 
 
 class _Row(NamedTuple):
@@ -98,7 +98,7 @@ def _rows(user: str, told: UseAnswer) -> list[_Row]:
 
 def _ask(session: Session, user: str) -> UseAnswer:
     """The gateway or the leader; the settings alone where neither answers."""
-    from rmgr.adapters.rpc_use import UseAnswer, UseClient
+    from rmgr.adapters.rpc.use import UseAnswer, UseClient
     from rmgr.errors import Unavailable
     from rmgr.model.identity import Role
 

@@ -10,9 +10,9 @@ from rmgr.errors import NotFound, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc import LeaderClient
-    from rmgr.adapters.rpc_thin import ThinLeader
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.adapters.rpc.thin import ThinLeader
     from rmgr.cli.context import Session
     from rmgr.coord.snapshot import ClusterSnapshot
     from rmgr.model.submission import Submission
@@ -139,7 +139,7 @@ class Query:
     ) -> T:
         """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
         if thin is not None and (asked := self._find_thin()) is not None:
-            from rmgr.adapters.rpc_thin import ThinFailed
+            from rmgr.adapters.rpc.thin import ThinFailed
 
             try:
                 return thin(asked)
@@ -168,7 +168,7 @@ class Query:
         epoch = leader_at_a_glance(self._session)
         if epoch is None:
             return None
-        from rmgr.adapters.rpc_thin import ThinLeader
+        from rmgr.adapters.rpc.thin import ThinLeader
 
         credentials = self._session.shown_credentials()
         bundle = None if credentials is None else credentials.directory
@@ -194,7 +194,7 @@ class Query:
             self._say_local("no WatchDog leads just now")
             self._is_local = True
             return None
-        from rmgr.adapters.rpc import LeaderClient
+        from rmgr.adapters.rpc.server import LeaderClient
 
         timeout_s = self._session.left_s(LEADER_S) or LEADER_S
         self._leader = LeaderClient(epoch.endpoint, timeout_s=timeout_s, via=self._session.via, credentials=self._session.credentials())
@@ -251,7 +251,7 @@ def _measured(nodes: list[NodeView], via: str, credentials: Credentials | None) 
     """With load, memory and running tasks as each Starter tells them; a node whose session lives was seen just now."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from rmgr.adapters.rpc import NodeClient, NodeStats
+    from rmgr.adapters.rpc.server import NodeClient, NodeStats
     from rmgr.cli.render import now_us
 
     def ask(endpoint: str) -> dict[str, NodeStats]:

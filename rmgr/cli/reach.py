@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rmgr.errors import NotConnected, WrongCluster
 
 if TYPE_CHECKING:
-    from rmgr.adapters.rpc_gateway import GatewayCoordinator
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.context import Session
     from rmgr.coord.ports import Store
     from rmgr.model.node import EpochRecord, Meta
@@ -26,7 +26,7 @@ def leader_at_a_glance(session: Session) -> EpochRecord | None:
     config = session.config()
     if config.cluster.uses_gateway or not config.cluster.zk:
         return None
-    from rmgr.adapters.zk_glance import GlanceFailed, glance
+    from rmgr.adapters.zookeeper.glance import GlanceFailed, glance
     from rmgr.coord import paths
     from rmgr.coord.records import decode_record
     from rmgr.model.node import EpochRecord, Meta
@@ -90,7 +90,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
 
 
 def _through_gateway(session: Session) -> GatewayCoordinator:
-    from rmgr.adapters.rpc_gateway import GatewayCoordinator
+    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.client.bootstrap import verify
 
     cluster = session.config().cluster
@@ -116,7 +116,7 @@ def open_data_store(session: Session) -> Store:
 
     config = session.config()
     if config.cluster.uses_gateway:
-        from rmgr.adapters.rpc_gateway_store import GatewayStore
+        from rmgr.adapters.gateway.store import GatewayStore
 
         return GatewayStore(config.cluster.gateway, credentials=session.credentials())
     if not config.cluster.store:

@@ -90,7 +90,7 @@ def opened(session: Session) -> Iterator[Opened]:
     timeout_s = session.left_s(30.0) or 30.0
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
-        from rmgr.adapters.zk import ZkCoordinator
+        from rmgr.adapters.zookeeper.client import ZkCoordinator
         from rmgr.client.pointers import locate as locate_in_cluster
         from rmgr.runtime.secured import zookeeper_options
 
@@ -126,7 +126,7 @@ def values_of(session: Session, store: Store, coordinator: Coordinator | None = 
     credentials = session.credentials()
     if credentials is None:
         return Values(store, coordinator)
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.client.secured import deeds_of
     from rmgr.client.signing import Signer
 

@@ -118,7 +118,7 @@ class _Seat:
     """This terminal at a command. code: the command's, once it has ended."""
 
     def __init__(self, session: Session, endpoint: str, number: int) -> None:
-        from rmgr.adapters.rpc_terminal import TerminalClient
+        from rmgr.adapters.terminals.terminal import TerminalClient
 
         self.code: int | None = None
         self._session = session

@@ -17,8 +17,8 @@ from rmgr.model.states import State
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.pki import Certified
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.pki import Certified
+    from rmgr.adapters.identity.trust import Trust
 
 #: Error text of a COMPLETED outcome whose bytes are gone, or not to be believed.
 LOST = "DATA_LOST"

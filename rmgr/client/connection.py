@@ -21,7 +21,7 @@ from rmgr.coord.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected, PermissionDenied
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.config import Config
 
 #: Before the interpreter goes: what must be waited for, and what must be closed.
@@ -167,7 +167,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
         raise NotConnected("no data store is configured", hint="name it: --store sqlite:PATH, RMGR_STORE, or store = in [cluster]")
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine
     from rmgr.client.lines import Lines
@@ -196,9 +196,9 @@ def _open(config: Config, timeout_s: float) -> Connection:
 
 
 def _through_gateway(config: Config, timeout_s: float) -> Connection:
-    from rmgr.adapters.rpc_auth import check_not_forked
-    from rmgr.adapters.rpc_gateway import GatewayCoordinator
-    from rmgr.adapters.rpc_gateway_store import GatewayStore
+    from rmgr.adapters.access.auth import check_not_forked
+    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+    from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
     from rmgr.client.bootstrap import verify
     from rmgr.client.engine import Engine

@@ -24,9 +24,9 @@ from rmgr.model.queue import SHARED, ClusterSettings
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.pki import Certified
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.pki import Certified
+    from rmgr.adapters.identity.trust import Trust
 
 #: For how long what an owner shares is believed without a look; what he takes back counts after this at the latest.
 SHARES_S = 2.0

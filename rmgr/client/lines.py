@@ -1,6 +1,6 @@
 """Direct lines of a Submitter to the Starters that run its single tasks: made when they pay, given up when they break.
 
-What is said on them is in `adapters/line.py`; without one everything goes as ever. Lives on the Submitter's thread, but for
+What is said on them is in `adapters/rpc/line.py`; without one everything goes as ever. Lives on the Submitter's thread, but for
 the dialling; the line's own thread only posts.
 """
 
@@ -18,9 +18,9 @@ from rmgr.model.node import NodeRecord
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.channel import Loop
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.line import DirectLine
+    from rmgr.adapters.host.channel import Loop
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.line import DirectLine
     from rmgr.client.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
@@ -57,7 +57,7 @@ class Lines:
             return
         self._not_before_s[address] = machine.monotonic() + _PAUSE_S
         if self._loop is None:
-            from rmgr.adapters.channel import Loop
+            from rmgr.adapters.host.channel import Loop
 
             try:
                 self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
@@ -79,7 +79,7 @@ class Lines:
 
     def _dial(self, loop: Loop, address: str, key_id: str) -> DirectLine:
         """On a thread that may wait."""
-        from rmgr.adapters.line import dial
+        from rmgr.adapters.rpc.line import dial
 
         ended = lambda _line: self._engine.post(partial(self._ended, address))  # noqa: E731
         line = dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)

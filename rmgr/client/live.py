@@ -21,7 +21,7 @@ from rmgr.model.units import format_size
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.coord.ports import Coordinator, Store
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
@@ -193,7 +193,7 @@ class LiveOutput:
     # -- inside
 
     def _look_at(self, node: str, endpoint: str) -> None:
-        from rmgr.adapters.rpc import NodeClient
+        from rmgr.adapters.rpc.server import NodeClient
 
         try:
             with NodeClient(endpoint, timeout_s=2.0, via=self._place.via, credentials=self._place.credentials()) as client:
@@ -217,7 +217,7 @@ class LiveOutput:
             self._begin(task.index, task.attempt, node, endpoint, known.shown if known is not None and goes_on else [0, 0])
 
     def _begin(self, position: int, attempt: int, node: str, endpoint: str, shown: list[int]) -> None:
-        from rmgr.adapters.rpc import NodeClient
+        from rmgr.adapters.rpc.server import NodeClient
 
         stream = _Stream(attempt, node, shown)
         stream.client = NodeClient(endpoint, via=self._place.via, credentials=self._place.credentials())

@@ -13,7 +13,7 @@ from rmgr.coord.keys import STREAMS
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.futures import Future
     from rmgr.client.tasks import Tasks
@@ -100,7 +100,7 @@ def _pause(deadline: Deadline) -> None:
 
 def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], streams: tuple[str, ...]) -> Iterator[OutputPiece]:
     """What tasks that run have written by now."""
-    from rmgr.adapters.rpc import NodeClient
+    from rmgr.adapters.rpc.server import NodeClient
 
     for node, endpoint in nodes_of(reach, number):
         with NodeClient(endpoint, via=reach.via, credentials=reach.credentials()) as client:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from rmgr.adapters.credentials import write_files
-from rmgr.adapters.pki import Authority, digest_id
-from rmgr.adapters.sealing import seal_secret
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_acl import RoleLists
-from rmgr.adapters.zk_tree import check_tree
+from rmgr.adapters.identity.credentials import write_files
+from rmgr.adapters.identity.pki import Authority, digest_id
+from rmgr.adapters.identity.sealing import seal_secret
+from rmgr.adapters.zookeeper.acl import RoleLists
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Conflict
 from rmgr.coord.records import decode_record

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.fresh_settings import FreshSettings
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.client.deeds import Deeds
     from rmgr.client.signing import Signer
     from rmgr.config import SecurityConfig
@@ -19,7 +19,7 @@ def engine_options(coordinator: Coordinator, credentials: Credentials | None, se
     """Keyword arguments of an `Engine`; none in an open cluster."""
     if credentials is None:
         return {}
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.client.authentic import Authenticity
     from rmgr.client.signing import Signer
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from rmgr.adapters import invitation
-from rmgr.adapters.pki import Authority, issue, verify_certificate
+from rmgr.adapters.identity import invitation
+from rmgr.adapters.identity.pki import Authority, issue, verify_certificate
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Outcome
 from rmgr.coord.ports import Coordinator

@@ -14,7 +14,7 @@ from rmgr.model.submission import Submission
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
 
 Block = tuple[BlockKey, BlockData]
 
@@ -55,7 +55,7 @@ class Signer:
                 f"the credentials in {self._credentials.directory} are those of {who.role} {who.name}, and only users submit work",
                 hint="rmgr admin add-user NAME makes a user's; then set RMGR_SECURITY_DIR",
             )
-        from rmgr.adapters.trust import publish
+        from rmgr.adapters.identity.trust import publish
 
         with self._lock:
             if not self._published:

@@ -1,7 +1,7 @@
 """The two ports of the house: the coordination service and the data store, as the code above the adapters sees them.
 
-Adapters implement them (`adapters/zk.py`, `adapters/sqlite.py`, `adapters/cassandra_store.py`; of the tests `harness/memory.py`); one
-conformance suite a port runs on every adapter. Typing only: nothing here does IO.
+Adapters implement them (`adapters/zookeeper/client.py`, `adapters/sqlite/store.py`, `adapters/cassandra/store.py`; in tests
+`harness/memory.py`); one conformance suite a port runs on every adapter. Typing only: nothing here does IO.
 """
 
 from __future__ import annotations

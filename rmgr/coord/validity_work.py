@@ -309,7 +309,7 @@ BOOK.add(
 )
 BOOK.add(
     Seal,
-    key_id=text(64, 1),  # whose key, and whether that can be a key's name, says `adapters/trust.py`
+    key_id=text(64, 1),  # whose key, and whether that can be a key's name, says `adapters/identity/trust.py`
     first=_INDEX,
     count=whole(1, MAX_TASKS),
     not_after_s=SPAN,

@@ -20,7 +20,7 @@ from typing import Self
 
 import psutil
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.snapshot import read_snapshot
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.snapshot import ClusterSnapshot
@@ -190,8 +190,8 @@ class DevCluster:
 
     def _init_store(self, end: float, report: Callable[[str], None]) -> None:
         """The schema in our own Cassandra; nobody else knows it yet, so no lock is needed."""
-        from rmgr.adapters.cassandra_init import init_store
-        from rmgr.adapters.cassandra_url import parse_url
+        from rmgr.adapters.cassandra.setup.init import init_store
+        from rmgr.adapters.cassandra.url import parse_url
 
         report("making rmgr's tables in Cassandra")
         init_store(parse_url(self.state.store), timeout_s=max(1.0, end - time.monotonic()))

@@ -13,7 +13,7 @@ from typing import Self
 
 import psutil
 
-from rmgr.adapters.leftovers import born
+from rmgr.adapters.host.leftovers import born
 from rmgr.config import dev_file
 
 _STATE = "cluster.json"

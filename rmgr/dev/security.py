@@ -6,8 +6,8 @@ import getpass
 import os
 from pathlib import Path
 
-from rmgr.adapters.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
-from rmgr.adapters.pki import Authority, issue_server
+from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
+from rmgr.adapters.identity.pki import Authority, issue_server
 from rmgr.dev.zookeeper import ServerTls
 from rmgr.model.identity import Role
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
 
-from rmgr.adapters.zk_wire import four_letter
+from rmgr.adapters.zookeeper.wire import four_letter
 from rmgr.dev.server import ServerProcess, free_port, wait_all_ready
 from rmgr.dev.zookeeper_jars import HOW_TO_INSTALL, class_path, java, missing_parts
 from rmgr.errors import Unavailable
@@ -140,7 +140,7 @@ class ZooKeeperServer(ServerProcess):
             f"-Djava.io.tmpdir={self.data_dir}",  # libraries that unpack native code
             "-Djava.net.preferIPv4Stack=true",
             "-Dzookeeper.preAllocSize=16384",
-            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zk_root.py`
+            "-Dzookeeper.enforceQuota=true",  # of the subtrees that have one: `adapters/zookeeper/root.py`
             "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",

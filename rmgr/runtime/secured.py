@@ -14,14 +14,14 @@ from rmgr.model.identity import Identity, Role
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc import RpcServer
-    from rmgr.adapters.rpc_auth import Refused
-    from rmgr.adapters.rpc_limits import Bounds
-    from rmgr.adapters.trust import Trust
-    from rmgr.adapters.zk import ZkCoordinator
-    from rmgr.adapters.zk_link import ZkSecurity
-    from rmgr.adapters.zk_root import RootReport
+    from rmgr.adapters.access.auth import Refused
+    from rmgr.adapters.access.limits import Bounds
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
+    from rmgr.adapters.rpc.server import RpcServer
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.adapters.zookeeper.link import ZkSecurity
+    from rmgr.adapters.zookeeper.root import RootReport
     from rmgr.config import Config
     from rmgr.coord.ports import Coordinator
 
@@ -35,7 +35,7 @@ def credentials_of(config: Config, *roles: Role) -> Credentials | None:
     """
     if not config.security.dir:
         return None
-    from rmgr.adapters.credentials import from_config
+    from rmgr.adapters.identity.credentials import from_config
 
     return from_config(config.security, roles=roles)
 
@@ -47,7 +47,7 @@ def zookeeper_security(config: Config, credentials: Credentials | None, *, insec
     """
     if credentials is None:
         return None
-    from rmgr.adapters.zk_link import ZkSecurity
+    from rmgr.adapters.zookeeper.link import ZkSecurity
 
     tls = config.security.zookeeper_tls
     hosts = config.cluster.hosts_and_chroot()[0]
@@ -78,7 +78,7 @@ def zookeeper_options(config: Config, credentials: Credentials | None, *, insecu
     security = zookeeper_security(config, credentials, insecure=insecure)
     if credentials is None or security is None:
         return {}
-    from rmgr.adapters.zk_acl import RoleLists
+    from rmgr.adapters.zookeeper.acl import RoleLists
 
     return {"security": security, "acl": RoleLists({role: (digest_id,) for role, digest_id in credentials.roles.items()})}
 
@@ -89,7 +89,7 @@ def close_zookeeper(config: Config, credentials: Credentials, *, heap_mib: int) 
     Args: credentials: the admin's, or a WatchDog's.
     Raises: as `zookeeper_options`, `zk_root.close_root`; NotConnected where no ZooKeeper is named.
     """
-    from rmgr.adapters.zk_root import close_root
+    from rmgr.adapters.zookeeper.root import close_root
 
     options = zookeeper_options(config, credentials)
     return close_root(*config.cluster.hosts_and_chroot(), options["security"], options["acl"], heap_mib=heap_mib)
@@ -100,7 +100,7 @@ def open_zookeeper(config: Config, credentials: Credentials | None, *, insecure:
 
     Raises: as `zookeeper_options`; NotConnected where no ZooKeeper is named.
     """
-    from rmgr.adapters.zk import ZkCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
 
     hosts, chroot = config.cluster.hosts_and_chroot()
     options = zookeeper_options(config, credentials, insecure=insecure)
@@ -132,7 +132,7 @@ def open_server(
     listen: str, credentials: Credentials | None, trust: Trust | None, log: Log, *, threads: int = 96, bounds: Bounds | None = None
 ) -> RpcServer:
     """The gRPC server of a daemon: in a secured cluster it asks everybody who he is, and refuses whose key was revoked."""
-    from rmgr.adapters.rpc import RpcServer
+    from rmgr.adapters.rpc.server import RpcServer
 
     if credentials is None:
         return RpcServer(listen, threads=threads, bounds=bounds)
@@ -144,7 +144,7 @@ def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Tru
     """Whose keys count at present, None in an open cluster."""
     if credentials is None:
         return None
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.trust import Trust
 
     return Trust(coordinator, credentials.ca_pem)
 

@@ -34,10 +34,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc import LeaderClient
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import LeaderClient
 from rmgr.client.submitting import submit
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Delete, Exists, Multi

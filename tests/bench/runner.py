@@ -19,8 +19,8 @@ from typing import Any
 import cloudpickle
 import psutil
 
-from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
-from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
+from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
 from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 
 PAYLOAD = pickle.dumps(((7,), {}))

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.adapters.stores import open_store
 
 ROW = b"x" * 100
@@ -115,8 +115,8 @@ class Busy:
 @contextlib.contextmanager
 def cassandra(folder: Path, nodes: int) -> Iterator[str]:
     """The URL of a keyspace in nodes of its own, each value on all of them."""
-    from rmgr.adapters.cassandra_init import init_store
-    from rmgr.adapters.cassandra_url import parse_url
+    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.url import parse_url
     from tests.harness.cassandra_ring import CassandraRing
 
     ring = CassandraRing(folder, addresses=[f"127.0.0.{n + 1}" for n in range(nodes)], die_with_parent=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from rmgr.adapters.pki import issue_server
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_acl import RoleLists
-from rmgr.adapters.zk_link import ZkSecurity
+from rmgr.adapters.identity.pki import issue_server
+from rmgr.adapters.zookeeper.acl import RoleLists
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.coord.multi import Create, Holds, Multi, Set
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.model.identity import Role

@@ -6,7 +6,7 @@ A ZooKeeper server makes a session's password from its id with java.util.Random 
 
 from __future__ import annotations
 
-from rmgr.adapters.zk_wire import end_session
+from rmgr.adapters.zookeeper.wire import end_session
 from rmgr.coord import paths
 from rmgr.coord.ports import Coordinator
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.trust import publish
+from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rmgr.adapters import rpc_join
-from rmgr.adapters.invitation import decode, tls_pair
-from rmgr.adapters.zk import Acl, ZkCoordinator, four_letter
-from rmgr.adapters.zk_root import look_at_root
+from rmgr.adapters.identity.invitation import decode, tls_pair
+from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
+from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.client import securing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord import paths, quotas
@@ -241,8 +241,8 @@ def test_a_direct_user_gives_a_znode_access_lists_that_no_quota_counts(scene: Sc
 def test_a_token_without_a_nonce_opens_nothing_and_every_use_is_on_record(scene: Scene) -> None:
     admin = Person(scene.cluster, Role.ADMIN, "admin")
     try:
-        from rmgr.adapters.credentials import load_ca
-        from rmgr.adapters.invitation import Token
+        from rmgr.adapters.identity.credentials import load_ca
+        from rmgr.adapters.identity.invitation import Token
 
         assert scene.cluster.security is not None
         endpoints = securing.watchdogs(admin.zk)
@@ -279,7 +279,7 @@ def _server(scene: Scene) -> ZooKeeperServer:
 
 
 def _as(scheme: str, secret: str) -> Any:
-    from rmgr.adapters.zk_link import ZkSecurity
+    from rmgr.adapters.zookeeper.link import ZkSecurity
 
     return ZkSecurity(auth_scheme=scheme, auth_credential=secret)
 

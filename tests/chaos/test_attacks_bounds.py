@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.rpc import OPTIONS
-from rmgr.adapters.rpc_auth import open_channel
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.client.submitting import submit
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Delete, Exists, Multi

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.trust import publish
+from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import Connection, connect
 from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
@@ -97,7 +97,7 @@ class Client:
 
 
 def _credentials(directory: str) -> Any:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
 
     return Credentials.load(directory)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmgr.adapters.rpc import LeaderClient
-from rmgr.adapters.rpc_use import UseClient
+from rmgr.adapters.rpc.server import LeaderClient
+from rmgr.adapters.rpc.use import UseClient
 from rmgr.client.snapshot import read_submission
 from rmgr.coord import paths
 from rmgr.coord.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.process import Slot
-from rmgr.adapters.workevents import SlotLost, Surprised
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.process import Slot
+from rmgr.adapters.host.workevents import SlotLost, Surprised
 from rmgr.model.frames import BatchShape
 from rmgr.runner import home
 from tests.harness import hostile_spawner
@@ -257,7 +257,7 @@ def test_a_spawner_that_hears_nothing_ends_all_the_same(
     node: WorkNode, anna: Account, hostile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(node.runner.environ, "LC_RMGR_ATTACK", "deaf")
-    monkeypatch.setattr("rmgr.adapters.slot._DEAF_S", 0.2)
+    monkeypatch.setattr("rmgr.adapters.host.slot._DEAF_S", 0.2)
     slot = node.slot(0, python=hostile, account=anna)
     slot.close()
     assert node.wait(SlotLost, lambda event: event.slot is slot).expected

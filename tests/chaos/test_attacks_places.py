@@ -21,11 +21,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import DirectLine, dial
-from rmgr.adapters.rpc import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
-from rmgr.adapters.rpc_auth import open_channel
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.rpc.line import DirectLine, dial
+from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.identity import Role
 from rmgr.model.limits import UserLimits
@@ -86,7 +86,7 @@ def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded])
 
 
 def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[..., Flooded]) -> None:
-    from rmgr.adapters.rpc import TARGET_KEY
+    from rmgr.adapters.rpc.server import TARGET_KEY
     from rmgr.v1 import node_pb2, node_pb2_grpc, tunnel_pb2, tunnel_pb2_grpc
 
     world = limited(streams=2, tunnels=2)

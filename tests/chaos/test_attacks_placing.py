@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.trust import publish
+from rmgr.adapters.identity.trust import publish
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Set
 from rmgr.coord.records import decode_block, decode_record, encode_block, encode_record

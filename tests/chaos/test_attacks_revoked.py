@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import dial
-from rmgr.adapters.rpc import OPTIONS, NodeClient
-from rmgr.adapters.rpc_auth import open_channel
-from rmgr.adapters.rpc_gateway_tunnel import Tunnel
-from rmgr.adapters.trust import publish
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.identity.trust import publish
+from rmgr.adapters.rpc.line import dial
+from rmgr.adapters.rpc.server import OPTIONS, NodeClient
+from rmgr.adapters.terminals.tunnel import Tunnel
 from rmgr.client.connection import connect
 from rmgr.client.securing import revoke
 from rmgr.config import ClusterConfig, Config

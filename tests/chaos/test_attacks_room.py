@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.identity.credentials import Credentials
 from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
 from rmgr.coord import paths, quotas

@@ -17,7 +17,7 @@ from breakable import RECOVERY_S, Chaos, T, eventually
 from keyed import KeyedWork
 
 from rmgr import TaskQueue
-from rmgr.adapters.rpc import LeaderClient, NodeClient, NodeStats
+from rmgr.adapters.rpc.server import LeaderClient, NodeClient, NodeStats
 from rmgr.adapters.stores import open_store
 from rmgr.dev.record import DevState
 from rmgr.errors import StoreUnavailable, Unavailable
@@ -60,8 +60,8 @@ def town(ring: CassandraRing, zookeeper_parts: None, tmp_path: Path, keyspace: s
 
 def made(url: str) -> str:
     """The URL, after making the schema there."""
-    from rmgr.adapters.cassandra_init import init_store
-    from rmgr.adapters.cassandra_url import parse_url
+    from rmgr.adapters.cassandra.setup.init import init_store
+    from rmgr.adapters.cassandra.url import parse_url
 
     init_store(parse_url(url), timeout_s=60)
     return url

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.stores import open_store
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.connection import Connection, connect
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import read_submission

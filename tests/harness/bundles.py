@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.pki import issue, make_ca
+from rmgr.adapters.identity.credentials import Credentials, write_files
+from rmgr.adapters.identity.pki import issue, make_ca
 from rmgr.model.identity import Role
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.cassandra_schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VERSION_NAME
-from rmgr.adapters.cassandra_statements import ask
-from rmgr.adapters.cassandra_url import parse_url
+from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, NEWEST, VERSION_NAME
+from rmgr.adapters.cassandra.statements import ask
+from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import now_ms
 
 TABLES = tuple(table.name for migration in MIGRATIONS for table in migration.tables)
@@ -31,7 +31,7 @@ class Keyspaces:
     def fresh(self, folder: Path) -> str:
         """The URL of the keyspace; empty when `folder` asks for the first time."""
         if not self._made:
-            from rmgr.adapters.cassandra_init import init_store
+            from rmgr.adapters.cassandra.setup.init import init_store
 
             init_store(parse_url(self.url))
             self._made = True
@@ -59,7 +59,7 @@ class Keyspaces:
 @contextlib.contextmanager
 def behind(url: str) -> Iterator[Any]:
     """`run(cql, *values)` on a keyspace, past the store; `{ks}` is its name."""
-    from rmgr.adapters.cassandra import enter
+    from rmgr.adapters.cassandra.driver import enter
 
     target = parse_url(url)
     connection = enter(target)
@@ -100,7 +100,7 @@ def damage(folder: Path, key: str, number: int) -> None:
 
 def set_manifest(url: str, key: str, manifest: tuple[Any, ...]) -> None:
     """Overwrites what the table `value` has under `key`."""
-    from rmgr.adapters.cassandra import dial
+    from rmgr.adapters.cassandra.driver import dial
 
     connection = dial(parse_url(url))
     try:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.zk import ZkCoordinator, end_session
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.memory import MemoryCoordinator

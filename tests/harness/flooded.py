@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_use import UseAnswer, UseClient
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.use import UseAnswer, UseClient
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Committed, Holds, Multi, Set
 from rmgr.coord.records import decode_record, encode_record

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import replace
 from typing import Any
 
-from rmgr.adapters.pki import issue, make_ca
-from rmgr.adapters.trust import publish
+from rmgr.adapters.identity.pki import issue, make_ca
+from rmgr.adapters.identity.trust import publish
 from rmgr.client.snapshot import read_submission
 from rmgr.coord.seal import seal_blocks, spec_digest
 from rmgr.model.block import BlockData, BlockKey
@@ -60,7 +60,7 @@ def no_key(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
 
 def other_authority(scene: Scene, number: int, key: BlockKey, data: BlockData) -> Block:
     """A certificate that says ann, by an authority of his own; he may even publish it."""
-    from rmgr.adapters.credentials import Credentials, write_files
+    from rmgr.adapters.identity.credentials import Credentials, write_files
 
     forged = scene.directory / f"forged-{unique()}"
     write_files(forged, issue(make_ca(scene.ann.credentials.identity.cluster), "ann", Role.USER))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_answers import RequestedCommit
-from rmgr.adapters.rpc_gateway_rows import Rows
-from rmgr.adapters.rpc_gateway_server import Sessions
-from rmgr.adapters.zk import ZkCoordinator, end_session
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.gateway.answers import RequestedCommit
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.gateway.rows import Rows
+from rmgr.adapters.gateway.server import Sessions
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.multi import Multi, Stamped
 from rmgr.coord.ports import Store
 from rmgr.dev.zookeeper import ZooKeeperServer

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from rmgr.adapters.accounts import Account, find_account
+from rmgr.adapters.host.accounts import Account, find_account
 
 #: /etc/passwd is locked while somebody else changes it.
 _LOCKED_S = 20.0

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.adapters.zk_bulk import BulkRead, MomentRead
-from rmgr.adapters.zk_link import LinkState, LinkTrouble
-from rmgr.adapters.zk_ops import Commit, to_stamped
-from rmgr.adapters.zk_session import SessionCoordinator
-from rmgr.adapters.zk_wire import OPEN_ACL, Acl
+from rmgr.adapters.zookeeper.bulk import BulkRead, MomentRead
+from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble
+from rmgr.adapters.zookeeper.ops import Commit, to_stamped
+from rmgr.adapters.zookeeper.session import SessionCoordinator
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
 from rmgr.coord.multi import Stamped
 from tests.harness.memory_tree import Event, MemoryTree, NoZnode, SessionGone
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from rmgr.adapters.zk_wire import Failure
+from rmgr.adapters.zookeeper.wire import Failure
 from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Create, Delete, Multi, Op, Set
 
 _NO_CHILDREN_FOR_EPHEMERALS = -108

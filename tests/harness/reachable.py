@@ -14,7 +14,7 @@ import cloudpickle
 import msgspec
 import pytest
 
-from rmgr.adapters.accounts import Account
+from rmgr.adapters.host.accounts import Account
 from rmgr.daemons.starter.health.reach import Reach
 from rmgr.runner import home
 

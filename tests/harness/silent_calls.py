@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc import OPTIONS
-from rmgr.adapters.rpc_auth import open_channel
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.model.identity import Role
 
 #: Between a call that was ended and the next one (s): a flood is another attack.

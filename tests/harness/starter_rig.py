@@ -21,10 +21,10 @@ from typing import Any, Self
 import cloudpickle
 import structlog
 
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_ranks import handler_of
+from rmgr.adapters.rpc.ranks import handler_of
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.stores import open_store
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord import keys, leader_ops, ops, paths

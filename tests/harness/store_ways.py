@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.coord.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import Adapter, open_adapter

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
-from rmgr.adapters.rpc import LeaderClient, RpcServer
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.rpc.server import LeaderClient, RpcServer
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.model.node import EpochRecord

@@ -14,8 +14,8 @@ from typing import Any, Self
 import cloudpickle
 import psutil
 
-from rmgr.adapters.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
-from rmgr.adapters.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
+from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
 from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
 
 DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from rmgr.adapters.process import Slot
-    from rmgr.adapters.worker import Worker
+    from rmgr.adapters.host.process import Slot
+    from rmgr.adapters.host.worker import Worker
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
     from tests.harness.work_node import WorkNode

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.process import Slot
-from rmgr.adapters.workevents import Surprised
+from rmgr.adapters.host.process import Slot
+from rmgr.adapters.host.workevents import Surprised
 from rmgr.coord import keys
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering

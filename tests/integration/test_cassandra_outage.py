@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.cassandra_store import CassandraStore
-from rmgr.adapters.cassandra_url import parse_url
+from rmgr.adapters.cassandra.store import CassandraStore
+from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode
@@ -31,7 +31,7 @@ class Certificates:
     """What the node serves TLS with, beside plain text on the same port: an expired certificate, and from `renew` on a good one."""
 
     def __init__(self, folder: Path) -> None:
-        from rmgr.adapters.pki import make_ca
+        from rmgr.adapters.identity.pki import make_ca
 
         self.folder = folder
         self.is_renewed = False
@@ -55,7 +55,7 @@ class Certificates:
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
 
-        from rmgr.adapters.pki import issue_server
+        from rmgr.adapters.identity.pki import issue_server
 
         certificate, key = issue_server(self._authority, "cassandra", ["127.0.0.1"], days=days, now_s=now_s)
         parts = load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
@@ -101,7 +101,7 @@ def as_user(node: CassandraNode, tmp_path_factory: pytest.TempPathFactory) -> Ca
 @pytest.fixture(scope="module")
 def root(as_user: Callable[..., str]) -> str:
     """The superuser's URL of a keyspace that is ready."""
-    from rmgr.adapters.cassandra_init import init_store
+    from rmgr.adapters.cassandra.setup.init import init_store
 
     url = as_user("cassandra", "cassandra")
 
@@ -166,7 +166,7 @@ def test_a_user_without_the_right_to_write_reads_and_health_says_so(root: str, a
 
 
 def test_the_keyspace_of_somebody_else_is_left_alone(root: str, as_user: Callable[..., str]) -> None:
-    from rmgr.adapters.cassandra_init import init_store
+    from rmgr.adapters.cassandra.setup.init import init_store
     from tests.harness.cassandra_keyspaces import behind
 
     with behind(root) as run:

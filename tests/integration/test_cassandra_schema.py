@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.cassandra_init import init_store
-from rmgr.adapters.cassandra_layout import CHUNKS_PER_PARTITION
-from rmgr.adapters.cassandra_schema import MIGRATIONS, NEWEST, VERSION_NAME
-from rmgr.adapters.cassandra_store import CassandraStore
-from rmgr.adapters.cassandra_url import parse_url
+from rmgr.adapters.cassandra.layout import CHUNKS_PER_PARTITION
+from rmgr.adapters.cassandra.schema import MIGRATIONS, NEWEST, VERSION_NAME
+from rmgr.adapters.cassandra.setup.init import init_store
+from rmgr.adapters.cassandra.store import CassandraStore
+from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store

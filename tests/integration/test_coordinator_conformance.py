@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.multi import (
     MAX_OPS,
     MAX_ZNODE_BYTES,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.errors import CoordinationUnavailable
 from tests.harness.coordinators import World
 from tests.harness.gateways import GatewayWorld

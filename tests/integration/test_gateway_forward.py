@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
-from rmgr.adapters.rpc_gateway_forward import Forwarder
+from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.coord.records import encode_record

@@ -17,7 +17,7 @@ import pytest
 from commands import Shell, wait_line
 
 import rmgr
-from rmgr.adapters.rpc import OwnClient
+from rmgr.adapters.rpc.server import OwnClient
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue

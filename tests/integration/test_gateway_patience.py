@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters import rpc_gateway_link
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_gateway_dial import VERSION, Gateways
-from rmgr.adapters.rpc_gateway_link import GatewayLink
+from rmgr.adapters.gateway import link as rpc_gateway_link
+from rmgr.adapters.gateway.dial import VERSION, Gateways
+from rmgr.adapters.gateway.link import GatewayLink
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.v1 import gateway_pb2 as pb
 
 _WELCOME_S = 0.5

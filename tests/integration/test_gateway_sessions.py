@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from rmgr.adapters import rpc_gateway_server
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_answers import RequestedCommit
-from rmgr.adapters.rpc_gateway_convert import multi_to
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.gateway import server as rpc_gateway_server
+from rmgr.adapters.gateway.answers import RequestedCommit
+from rmgr.adapters.gateway.convert import multi_to
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Set, Unknown
 from rmgr.coord.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, QueueFull, RmgrError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.coord.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters import rpc_gateway_rows
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.gateway import rows as rpc_gateway_rows
+from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway_forward import Forwarder
-from rmgr.adapters.rpc_gateway_tunnel import Tunnel, Tunnels
-from rmgr.adapters.rpc_terminal import TerminalClient, handler_of
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.terminals.terminal import TerminalClient, handler_of
+from rmgr.adapters.terminals.tunnel import Tunnel, Tunnels
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.identity import Role
 from tests.harness.bundles import session_bundles

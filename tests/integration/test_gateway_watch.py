@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.rpc import NodeClient, RpcServer
+from rmgr.adapters.rpc.server import NodeClient, RpcServer
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import paths
 from rmgr.coord.multi import Delete, Gone, Multi, Set

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import Shell, wait_line
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import State

@@ -11,12 +11,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from rmgr.adapters import rpc_join
-from rmgr.adapters.invitation import TlsPair, seal
-from rmgr.adapters.pki import issue
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_auth import METHODS
-from rmgr.adapters.sealing import seal_secret
+from rmgr.adapters.access.auth import METHODS
+from rmgr.adapters.identity.invitation import TlsPair, seal
+from rmgr.adapters.identity.pki import issue
+from rmgr.adapters.identity.sealing import seal_secret
+from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.client.bootstrap import bootstrap
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed

@@ -16,7 +16,8 @@ import cloudpickle
 import pytest
 
 import rmgr
-from rmgr.adapters import cassandra_sweep, sqlite
+from rmgr.adapters.cassandra import sweep as cassandra_sweep
+from rmgr.adapters.sqlite import store as sqlite
 from rmgr.adapters.store_rules import CHUNK_BYTES, now_ms
 from rmgr.adapters.stores import open_store
 from rmgr.bench.measuring import connected

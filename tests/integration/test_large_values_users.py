@@ -19,7 +19,7 @@ import pytest
 from commands import Shell
 
 import rmgr
-from rmgr.adapters.accounts import Account
+from rmgr.adapters.host.accounts import Account
 from rmgr.client.connection import Connection
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
-from rmgr.adapters.tls import context_of
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.identity.tls import context_of
+from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.engine import Engine
 from rmgr.client.lines import Lines
 from rmgr.client.ports import TaskSpec
@@ -241,7 +241,7 @@ def test_a_starter_without_a_free_descriptor_rests_and_lets_in_who_called_meanwh
     opened: tuple[LineServer, Post], loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, post = opened
-    monkeypatch.setattr("rmgr.adapters.line._NO_ROOM_S", 0.05)
+    monkeypatch.setattr("rmgr.adapters.rpc.line._NO_ROOM_S", 0.05)
     full: Any = Full(server._sock)
     server._sock = full
     begun = time.monotonic()
@@ -260,7 +260,7 @@ def test_who_has_no_descriptor_or_thread_left_goes_on_without_a_line(monkeypatch
     def none_left(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("rmgr.adapters.channel.Loop", none_left)
+    monkeypatch.setattr("rmgr.adapters.host.channel.Loop", none_left)
     engine: Any = None  # nothing may be asked of it
     lines = Lines(engine, None)
     record = NodeRecord(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.zk import ZkCoordinator, ZkSecurity
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.zookeeper.client import ZkCoordinator, ZkSecurity
 from rmgr.coord import paths
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.errors import PermissionDenied

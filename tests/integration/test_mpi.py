@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.states import State
 from rmgr.model.submission import Command

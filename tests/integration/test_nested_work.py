@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.accounts import Account
+from rmgr.adapters.host.accounts import Account
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.identity import Role
 from rmgr.runner import home

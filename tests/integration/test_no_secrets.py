@@ -16,7 +16,7 @@ from commands import Shell, wait_line
 
 import rmgr
 from rmgr.adapters.stores import open_store
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.identity import Role
 from rmgr.runtime.secured import credentials_of, zookeeper_options

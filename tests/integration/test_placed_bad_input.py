@@ -20,7 +20,8 @@ from rmgr.model.node import Drain
 #: Runs command lines one after another, each in a process of its own that was forked after the imports: they cost the most.
 MANY = """
 import json, os, sys, tempfile
-import kazoo.client, rmgr.adapters.zk, rmgr.cli.main, rmgr.cli.sending, rmgr.cli.submit, rmgr.client.admission, rmgr.client.bootstrap
+import kazoo.client, rmgr.adapters.zookeeper.client, rmgr.cli.main, rmgr.cli.sending, rmgr.cli.submit
+import rmgr.client.admission, rmgr.client.bootstrap
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()

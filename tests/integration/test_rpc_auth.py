@@ -16,20 +16,21 @@ from google.protobuf import message_factory
 from grpc_health.v1 import health_pb2
 
 import rmgr.v1
-from rmgr.adapters import rpc_auth, rpc_join
-from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.pki import issue, issue_server
-from rmgr.adapters.rpc import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
-from rmgr.adapters.rpc_auth import METHODS, Caller, caller_of, open_channel, speaking_for
-from rmgr.adapters.rpc_gateway import GatewayCoordinator
-from rmgr.adapters.rpc_gateway_forward import Forwarder
-from rmgr.adapters.rpc_gateway_rows import Rows
-from rmgr.adapters.rpc_gateway_server import Sessions
-from rmgr.adapters.rpc_gateway_store import GatewayStore
-from rmgr.adapters.rpc_gateway_tunnel import Tunnels
-from rmgr.adapters.rpc_ranks import handler_of
-from rmgr.adapters.rpc_terminal import handler_of as terminals
-from rmgr.adapters.rpc_use import handler_of as uses
+from rmgr.adapters.access import auth as rpc_auth
+from rmgr.adapters.access.auth import METHODS, Caller, caller_of, open_channel, speaking_for
+from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.gateway.rows import Rows
+from rmgr.adapters.gateway.server import Sessions
+from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.adapters.identity.credentials import Credentials, write_files
+from rmgr.adapters.identity.pki import issue, issue_server
+from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc.ranks import handler_of
+from rmgr.adapters.rpc.server import OPTIONS, LeaderClient, NodeClient, RpcServer, fail
+from rmgr.adapters.rpc.use import handler_of as uses
+from rmgr.adapters.terminals.terminal import handler_of as terminals
+from rmgr.adapters.terminals.tunnel import Tunnels
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.identity import Identity, Role
 from tests.harness.bundles import session_bundles

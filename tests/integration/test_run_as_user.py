@@ -24,9 +24,9 @@ import cloudpickle
 import pytest
 from commands import Shell
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.workevents import SlotUp
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.workevents import SlotUp
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy

@@ -16,8 +16,8 @@ import cloudpickle
 import msgspec
 import pytest
 
-from rmgr.adapters.process import Worker
-from rmgr.adapters.workevents import (
+from rmgr.adapters.host.process import Worker
+from rmgr.adapters.host.workevents import (
     TasksEnded,
     TasksReturned,
     WorkerEnded,

@@ -17,8 +17,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from rmgr.adapters.process import Worker
-from rmgr.adapters.workevents import TasksReturned, WorkerBlocked, WorkerEnded, WorkerUnblocking
+from rmgr.adapters.host.process import Worker
+from rmgr.adapters.host.workevents import TasksReturned, WorkerBlocked, WorkerEnded, WorkerUnblocking
 from rmgr.model.frames import BatchShape
 from rmgr.model.states import Reason
 from tests.harness.work_node import DEADLINE_S, WorkNode

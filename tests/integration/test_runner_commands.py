@@ -11,8 +11,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from rmgr.adapters.process import Slot
-from rmgr.adapters.workevents import (
+from rmgr.adapters.host.process import Slot
+from rmgr.adapters.host.workevents import (
     CommandsStarted,
     TasksReturned,
 )

@@ -19,9 +19,9 @@ import cloudpickle
 import psutil
 import pytest
 
-from rmgr.adapters import leftovers
-from rmgr.adapters.process import NodeRunner, Slot, WorkerSpec
-from rmgr.adapters.workevents import SlotLost, Surprised, TasksEnded, TasksReturned, WorkerEnded
+from rmgr.adapters.host import leftovers
+from rmgr.adapters.host.process import NodeRunner, Slot, WorkerSpec
+from rmgr.adapters.host.workevents import SlotLost, Surprised, TasksEnded, TasksReturned, WorkerEnded
 from rmgr.model.frames import BatchShape
 from rmgr.model.states import Reason
 from tests.harness.fair_time import FairTimer
@@ -308,7 +308,7 @@ def test_exclusive_tasks_do_not_start_without_a_lease(node: WorkNode, slot: Slot
 STARTER = textwrap.dedent(
     """
     import os, sys, time, pickle, hashlib, cloudpickle
-    from rmgr.adapters.process import *
+    from rmgr.adapters.host.process import *
     from rmgr.model.frames import *
 
     directory, cgroups, out, exclusive = sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4] == "1"

@@ -13,8 +13,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from rmgr.adapters.process import Account, Slot, Worker, WorkerSpec
-from rmgr.adapters.workevents import (
+from rmgr.adapters.host.process import Account, Slot, Worker, WorkerSpec
+from rmgr.adapters.host.workevents import (
     SlotUp,
     TasksEnded,
     TasksReturned,

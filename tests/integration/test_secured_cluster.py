@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from commands import Ended, Shell, wait_line
 
-from rmgr.adapters.credentials import Credentials, load_ca, write_files
-from rmgr.adapters.pki import issue
-from rmgr.adapters.rpc import LeaderClient, NodeClient
-from rmgr.adapters.tls import context_of
+from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
+from rmgr.adapters.identity.pki import issue
+from rmgr.adapters.identity.tls import context_of
+from rmgr.adapters.rpc.server import LeaderClient, NodeClient
 from rmgr.coord import join_ops
 from rmgr.coord.multi import Committed
 from rmgr.dev.cluster import DevCluster
@@ -90,7 +90,7 @@ def test_daemons_answer_their_own_cluster_only(cluster: DevCluster) -> None:
 def test_refused_calls_are_audited(cluster: DevCluster) -> None:
     node = next(iter(cluster.snapshot().nodes.values()))
     assert cluster.security is not None
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
 
     joining = Credentials.load(cluster.security.bundle(Role.JOIN, "newcomer"))
     with NodeClient(node.endpoint, credentials=joining) as starter, pytest.raises(PermissionDenied, match="not for a join"):

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters import sqlite_file, sqlite_writer
-from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
+from rmgr.adapters.sqlite import file as sqlite_file
+from rmgr.adapters.sqlite import writer as sqlite_writer
+from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.coord.ports import Encoding
 from rmgr.errors import DataLost, RmgrError, StoreUnavailable, UsageError
@@ -348,7 +349,7 @@ def test_a_file_taken_away_under_a_running_store_is_told(store: SqliteStore, pat
 
 
 def test_processes_that_make_one_store_at_once_agree(path: Path) -> None:
-    script = "import sys\nfrom rmgr.adapters.sqlite import SqliteStore\nwith SqliteStore(sys.argv[1]) as s: s.put(sys.argv[2], b'1')"
+    script = "import sys\nfrom rmgr.adapters.sqlite.store import SqliteStore\nwith SqliteStore(sys.argv[1]) as s: s.put(sys.argv[2], b'1')"
     children = [subprocess.Popen([sys.executable, "-c", script, str(path), str(n)]) for n in range(4)]
     assert [process.wait(60) for process in children] == [0] * 4
     with SqliteStore(path, create=False) as store:
@@ -396,7 +397,7 @@ def test_the_log_of_writes_does_not_grow_without_end(path: Path) -> None:
 def test_a_large_value_is_written_and_read_in_little_memory(path: Path) -> None:
     script = """
 import hashlib, resource, sys
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from tests.harness.fair_time import FairTimer
 def rss(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 size, part = int(sys.argv[2]), bytes(range(256)) * 4096

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
+from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable
 from tests.harness.store_adapters import flip_bit, pattern, value_file
@@ -81,7 +81,7 @@ def test_who_reads_a_value_that_is_replaced_and_swept_has_the_old_one_whole(stor
 def test_a_writer_that_is_killed_leaves_the_old_value_and_a_file_for_the_sweep(store: SqliteStore, path: Path) -> None:
     script = """
 import os, signal, sys
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 store._writer.write = lambda run, *a, write=store._writer.write, **k: (
     os.kill(os.getpid(), signal.SIGKILL) if store._large._free else write(run, *a, **k))

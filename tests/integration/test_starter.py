@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters import store_rules
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Committed
 from rmgr.coord.operator_ops import set_settings

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.adapters.trust import Trust, publish
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import rows

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.records import decode_block

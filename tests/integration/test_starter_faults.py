@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_wire import end_session
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.wire import end_session
 from rmgr.coord import paths
 from rmgr.coord.leader_ops import fence
 from rmgr.coord.multi import Committed, Create, Exists, Multi

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
 from rmgr.coord.records import decode_record

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi, Set
 from rmgr.coord.records import encode_record

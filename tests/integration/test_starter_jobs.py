@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, InboxOrder, OrderKind

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer

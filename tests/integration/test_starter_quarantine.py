@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter.health.strikes import OWN

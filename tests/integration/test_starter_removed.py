@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys, paths
 from rmgr.coord.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer

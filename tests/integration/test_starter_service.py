@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc import NodeClient
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.rpc.server import NodeClient
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound
 from rmgr.model.submission import Command

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from rmgr.adapters import store_rules
-from rmgr.adapters.sqlite import STAGE_BYTES
+from rmgr.adapters.sqlite.store import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
 from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord import keys

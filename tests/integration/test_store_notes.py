@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.rpc_gateway_store import GatewayStore
+from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.coord.ports import About, Encoding, Store
 from rmgr.errors import UsageError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rmgr.adapters.trust import Trust
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.identity.trust import Trust
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed
 from rmgr.model.identity import Role

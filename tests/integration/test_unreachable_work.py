@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from commands import Shell
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.reach import obstacle
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.reach import obstacle
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.identity import Role
 from rmgr.runner import home

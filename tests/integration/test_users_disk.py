@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters import store_rules
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.health import use as starter_use

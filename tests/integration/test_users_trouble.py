@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer

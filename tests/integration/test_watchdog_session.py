@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
 from rmgr.coord import election, paths
 from rmgr.coord.leader_ops import take_over
 from rmgr.coord.multi import Delete, Gone, Multi

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_acl import RoleLists
-from rmgr.adapters.zk_link import ZkSecurity
-from rmgr.adapters.zk_tree import check_tree, secure_tree
+from rmgr.adapters.zookeeper.acl import RoleLists
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.link import ZkSecurity
+from rmgr.adapters.zookeeper.tree import check_tree, secure_tree
 from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.coord import paths
 from rmgr.coord.acl import ROLES, TABLE, Right, may

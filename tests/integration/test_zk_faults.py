@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator, end_session, four_letter
+from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session, four_letter
 from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Unknown
 from rmgr.coord.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port

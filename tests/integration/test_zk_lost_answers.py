@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import States, wait_for

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_root import look_at_root
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.cli.main import run
 from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.config import ClusterConfig, Config, SecurityConfig

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import rmgr
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_tree import check_tree
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.config import load
 from rmgr.coord import paths
 from rmgr.coord.acl import ROLES, TABLE

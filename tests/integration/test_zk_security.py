@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.pki import issue_server
-from rmgr.adapters.zk import Acl, ZkCoordinator, ZkSecurity
+from rmgr.adapters.identity.pki import issue_server
+from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, ZkSecurity
 from rmgr.coord.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable

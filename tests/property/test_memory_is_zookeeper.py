@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import RmgrError

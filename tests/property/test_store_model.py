@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from rmgr.adapters.sqlite import STAGE_BYTES, SqliteStore
+from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.ports import Encoding, Store

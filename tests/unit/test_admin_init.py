@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials, load_ca
+from rmgr.adapters.identity.credentials import Credentials, load_ca
 from rmgr.cli import main
 from rmgr.config import load
 from rmgr.model.identity import Role

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials, load_ca
+from rmgr.adapters.identity.credentials import Credentials, load_ca
 from rmgr.cli import admin_rotate
 from rmgr.cli.context import Session
 from rmgr.cli.main import run

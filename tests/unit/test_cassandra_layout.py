@@ -7,7 +7,7 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.adapters import cassandra_layout as layout
+from rmgr.adapters.cassandra import layout
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
 from rmgr.coord import keys
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.cassandra_calls import Calls
-from rmgr.adapters.cassandra_link import CassandraLink, Lost
-from rmgr.adapters.cassandra_reading import Reader
-from rmgr.adapters.cassandra_rows import Lifetime, ValueManifest, small
-from rmgr.adapters.cassandra_statements import StatementRequest, ask
+from rmgr.adapters.cassandra.calls import Calls
+from rmgr.adapters.cassandra.link import CassandraLink, Lost
+from rmgr.adapters.cassandra.reading import Reader
+from rmgr.adapters.cassandra.rows import Lifetime, ValueManifest, small
+from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
@@ -194,8 +194,8 @@ def test_reads_go_on_where_only_writes_fail(cluster: FakeCluster, link: Callable
 def test_a_driver_that_finds_no_node_again_is_replaced(
     cluster: FakeCluster, link: Callable[[], CassandraLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmgr.adapters.cassandra_link.RENEW_S", 0.1)
-    monkeypatch.setattr("rmgr.adapters.cassandra_link.PROBE_S", 0.02)
+    monkeypatch.setattr("rmgr.adapters.cassandra.link.RENEW_S", 0.1)
+    monkeypatch.setattr("rmgr.adapters.cassandra.link.PROBE_S", 0.02)
     made = link()
     eventually(lambda: made.problem() is None)
     cluster.answers, cluster.up = outage, 0

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters import cassandra_once
-from rmgr.adapters.cassandra_statements import StatementRequest
-from rmgr.adapters.cassandra_store import CassandraStore
-from rmgr.adapters.cassandra_url import parse_url
+from rmgr.adapters.cassandra import once as cassandra_once
+from rmgr.adapters.cassandra.statements import StatementRequest
+from rmgr.adapters.cassandra.store import CassandraStore
+from rmgr.adapters.cassandra.url import parse_url
 from rmgr.coord.keys import output
 from rmgr.coord.ports import Encoding
 from rmgr.errors import KeyExists

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.cassandra_url import PASSWORD_FILE_VARIABLE, parse_url
+from rmgr.adapters.cassandra.url import PASSWORD_FILE_VARIABLE, parse_url
 from rmgr.adapters.stores import check_url
 from rmgr.errors import ConfigError, UsageError
 

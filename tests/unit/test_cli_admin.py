@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials
+from rmgr.adapters.identity.credentials import Credentials
 from rmgr.cli.main import run
 from rmgr.model.identity import Role
 

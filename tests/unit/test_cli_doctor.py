@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from rmgr.adapters import zk_wire
+from rmgr.adapters.zookeeper import wire as zk_wire
 from rmgr.cli import checks, checks_work
 
 _SAID = {"conf": "clientPort=2181\nmaxClientCnxns=0\n"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.cli import health
 
 

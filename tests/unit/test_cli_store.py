@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main, store_values
 from rmgr.cli.store_values import Opened, find
 from rmgr.client.values import Values

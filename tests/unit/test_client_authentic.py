@@ -10,8 +10,8 @@ from concurrent.futures import Future
 import msgspec
 import pytest
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.trust import Trust, publish
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.client.authentic import PAGED, Authenticity, doubted
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Create, Exists, Multi, Stamped
@@ -135,7 +135,7 @@ def test_what_was_committed_before_a_revocation_stays_believed(world: World) -> 
 
 def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch of the list is spent before its records have come: they are read again, not at some later look of its own."""
-    monkeypatch.setattr("rmgr.adapters.trust._RESYNC_S", 3600.0)
+    monkeypatch.setattr("rmgr.adapters.identity.trust._RESYNC_S", 3600.0)
     nodes = [world.published(Role.STARTER, f"n{number}-{time.monotonic_ns()}") for number in (1, 2)]
     held, told, here = Future[Stamped | None](), threading.Event(), world.coordinator
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.trust import Trust, publish
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.client import deeds as deeds_module
 from rmgr.client.deeds import Deeds
 from rmgr.client.values import Values

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.accounts import Account, acting, find_account, open_regular, uid_of
-from rmgr.adapters.distrust import (
+from rmgr.adapters.host.accounts import Account, acting, find_account, open_regular, uid_of
+from rmgr.adapters.host.distrust import (
     SURPRISES,
     Imposture,
     Talk,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.adapters.trust import identify
+from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.identity.trust import identify
 from rmgr.client.entry import entry_multi
 from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
 from rmgr.coord.leader_ops import no_outcome

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import UseAnswer
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.use import UseAnswer
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Exists, Multi, Set
 from rmgr.coord.quotas import Quota

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main, store_usage
 from rmgr.coord import keys
 from rmgr.coord.closing import history_rows

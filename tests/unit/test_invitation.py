@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.adapters import invitation
+from rmgr.adapters.identity import invitation
 from rmgr.errors import UsageError
 
 TOKEN = invitation.Token(

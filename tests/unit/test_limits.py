@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.pace import Handshakes
-from rmgr.adapters.rpc_gateway_shares import Shares
-from rmgr.adapters.rpc_limits import TOTALS, Bounds
-from rmgr.adapters.rpc_use import UseAnswer, UserUse
+from rmgr.adapters.access.limits import TOTALS, Bounds
+from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.client.bootstrap import bootstrap

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rmgr.adapters.rpc_gateway_bounds import CHANGE_COST, Booking
-from rmgr.adapters.rpc_limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds
-from rmgr.adapters.rpc_strain import StrainMeter
+from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP, EARLY_S, LATE_S, SESSION_COST, Bounds
+from rmgr.adapters.access.strain import StrainMeter
+from rmgr.adapters.gateway.bounds import CHANGE_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
 from rmgr.model.limits import UserLimits
 from tests.harness.work_node import until

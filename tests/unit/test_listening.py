@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from rmgr.adapters.listening import check_place
-from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc.listening import check_place
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import ConfigError, RmgrError, Unavailable
 
 

@@ -16,7 +16,7 @@ ENGINE = ("sched", "sim", "v1")
 #: Fields of records and messages that `model` does not define. There, as in all of `model`, 0 microseconds of the wall clock = none.
 MESSAGES = {"time_us": "LogPiece of rpc.proto, and --time", "deadline_us": "Step of a checkpoint on another node"}
 EXEMPT = {
-    ("adapters/process.py", "lease_end_ns"): "a frame for spawners: a lease that ended when the machine booted is over at every moment",
+    ("adapters/host/process.py", "lease_end_ns"): "a frame for spawners: a lease that ended when the machine booted is over at each moment",
     ("model/frames.py", "lease_end_ns"): "the same frame",
     ("runner/commands.py", "lease_end_ns"): "as it comes in that frame",
     ("runner/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials, load_ca, write_files
-from rmgr.adapters.pki import digest_id, issue, issue_server, make_ca, verify_certificate
+from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
+from rmgr.adapters.identity.pki import digest_id, issue, issue_server, make_ca, verify_certificate
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
 from rmgr.model.identity import Role
 from tests.harness.bundles import Bundles, session_bundles

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.adapters.pki import Certified
+from rmgr.adapters.identity.pki import Certified
 from rmgr.coord.records import decode_block, encode_block
 from rmgr.daemons.leader.core.seals import AGAIN, Begun, Placings
 from rmgr.model.block import BlockData

@@ -27,8 +27,8 @@ _COUNTED = re.compile(rf" (?:(?!(?:{_NO_ADJECTIVE}) )[a-z]+ )?({NOUNS.replace(' 
 
 #: Never 1, or a number with a fraction, or a bound that is told as it stands.
 NEVER_ONE = {
-    "found.nodes_up": "adapters/cassandra_schema.py",
-    "places.most": "adapters/rpc_gateway_bounds.py",
+    "found.nodes_up": "adapters/cassandra/schema.py",
+    "places.most": "adapters/gateway/bounds.py",
     "len(rows)": "adapters/store_rules.py",
     "_hours(total.core_us)": "cli/report.py",
     "view.moves": "cli/show.py",

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ZK = "adapters/zk.py"
-CASSANDRA = "adapters/cassandra.py"
+ZK = "adapters/zookeeper/client.py"
+CASSANDRA = "adapters/cassandra/driver.py"
 
 
 class Private(NamedTuple):
@@ -48,7 +48,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     ),
     _CLIENT: (
         *(Private(name, ZK) for name in ("_connection", "_conn_retry", "_queue", "_pending", "_state", "_session_id", "_session_passwd")),
-        Private("last_zxid", "adapters/zk_history.py"),
+        Private("last_zxid", "adapters/zookeeper/history.py"),
         Private("_session_callback", ZK, ("state",)),
     ),
     "kazoo.handlers.threading:SequentialThreadingHandler": (Private("_running", ZK), Private("dispatch_callback", ZK, ("callback",))),
@@ -57,14 +57,14 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     ),
     "kazoo.exceptions": (Private("EXCEPTIONS", ZK),),
     "cassandra.cluster:ResponseFuture": tuple(Private(name, CASSANDRA) for name in ("_final_result", "_timer", "message", "query_plan")),
-    "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra_threads.py"),),
+    "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/threads.py"),),
     "click:Parameter": (Private("_custom_shell_complete", "cli/command.py"),),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),
     "threading": (Private("_register_atexit", "client/connection.py", ("func", "arg", "kwargs")),),
 }
-#: The classes of kazoo that those of `adapters/zk.py` derive from, and their files.
+#: The classes of kazoo that those of `adapters/zookeeper/client.py` derive from, and their files.
 _DERIVED_FROM = {
     "KazooClient": "client.py",
     "ConnectionHandler": "protocol/connection.py",

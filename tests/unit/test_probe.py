@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from rmgr.adapters import probe
+from rmgr.adapters.host import probe
 
 
 def test_a_machine_has_cores_memory_and_names() -> None:

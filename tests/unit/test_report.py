@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli import report as command
 from rmgr.cli.usage import Days, Report, Wanted, core_us, percentile

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.credentials import Credentials, write_files
-from rmgr.adapters.pki import issue
-from rmgr.adapters.rpc_expel import Expeller, expel
-from rmgr.adapters.trust import publish
+from rmgr.adapters.access.expel import Expeller, expel
+from rmgr.adapters.identity.credentials import Credentials, write_files
+from rmgr.adapters.identity.pki import issue
+from rmgr.adapters.identity.trust import publish
 from rmgr.client.securing import revoke
 from rmgr.coord import paths
 from rmgr.coord.records import decode_record

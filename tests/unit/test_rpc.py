@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rmgr.adapters.rpc import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
-from rmgr.adapters.rpc_convert import JSON_FIELDS, MESSAGES, from_message, to_message
-from rmgr.adapters.rpc_thin import ThinFailed, ThinLeader
+from rmgr.adapters.rpc.convert import JSON_FIELDS, MESSAGES, from_message, to_message
+from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
+from rmgr.adapters.rpc.thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.states import State
 from rmgr.model.views import (

@@ -12,10 +12,10 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_expel import Expeller
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_stalls import Stalls
+from rmgr.adapters.access.expel import Expeller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role

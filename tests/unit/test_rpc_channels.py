@@ -8,8 +8,8 @@ import weakref
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.rpc import OPTIONS, RpcServer
-from rmgr.adapters.rpc_channels import IDLE_OPTIONS, KEEP_S, Channels
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, KEEP_S, Channels
+from rmgr.adapters.rpc.server import OPTIONS, RpcServer
 
 ASKED = health_pb2.HealthCheckRequest(service="")
 

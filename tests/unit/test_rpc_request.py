@@ -11,10 +11,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_auth import USER_KEY
-from rmgr.adapters.rpc_gateway_rows import Rows
-from rmgr.adapters.rpc_request import Requests, WaitingRoom
+from rmgr.adapters.access.auth import USER_KEY
+from rmgr.adapters.access.request import Requests, WaitingRoom
+from rmgr.adapters.gateway.rows import Rows
+from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import Throttled
 from rmgr.v1 import gateway_pb2 as pb
 from tests.harness.gateways import OpenGate

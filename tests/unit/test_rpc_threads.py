@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rmgr.adapters.rpc import RpcServer
+from rmgr.adapters.rpc.server import RpcServer
 
 
 def ask(endpoint: str, results: list[Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.cgroup import members, remove_group
+from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandItem
 from rmgr.model.states import Reason
 from rmgr.runner.board import Board, create_board

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.adapters.rpc_gateway_dial import VERSION, check_version
+from rmgr.adapters.gateway.dial import VERSION, check_version
 from rmgr.coord import leader_ops, ops, paths, records, skew
 from rmgr.coord.multi import Create, Multi, Set
 from rmgr.coord.owner_ops import take_ownership, taken_over

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.sqlite import SqliteStore
+from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.client.content import hash_of, parts_of, put_rows
 from rmgr.coord import keys
 from rmgr.coord.ports import Store

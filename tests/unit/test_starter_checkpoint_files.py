@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord import keys
 from rmgr.coord.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint import files, rows

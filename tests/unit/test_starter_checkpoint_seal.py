@@ -40,7 +40,7 @@ class Known:
         for who in PEOPLE.values():
             mine = BUNDLES.credentials(*who)
             if mine.identity.key_id == key_id and key_id not in self.revoked:
-                from rmgr.adapters.pki import verify_certificate
+                from rmgr.adapters.identity.pki import verify_certificate
 
                 return verify_certificate(mine.certificate_pem, BUNDLES.ca.cert_pem, now_s=at_s)
         return f"nobody is known by the key {key_id}"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.adapters.leftovers import hold
-from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.host.leftovers import hold
+from rmgr.adapters.host.process import NodeRunner
 from rmgr.config import StarterConfig
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.health.health import DiskWatch

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.worker import WorkerSpec
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.accounts import Account
+from rmgr.adapters.host.accounts import Account
 from rmgr.daemons.starter.execution.reopen import Reopening
 from rmgr.daemons.starter.health.strikes import OUT_S, OWN, Strikes
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.gpus import gpus_here
-from rmgr.adapters.worker import WorkerSpec
+from rmgr.adapters.host.gpus import gpus_here
+from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import StarterConfig, load
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
 from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.pki import issue, make_ca, signing_certificate
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.identity.pki import issue, make_ca, signing_certificate
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, ConflictKind, Create, Exists, Multi, Op, Set, Stamped
 from rmgr.coord.rebuild import rebuild

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zk_bulk import BulkRead, Refused, flatten, gather
-from rmgr.adapters.zk_ops import allowed
+from rmgr.adapters.zookeeper.bulk import BulkRead, Refused, flatten, gather
+from rmgr.adapters.zookeeper.ops import allowed
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.errors import PermissionDenied, RmgrError
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rmgr.adapters.zk_guard import Guard
+from rmgr.adapters.zookeeper.guard import Guard
 from rmgr.errors import RmgrError
 from tests.harness.memory import MemoryCoordinator
 

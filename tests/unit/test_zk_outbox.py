@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.zk_outbox import Outbox
+from rmgr.adapters.zookeeper.outbox import Outbox
 
 
 class Request:

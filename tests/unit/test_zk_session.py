@@ -7,8 +7,8 @@ import threading
 import time
 from typing import Any
 
-from rmgr.adapters.zk_link import LinkState
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.zookeeper.link import LinkState
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 
 
 class Wire:

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
 from rmgr.coord import paths
 from rmgr.coord.multi import ConflictKind, Set, Stamped
 from rmgr.coord.ports import Coordinator

@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import UseAnswer, UserUse
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Multi
 from rmgr.coord.quotas import Quota

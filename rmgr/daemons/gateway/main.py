@@ -15,22 +15,22 @@ from functools import partial
 from typing import Any
 
 from rmgr import log as logs
-from rmgr.adapters import rpc_use
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.pki import signing_certificate
-from rmgr.adapters.rpc import RpcServer
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_gateway_answers import RequestedCommit
-from rmgr.adapters.rpc_gateway_forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
-from rmgr.adapters.rpc_gateway_rows import MAX_CALLS, Rows
-from rmgr.adapters.rpc_gateway_server import Sessions
-from rmgr.adapters.rpc_gateway_tunnel import MAX_TUNNELS, Tunnels
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_strain import StrainMeter
-from rmgr.adapters.trust import Trust
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_root import QuotaLook
-from rmgr.adapters.zk_session import SessionCoordinator
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.strain import StrainMeter
+from rmgr.adapters.gateway.answers import RequestedCommit
+from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
+from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
+from rmgr.adapters.gateway.server import Sessions
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.pki import signing_certificate
+from rmgr.adapters.identity.trust import Trust
+from rmgr.adapters.rpc import use as rpc_use
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.root import QuotaLook
+from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.client.admission import check_admitted
 from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.client.deeds import Deeds

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import UseAnswer, UseClient, UserUse
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.use import UseAnswer, UseClient, UserUse
 from rmgr.daemons.gateway.limits import ClusterUse
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.leader.term.limits import wanted

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.access.limits import Bounds
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.errors import RmgrError

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmgr.adapters.pki import credential
-from rmgr.adapters.sealing import open_secret
+from rmgr.adapters.identity.pki import credential
+from rmgr.adapters.identity.sealing import open_secret
 from rmgr.coord import join_ops, paths
 from rmgr.coord.multi import Committed, Unknown
 from rmgr.coord.ports import Coordinator

@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 from rmgr import log as logs
-from rmgr.adapters import rpc_join, rpc_use
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.trust import publish
-from rmgr.adapters.zk import ZkCoordinator
-from rmgr.adapters.zk_tree import secure_tree
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import publish
+from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc import use as rpc_use
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.client.bootstrap import bootstrap, check_same
 from rmgr.config import Config
 from rmgr.coord import paths

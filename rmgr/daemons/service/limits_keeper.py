@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rmgr import log as logs
-from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.access.limits import Bounds
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator

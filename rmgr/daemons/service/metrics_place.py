@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.adapters.listening import check_place
-from rmgr.adapters.pace import Handshakes
+from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.rpc.listening import check_place
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.identity import Role
 from rmgr.runtime import machine
 from rmgr.runtime.secured import is_loopback
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.tls import ServerContext
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.tls import ServerContext
+    from rmgr.adapters.identity.trust import Trust
 
 #: First port of a role where the place names none; the next ones are for more daemons of the role on the same machine.
 PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730}
@@ -126,7 +126,7 @@ class _Server:
         self._context: ServerContext | None = None
         self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         if credentials is not None:
-            from rmgr.adapters.tls import ServerContext
+            from rmgr.adapters.identity.tls import ServerContext
 
             self._context = ServerContext(credentials)
         self._ended = threading.Event()
@@ -204,7 +204,7 @@ class _Server:
 
     def _greet(self, sock: Any) -> None:
         """The handshake. Raises OSError; PermissionDenied for who is not of the cluster, or not any more."""
-        from rmgr.adapters.tls import peer_of
+        from rmgr.adapters.identity.tls import peer_of
 
         assert self._credentials is not None
         sock.do_handshake()

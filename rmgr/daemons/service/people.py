@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
 from rmgr.coord.rights import ANYBODY, Person
 from rmgr.errors import InvalidRecord, PermissionDenied
 from rmgr.log import audit

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rmgr.adapters import rpc_join
-from rmgr.adapters.credentials import Credentials, endpoints_file, known_endpoints, write_files
-from rmgr.adapters.pki import digest_id
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.identity.credentials import Credentials, endpoints_file, known_endpoints, write_files
+from rmgr.adapters.identity.pki import digest_id
+from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import verify
 from rmgr.client.securing import watchdogs
 from rmgr.config import Config

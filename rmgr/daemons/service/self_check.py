@@ -17,9 +17,9 @@ from rmgr.runtime.logger import Log
 from rmgr.runtime.stall import StallGuard
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.rpc import RpcServer
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
+    from rmgr.adapters.rpc.server import RpcServer
 
 #: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
 _ASK_S, _ANSWER_S, MUTE_S = 5.0, 10.0, 60.0

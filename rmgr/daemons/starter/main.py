@@ -12,17 +12,17 @@ from typing import Any
 import psutil
 
 from rmgr import log as logs
-from rmgr.adapters import rpc_terminal
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.cgroup import CgroupConfig
-from rmgr.adapters.credentials import Credentials
-from rmgr.adapters.gpus import gpus_here
-from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.process import NodeRunner
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_ranks import Peers, handler_of
-from rmgr.adapters.trust import Trust, publish
-from rmgr.adapters.zk import ZkCoordinator
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.cgroup import CgroupConfig
+from rmgr.adapters.host.gpus import gpus_here
+from rmgr.adapters.host.leftovers import remove_tree
+from rmgr.adapters.host.process import NodeRunner
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.trust import Trust, publish
+from rmgr.adapters.rpc.ranks import Peers, handler_of
+from rmgr.adapters.terminals import terminal as rpc_terminal
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.deeds import Deeds
 from rmgr.config import MAX_NODES, Config, StarterConfig

@@ -17,8 +17,8 @@ from rmgr.model.placing import Allocation, PlacingSeal
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.model.node import Meta
 
 #: Signatures that were verified already: several jobs share one.

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_limits import Bounds
-from rmgr.adapters.rpc_use import UseAnswer, UserUse
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord.rights import check_operator
 from rmgr.daemons.leader.submissions.usage import UserTotals, usage
 from rmgr.daemons.service.people import person_of

@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
 from rmgr.client.snapshot import claimed_blocks
 from rmgr.coord import answers
 from rmgr.coord.health import with_part

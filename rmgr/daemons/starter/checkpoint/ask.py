@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
-from rmgr.adapters.accounts import Account, acting, open_regular, uid_of
+from rmgr.adapters.host.accounts import Account, acting, open_regular, uid_of
 from rmgr.checkpoint import CONTROL, NUMBER, REQUEST, SAVED, STOP
 from rmgr.runtime import machine
 

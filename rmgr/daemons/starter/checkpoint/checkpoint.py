@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord import paths
 from rmgr.coord.keys import Checkpoint

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.adapters.accounts import Account, acting
+from rmgr.adapters.host.accounts import Account, acting
 from rmgr.checkpoint import CONTROL
 from rmgr.coord.seal_checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge

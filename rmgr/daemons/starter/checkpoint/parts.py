@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.rpc_ranks import Peers, Step
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.rpc.ranks import Peers, Step
 from rmgr.coord import keys, paths
 from rmgr.coord.ports import Coordinator, Store
 from rmgr.coord.records import decode_record

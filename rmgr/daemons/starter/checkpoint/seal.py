@@ -17,8 +17,8 @@ from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.model.node import Meta
 
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 
-from rmgr.adapters.accounts import acting
+from rmgr.adapters.host.accounts import acting
 from rmgr.coord.keys import Checkpoint
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter.checkpoint import rows

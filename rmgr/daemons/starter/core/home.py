@@ -21,7 +21,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.process import NodeRunner
+    from rmgr.adapters.host.process import NodeRunner
     from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: Between two looks for the sake of lost tasks.

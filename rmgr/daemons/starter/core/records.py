@@ -12,8 +12,8 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.process import WorkerSpec
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.process import WorkerSpec
 from rmgr.coord import keys, paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.ports import Coordinator

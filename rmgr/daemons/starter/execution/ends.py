@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.accounts import acting
-from rmgr.adapters.process import Worker
-from rmgr.adapters.workevents import (
+from rmgr.adapters.host.accounts import acting
+from rmgr.adapters.host.process import Worker
+from rmgr.adapters.host.workevents import (
     CommandsEnded,
     SlotLost,
     SlotUp,

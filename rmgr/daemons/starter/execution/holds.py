@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.leftovers import remove_tree
-from rmgr.adapters.workevents import death_words, lost_words
+from rmgr.adapters.host.leftovers import remove_tree
+from rmgr.adapters.host.workevents import death_words, lost_words
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.process import NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.model.resources import Needs, lent_variables, needs_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.adapters.process import WorkerSpec
+from rmgr.adapters.host.process import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Blob
 from rmgr.model.frames import BatchShape

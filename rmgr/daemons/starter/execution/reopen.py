@@ -16,8 +16,8 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.process import Slot
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.process import Slot
 from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: A spawner is up after 0.1 s; on a machine that swaps, later.

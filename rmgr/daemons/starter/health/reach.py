@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import cloudpickle
 import msgspec
 
-from rmgr.adapters.accounts import Account
-from rmgr.adapters.reach import obstacle
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.reach import obstacle
 from rmgr.runner import home
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from rmgr.model.states import Reason
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
-    from rmgr.adapters.trust import Trust
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.trust import Trust
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.records import Info, RecordCache
     from rmgr.model.block import Seal

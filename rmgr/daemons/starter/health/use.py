@@ -21,7 +21,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.process import Slot
+    from rmgr.adapters.host.process import Slot
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.node.node import NodeAgent
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import UNREADABLE, cut, decode_block, decode_record

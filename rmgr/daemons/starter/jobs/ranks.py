@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.rpc_ranks import Peers, RanksLink, Step
+from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.units import counted

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.rpc_auth import Caller
-from rmgr.adapters.rpc_ranks import RanksLink
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.rpc.ranks import RanksLink
 from rmgr.coord.rights import denied
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.jobs.ranks import SocketLink

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rmgr.adapters.process import NodeRunner
+from rmgr.adapters.host.process import NodeRunner
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block

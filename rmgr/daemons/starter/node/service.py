@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.rpc import LogPiece, NodeStats, RunningTask
-from rmgr.adapters.rpc_auth import Caller
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.coord.rights import Person, check, may

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmgr.adapters.rpc_ranks import Peers
+from rmgr.adapters.rpc.ranks import Peers
 from rmgr.client.deeds import Deeds
 from rmgr.coord.ports import Coordinator
 from rmgr.daemons.leader.core.seals import Placings

@@ -36,7 +36,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.line import DirectLine
+    from rmgr.adapters.rpc.line import DirectLine
     from rmgr.daemons.starter.node.node import NodeAgent
     from rmgr.daemons.starter.node.shared import Shared
 

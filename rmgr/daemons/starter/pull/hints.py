@@ -1,4 +1,4 @@
-"""What clients say on direct lines of blocks that they are handing over, and what they are told early of those (`adapters/line.py`).
+"""What clients say on direct lines of blocks that they are handing over, and what they are told early of those (`adapters/rpc/line.py`).
 
 A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced while
 it waits for the answer. Only what was read is run: a hint that is wrong, late or lost changes nothing. The client that
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.adapters.channel import Loop
-from rmgr.adapters.line import DirectLine, LineServer
-from rmgr.adapters.rpc_limits import Bounds
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.rpc.line import DirectLine, LineServer
 from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Create, Multi, Stamped
 from rmgr.coord.ops import HANDED_SEQ
@@ -29,7 +29,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.adapters.credentials import Credentials
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.daemons.starter.node.node import NodeAgent
     from rmgr.daemons.starter.node.shared import Shared
 

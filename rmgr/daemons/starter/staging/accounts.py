@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmgr.adapters.accounts import Account, find_account
-from rmgr.adapters.reach import obstacle
-from rmgr.adapters.workevents import SlotLost
+from rmgr.adapters.host.accounts import Account, find_account
+from rmgr.adapters.host.reach import obstacle
+from rmgr.adapters.host.workevents import SlotLost
 from rmgr.config import SecurityConfig
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter.core.arguments import Arguments, OwnPiece

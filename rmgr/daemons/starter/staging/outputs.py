@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rmgr.adapters.accounts import Account, acting, open_regular
+from rmgr.adapters.host.accounts import Account, acting, open_regular
 from rmgr.coord import keys
 from rmgr.coord.multi import MAX_ZNODE_BYTES
 from rmgr.coord.ports import Encoding, Note, Store

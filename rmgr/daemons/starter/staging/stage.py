@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from rmgr.adapters.leftovers import remove_tree
+from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.adapters.store_rules import fetch
 from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_keyed

@@ -1,0 +1,192 @@
+"""Waits for what a call asks, once it is known who calls: whoever sends no request holds few threads, and gives way to others.
+
+gRPC's Python server waits for the request of a call on a thread of its pool, without a deadline, before any interceptor of ours is
+asked: some hundred calls whose clients send headers and nothing else would mute a daemon for good. Here every method takes a stream,
+so that gRPC runs the handler at once; the Doorkeeper looks at the caller, and only then the (first) request is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import grpc
+
+from rmgr.adapters.access.auth import Continuation, Handler, Single, Wrapped, caller_of
+from rmgr.adapters.access.errors import fail
+from rmgr.errors import Throttled
+
+#: How long a request may take to come: a message of 2 MiB at 100 kB/s.
+REQUEST_S = 20.0
+#: Whose only call has waited for less is not ended for another: a request comes within a millisecond of its headers.
+_YOUNG_S = 0.03
+_LOOK_S = 0.5
+
+
+class WaitingRoom:
+    """Calls whose request has not come. Thread-safe; has a thread only while there are such calls.
+
+    When `most` wait, a newcomer takes the place of the oldest call of whoever has the most of them; the greediest himself is refused.
+    Where everybody has one that came just now, up to `most` more are let in. Cost of a call: about 2 us.
+    """
+
+    def __init__(self, most: int, most_s: float = REQUEST_S, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._most_s = most_s
+        self._clock = clock
+        self._lock = threading.RLock()  # a collection of garbage on this thread may end a call
+        self._waiting: dict[int, tuple[str, float, grpc.ServicerContext]] = {}  # who, since when, the call; oldest first
+        self._counts: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        self._looks = False
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def enter(self, who: str, context: grpc.ServicerContext) -> int:
+        """The call waits from now on; returns what `leave` is to be told. Raises Throttled."""
+        ended: grpc.ServicerContext | None = None
+        now_s = self._clock()
+        with self._lock:
+            if len(self._waiting) >= self._most:
+                ended = self._make_room(who, now_s)
+            number = next(self._numbers)
+            self._waiting[number] = who, now_s, context
+            self._counts[who] += 1
+            if not self._looks:
+                with suppress(RuntimeError):  # no thread to be had: the next call tries again
+                    threading.Thread(target=self._look, name="rpc-requests", daemon=True).start()
+                    self._looks = True
+        if ended is not None:
+            ended.cancel()
+        return number
+
+    def leave(self, number: int) -> None:
+        """The request has come, or the call is over. Idempotent."""
+        with self._lock:
+            who, _, _ = self._waiting.pop(number, ("", 0.0, None))
+            self._counts[who] -= 1
+            if self._counts[who] <= 0:
+                del self._counts[who]
+
+    def awaited(self, messages: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
+        """The same messages; each is waited for here. Raises Throttled."""
+        who = name_of(context)
+        while True:
+            number = self.enter(who, context)
+            try:
+                message = next(messages, None)
+            finally:
+                self.leave(number)
+            if message is None:
+                return
+            yield message
+
+    def _make_room(self, who: str, now_s: float) -> grpc.ServicerContext | None:
+        """The call that is to end for one of `who`, if any. Under the lock. Cost: O(calls that wait)."""
+        most, mine = max(self._counts.values()), self._counts.get(who, 0)
+        if mine and mine + 1 >= most:
+            raise Throttled(f"{mine} calls of {who} wait for what they ask", hint="send the request with the call, or fewer calls at once")
+        number = next(at for at, (other, _, _) in self._waiting.items() if self._counts[other] == most)
+        _, since_s, context = self._waiting[number]
+        if most > 1 or now_s - since_s >= _YOUNG_S:
+            self.leave(number)
+            return context
+        if len(self._waiting) >= 2 * self._most:
+            raise Throttled("this daemon waits for what many calls ask", hint="try again in a moment")
+        return None
+
+    def _look(self) -> None:
+        pause = threading.Event()
+        while True:
+            pause.wait(_LOOK_S)
+            before_s = self._clock() - self._most_s
+            with self._lock:
+                if not self._waiting:
+                    self._looks = False
+                    return
+                late = [(number, context) for number, (_, since_s, context) in self._waiting.items() if since_s < before_s]
+                for number, _ in late:
+                    self.leave(number)
+            for _, context in late:
+                context.cancel()
+
+
+class Requests(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Stands between who looks at the caller and who counts what he does. Args: threads: of the server; an eighth of them waits."""
+
+    def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
+        self._room = WaitingRoom(max(1, threads // 8), most_s)
+        self._made = Wrapped(self._wrap)
+
+    def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+        """See grpc: wraps the method's handler."""
+        return self._made.of(continuation(details), details.method)
+
+    def _wrap(self, handler: Handler, _method: str) -> Handler:
+        if handler.stream_stream is not None:  # sessions, tunnels and terminals are counted before they are heard
+            return handler
+        if handler.stream_unary is not None:
+            return self._gathered(handler)
+        return self._whole(handler) if handler.unary_unary is not None else self._parts(handler)
+
+    def _whole(self, handler: Handler) -> Handler:
+        answer, decode = handler.unary_unary, handler.request_deserializer
+
+        def whole(requests: Iterator[object], context: grpc.ServicerContext) -> object:
+            return answer(self._one(requests, decode, context), context)
+
+        return Single(True, False, None, handler.response_serializer, stream_unary=whole)
+
+    def _parts(self, handler: Handler) -> Handler:
+        answer, decode = handler.unary_stream, handler.request_deserializer
+
+        def parts(requests: Iterator[object], context: grpc.ServicerContext) -> Iterator[object]:
+            yield from answer(self._one(requests, decode, context), context)
+
+        return Single(True, True, None, handler.response_serializer, stream_stream=parts)
+
+    def _gathered(self, handler: Handler) -> Handler:
+        """The first of many: what comes after it is waited for where its sender is counted."""
+        answer = handler.stream_unary
+
+        def gathered(requests: Iterator[object], context: grpc.ServicerContext) -> object:
+            first = self._next(requests, context)
+            return answer(requests if first is None else itertools.chain((first,), requests), context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            gathered, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+    def _one(self, requests: Iterator[object], decode: Callable[[object], object] | None, context: grpc.ServicerContext) -> object:
+        """Decoded here, not on the one thread of gRPC that takes the calls of all."""
+        data = self._next(requests, context)
+        if data is None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has ended without a request")
+        try:
+            return data if decode is None else decode(data)
+        except Exception as error:  # noqa: BLE001 - whatever he has sent, he is told
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be read: {error!r}"[:200])
+
+    def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
+        """What comes; None when nothing does. Raises what ends the call without a word when its client has gone, or waited too long."""
+        try:
+            number = self._room.enter(name_of(context), context)
+        except Throttled as error:
+            fail(context, error)
+        try:
+            return next(requests, None)
+        finally:
+            self._room.leave(number)
+
+
+def name_of(context: grpc.ServicerContext) -> str:
+    """Whose calls count together: a person's, a daemon's; in an open cluster those of one connection."""
+    caller = caller_of(context)
+    who = caller.who
+    return str(context.peer()) if who is None else f"{who.role} {who.name}"

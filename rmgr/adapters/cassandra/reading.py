@@ -1,0 +1,224 @@
+"""Values read from Cassandra, and never wrong bytes: every piece is hashed, and a bad one is asked for at other nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from io import BytesIO
+from itertools import groupby
+from typing import Any
+
+from rmgr.adapters.cassandra.calls import Calls
+from rmgr.adapters.cassandra.layout import chunk_place
+from rmgr.adapters.cassandra.rows import ValueManifest, manifest_of
+from rmgr.adapters.cassandra.statements import StatementRequest, ask
+from rmgr.adapters.store_rules import CallDeadline, about_of, data_lost, verify
+from rmgr.coord.ports import About
+from rmgr.errors import DataLost, StoreUnavailable
+from rmgr.model.units import counted
+
+#: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
+_WINDOW = 8
+_STREAM_CHUNKS = 4
+
+
+class Replaced(Exception):
+    """The chunks of a manifest are gone because the value is another one by now."""
+
+
+class Reader:
+    """Reads values of one store."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def manifest(self, key: str, deadline: CallDeadline, doing: str) -> ValueManifest | None:
+        """The live manifest of `key`."""
+        found = manifest_of(self._calls.one(ask("value", key), deadline, doing))
+        return found if found is not None and found.is_live else None
+
+    def existing(self, keys: list[str], deadline: CallDeadline, doing: str) -> list[str]:
+        """Those of `keys` that have a live value."""
+        answers = self._calls.all([ask("value", key) for key in keys], deadline, doing)
+        found = zip(keys, map(manifest_of, answers), strict=True)
+        return [key for key, manifest in found if manifest is not None and manifest.is_live]
+
+    def get(self, key: str, deadline: CallDeadline) -> tuple[bytes, About] | None:
+        """The value whole, and what is known of it; read again from the start when it is replaced meanwhile."""
+        doing = f"read {key!r}"
+        while True:
+            manifest = self.manifest(key, deadline, doing)
+            if manifest is None:
+                return None
+            try:
+                if not manifest.chunks:
+                    return self._noted(key, manifest, deadline, doing)
+                deadline.allow(manifest.size)
+                return self._whole(key, manifest, deadline, doing), about_of(manifest.size, manifest.encoding, manifest.digest)
+            except Replaced:
+                deadline.check(doing)
+
+    def fetch(self, key: str, path: str, deadline: CallDeadline) -> tuple[bytes | None, bytes] | None:
+        """The value and its SHA-256; a chunked one is written to the new file `path`, and None. Raises: also OSError, without a file."""
+        doing = f"read {key!r}"
+        while True:
+            manifest = self.manifest(key, deadline, doing)
+            if manifest is None:
+                return None
+            if not manifest.chunks:
+                value = self._inline(key, manifest, deadline, doing)
+                return value, sha256(value).digest()
+            try:
+                self._to_file(key, manifest, path, deadline, doing)
+            except BaseException as error:
+                with suppress(OSError):
+                    os.unlink(path)
+                if not isinstance(error, Replaced):
+                    raise
+                deadline.check(doing)
+            else:
+                return None, manifest.digest
+
+    def _to_file(self, key: str, manifest: ValueManifest, path: str, deadline: CallDeadline, doing: str) -> None:
+        size, digest = 0, sha256()
+        deadline.allow(manifest.size)
+        requests = [_chunk_request(manifest, number) for number in range(manifest.chunks)]
+        answers = self._calls.each(requests, deadline, doing, window=_STREAM_CHUNKS)
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb", buffering=0) as file:
+            for request, rows in zip(requests, answers, strict=True):
+                left = memoryview(self._checked(key, manifest, request, rows, deadline, doing))
+                digest.update(left)
+                size += len(left)
+                while left:
+                    left = left[file.write(left) :]
+        if size != manifest.size or digest.digest() != manifest.digest:
+            raise data_lost(key, f"{size:,} of {manifest.size:,} bytes read, the hash differs")
+
+    def get_noted_many(self, keys: list[str], deadline: CallDeadline, *, largest: int) -> dict[str, tuple[bytes | None, About]]:
+        """Values of those `keys` that have one; of those above `largest` bytes only what is known of them."""
+        doing = f"read {counted(len(keys), 'value')}"
+        found: dict[str, tuple[bytes | None, About]] = {}
+        chunked: dict[str, ValueManifest] = {}
+        for key, rows in zip(keys, self._calls.each([ask("value", key) for key in keys], deadline, doing), strict=True):
+            manifest = manifest_of(rows)
+            if manifest is None or not manifest.is_live:
+                continue
+            if manifest.size > largest:
+                found[key] = None, about_of(manifest.size, manifest.encoding, manifest.digest)
+            elif manifest.chunks:
+                deadline.allow(manifest.size)
+                chunked[key] = manifest
+            else:
+                found[key] = self._noted(key, manifest, deadline, doing)
+        for key, value in self._chunked(chunked, deadline, doing):
+            manifest = chunked[key]
+            again = (value, about_of(manifest.size, manifest.encoding, manifest.digest)) if value is not None else self.get(key, deadline)
+            if again is not None:
+                found[key] = again if len(again[0]) <= largest else (None, again[1])
+        return found
+
+    def about_many(self, keys: list[str], deadline: CallDeadline) -> dict[str, About]:
+        """What is known of those `keys` that have a value."""
+        doing = f"look at {counted(len(keys), 'value')}"
+        answers = map(manifest_of, self._calls.each([ask("value", key) for key in keys], deadline, doing))
+        found = {key: manifest for key, manifest in zip(keys, answers, strict=True) if manifest is not None and manifest.is_live}
+        return {key: about_of(manifest.size, manifest.encoding, manifest.digest) for key, manifest in found.items()}
+
+    def stream(self, key: str, timeout_s: float) -> Iterator[bytes] | None:
+        """Chunks of the value, four read at a time."""
+        deadline = CallDeadline(timeout_s)
+        doing = f"read {key!r}"
+        manifest = self.manifest(key, deadline, doing)
+        if manifest is None:
+            return None
+        if manifest.chunks:
+            return self._stream(key, manifest, timeout_s)
+        value = self._inline(key, manifest, deadline, doing)
+        return iter((value,) if value else ())
+
+    def _whole(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> bytes:
+        value = next(self._chunked({key: manifest}, deadline, doing))[1]
+        if value is None:
+            raise Replaced
+        return value
+
+    def _chunked(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Iterator[tuple[str, bytes | None]]:
+        """Values in chunks, one after the other while chunks of the next ones are on their way; None: it was replaced meanwhile."""
+        asked = [(key, _chunk_request(manifest, number)) for key, manifest in manifests.items() for number in range(manifest.chunks)]
+        answers = self._calls.each([request for _, request in asked], deadline, doing, window=_WINDOW)
+        for key, group in groupby(zip(asked, answers, strict=True), key=lambda pair: pair[0][0]):
+            manifest, whole, is_replaced = manifests[key], BytesIO(), False  # it gives its bytes away uncopied
+            for (_, request), rows in group:
+                try:
+                    if not is_replaced:
+                        whole.write(self._checked(key, manifest, request, rows, deadline, doing))
+                except Replaced:
+                    is_replaced = True
+            yield key, None if is_replaced else verify(key, whole.getvalue(), manifest.size, manifest.digest)
+
+    def _noted(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> tuple[bytes, About]:
+        value = self._inline(key, manifest, deadline, doing)
+        # It may have come from another node's row, with a hash of its own.
+        digest = manifest.digest if value is manifest.inline else sha256(value).digest()
+        return value, about_of(len(value), manifest.encoding, digest)
+
+    def _stream(self, key: str, manifest: ValueManifest, timeout_s: float) -> Iterator[bytes]:
+        doing = f"read {key!r}"
+        seen_bytes = 0
+        digest = sha256()
+        for start in range(0, manifest.chunks, _STREAM_CHUNKS):
+            deadline = CallDeadline(timeout_s)
+            requests = [_chunk_request(manifest, number) for number in range(start, min(start + _STREAM_CHUNKS, manifest.chunks))]
+            for request, rows in zip(requests, self._calls.all(requests, deadline, doing), strict=True):
+                try:
+                    data = self._checked(key, manifest, request, rows, deadline, doing)
+                except Replaced:
+                    raise StoreUnavailable(
+                        f"the value of {key!r} was replaced or deleted while it was read", hint="read it again"
+                    ) from None
+                seen_bytes += len(data)
+                digest.update(data)
+                if request is requests[-1] and start + len(requests) == manifest.chunks and digest.digest() != manifest.digest:
+                    raise data_lost(key, f"{seen_bytes:,} of {manifest.size:,} bytes read, the hash differs")
+                yield data
+
+    def _inline(self, key: str, manifest: ValueManifest, deadline: CallDeadline, doing: str) -> bytes:
+        try:
+            return verify(key, manifest.inline, manifest.size, manifest.digest)
+        except DataLost:
+            for rows in self._calls.elsewhere(ask("value", key), deadline, doing):
+                other = manifest_of(rows)
+                if other is not None and other.is_live and not other.chunks and sha256(other.inline).digest() == other.digest:
+                    return other.inline
+            raise
+
+    def _checked(
+        self, key: str, manifest: ValueManifest, request: StatementRequest, rows: list[Any], deadline: CallDeadline, doing: str
+    ) -> bytes:
+        """The bytes of one chunk, from another node if these are bad."""
+        data = _good(rows)
+        if data is not None:
+            return data
+        now = self.manifest(key, deadline, doing)
+        if now is None or now.generation != manifest.generation:
+            raise Replaced
+        for answer in self._calls.elsewhere(request, deadline, doing):
+            data = _good(answer)
+            if data is not None:
+                return data
+        number = request.rows[0][2]
+        raise data_lost(key, f"chunk {number} of {manifest.chunks} is {'damaged' if rows else 'missing'} on every node that was asked")
+
+
+def _chunk_request(manifest: ValueManifest, number: int) -> StatementRequest:
+    return ask("chunk", *chunk_place(manifest.generation, number))
+
+
+def _good(rows: list[Any]) -> bytes | None:
+    """The bytes of a chunk if they are there and have their hash."""
+    if not rows or not rows[0][1]:
+        return None
+    data, digest = rows[0]
+    return data if sha256(data).digest() == digest else None

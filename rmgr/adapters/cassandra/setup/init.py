@@ -1,0 +1,176 @@
+"""Making and upgrading the schema in Cassandra, step by step and resumable: what `rmgr admin init-store` does.
+
+The caller holds the lock. Every step may be carried out twice: a command that was killed is typed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rmgr.adapters.cassandra.driver import DriverConnection, enter
+from rmgr.adapters.cassandra.link import Lost
+from rmgr.adapters.cassandra.schema import FOUNDED_NAME, MIGRATIONS, VERSION_NAME, FoundSchema, MigrationStep, SchemaMigration, advice, plan
+from rmgr.adapters.cassandra.setup.agreement import Ring
+from rmgr.adapters.cassandra.url import CassandraTarget
+from rmgr.adapters.store_rules import now_ms
+from rmgr.errors import ConfigError, RmgrError, StoreUnavailable
+
+_PAUSE_S = 0.5
+#: For nodes that are just starting, before they are taken for dead (s).
+_ASSEMBLE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What was done, or with `dry_run` would be: lines for people. `version` is the schema's when it is over."""
+
+    done: tuple[str, ...]
+    statements: tuple[str, ...]
+    advice: tuple[str, ...]
+    version: int
+
+
+def init_store(
+    target: CassandraTarget,
+    *,
+    replication_factor: int | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    timeout_s: float = 60.0,
+    tell: Callable[[str], None] = lambda _: None,
+    migrations: tuple[SchemaMigration, ...] = MIGRATIONS,
+) -> Prepared:
+    """Brings the keyspace of `target` to the newest schema.
+
+    Args:
+        replication_factor: of the keyspace, also of one that exists; None: the URL's, for a new one only.
+        dry_run: look and change nothing. force: more replicas than nodes. timeout_s: to wait for the cluster.
+        tell: is given each step before it is taken.
+    Raises: `ConfigError` (with the fix), `PermissionDenied`, `StoreUnavailable`.
+    """
+    connection = _entered(target, timeout_s, tell)
+    try:
+        ring = Ring(connection)
+        factor = replication_factor or target.replication_factor
+        if not ring.assemble(min(factor, len(target.hosts)), min(_ASSEMBLE_S, timeout_s)):
+            tell("waiting no longer for nodes that do not answer")
+        found = look_around(connection, target, ring)
+        steps = plan(
+            found,
+            keyspace=target.keyspace,
+            local_dc=target.local_dc,
+            replication_factor=factor,
+            change_replication=replication_factor is not None,
+            force=force,
+            migrations=migrations,
+        )
+        steps += _missing(ring, target.keyspace, found.version)
+        done: list[str] = []
+        for step in steps:
+            if step.what not in done:
+                done.append(step.what)
+                tell(step.what)
+            if not dry_run:
+                _take(ring, target, step)
+        changed = any("alter keyspace" in line for line in done)
+        effective = factor if changed or found.replication is None else found.replication.get(target.local_dc, 0)
+        hints = advice(found, keyspace=target.keyspace, local_dc=target.local_dc, wanted=factor, effective=effective)
+        if effective == 1:
+            hints += _durability(connection)
+        version = max([found.version, *(step.version for step in steps)])
+        if not dry_run:
+            ring.verify(target.keyspace, _tables(target.keyspace, version))
+        return Prepared(done=tuple(done), statements=tuple(step.cql for step in steps if step.cql), advice=tuple(hints), version=version)
+    except Lost as lost:
+        hint = "it is safe to type the command again; rmgr doctor looks closer"
+        raise StoreUnavailable(f"Cassandra at {target.where}: {lost}", hint=hint) from None
+    finally:
+        connection.close()
+
+
+def look_around(connection: DriverConnection, target: CassandraTarget, ring: Ring) -> FoundSchema:
+    """What the cluster has of rmgr's schema."""
+    replication = _replication(ring, target.keyspace)
+    version = 0
+    if replication is not None:
+        tables = {row[0] for row in ring.ask("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (target.keyspace,))}
+        if "info" in tables:
+            rows = ring.ask(f"SELECT value FROM {target.keyspace}.info WHERE name = %s", (VERSION_NAME,))  # noqa: S608
+            version = int(rows[0][0]) if rows else 0
+        elif tables - _tables(target.keyspace, MIGRATIONS[-1].version).keys():
+            names = ", ".join(sorted(tables)[:3])
+            raise ConfigError(
+                f"keyspace {target.keyspace} of Cassandra belongs to something else: it has tables ({names}) and none of rmgr",
+                hint="name another keyspace in the store's URL",
+            )
+    auth = _replication(ring, "system_auth") if target.user else None
+    return FoundSchema(
+        nodes_up=connection.nodes_up(),
+        datacenters=connection.datacenters(),
+        replication=replication,
+        version=version,
+        auth_replication=None if auth is None else auth.get(target.local_dc, auth.get("", 1)),
+    )
+
+
+def _replication(ring: Ring, keyspace: str) -> dict[str, int] | None:
+    """Copies for each data centre; under "" those of SimpleStrategy. None without the keyspace."""
+    rows = ring.ask("SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s", (keyspace,))
+    if not rows:
+        return None
+    options = dict(rows[0][0])
+    options.pop("class", "")
+    return {("" if name == "replication_factor" else name): int(count) for name, count in options.items()}
+
+
+def _tables(keyspace: str, version: int) -> dict[str, str]:
+    """The tables of a schema of `version` by name, and how each is made."""
+    return {table.name: table.cql(keyspace) for migration in MIGRATIONS if migration.version <= version for table in migration.tables}
+
+
+def _durability(connection: DriverConnection) -> list[str]:
+    """A word about nodes that have the only copy and acknowledge it before it is on disk; nothing where they do not tell."""
+    try:
+        answers = connection.ask_each("SELECT value FROM system_views.settings WHERE name = %s", ("commitlog_sync",), timeout_s=5.0)
+    except RmgrError:
+        return []
+    if any(rows and str(rows[0][0]) == "periodic" for rows in answers.values()):
+        return ["a node that is killed forgets what it acknowledged last: commitlog_sync: batch in its cassandra.yaml, or more copies"]
+    return []
+
+
+def _missing(ring: Ring, keyspace: str, version: int) -> list[MigrationStep]:
+    """What makes tables again that a schema of this version has, and some node has not."""
+    tables = _tables(keyspace, version)
+    names = sorted({name for lacking in ring.lacking(keyspace, tables).values() for name in lacking}) if tables else []
+    return [MigrationStep(what=f"make table {name} where it is missing", cql=tables[name]) for name in names]
+
+
+def _take(ring: Ring, target: CassandraTarget, step: MigrationStep) -> None:
+    if step.cql:
+        ring.change(step.cql)
+        return
+    ring.verify(target.keyspace, _tables(target.keyspace, step.version))  # a version that is written down says that they are there
+    cql = f"INSERT INTO {target.keyspace}.info (name, value) VALUES (%s, %s)"  # noqa: S608 - the URL's grammar has checked it
+    if step.version == 1:
+        ring.ask(cql, (FOUNDED_NAME, str(now_ms())))
+    ring.ask(cql, (VERSION_NAME, str(step.version)))
+
+
+def _entered(target: CassandraTarget, timeout_s: float, tell: Callable[[str], None]) -> DriverConnection:
+    """A connection; waits for a cluster that is just starting."""
+    end_s = time.monotonic() + timeout_s
+    told = ""
+    while True:
+        try:
+            return enter(target, agreement_s=0)
+        except Lost as lost:
+            if time.monotonic() + _PAUSE_S >= end_s:
+                hint = "are its nodes running? rmgr doctor looks closer"
+                raise StoreUnavailable(f"Cassandra at {target.where} does not answer: {lost}", hint=hint) from None
+            if not told:
+                told = f"waiting for Cassandra at {target.where}"
+                tell(told)
+        time.sleep(_PAUSE_S)

@@ -1,0 +1,420 @@
+"""The data store of clusters: a `Store` (coord/ports.py) in one keyspace of Cassandra, for many processes on many machines.
+
+A value of up to 64 KiB lies in its manifest, one cell; a larger one in chunks of 512 KiB of a new generation, which nobody
+ever changes, and the manifest that names them comes last: readers see the old value or the new one, whole, and check its
+SHA-256. Every write is an upsert with its own timestamp and may be repeated. Nothing is deleted: a marker with a TTL takes
+the place of a value. Acknowledged means: a quorum of the replicas of the local data centre has it, each in a commit log that
+is synced every 10 s by default. A power cut of all replicas at once loses what came in between, and so does, for the last
+0.1 s, the kill of a node that has the only copy: replicate three times, or set `commitlog_sync: batch`.
+
+What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
+agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
+(`coord/keys.py`) are written without looking. `overwrite=False`: see cassandra/once.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from itertools import chain
+from typing import Self
+from uuid import uuid4
+
+from rmgr.adapters.cassandra.calls import Calls
+from rmgr.adapters.cassandra.layout import WriteClock, bucket_of, chunk_place, is_found_unlisted, is_immutable, scope_of
+from rmgr.adapters.cassandra.link import CassandraLink, CassandraSession
+from rmgr.adapters.cassandra.listing import Listing
+from rmgr.adapters.cassandra.once import KeyClaims, Seen, look
+from rmgr.adapters.cassandra.reading import Reader
+from rmgr.adapters.cassandra.rows import (
+    DELETED,
+    INLINE_BYTES,
+    Lifetime,
+    ValueManifest,
+    index_requests,
+    lifetime,
+    requests_at_once,
+    small,
+    value_requests,
+)
+from rmgr.adapters.cassandra.statements import StatementRequest, ask
+from rmgr.adapters.cassandra.sweep import HOUR_S, Journal, Register
+from rmgr.adapters.cassandra.url import CassandraTarget
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    CallDeadline,
+    bind,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    cut,
+    encoding_of,
+    key_exists,
+    marked,
+    notes_of,
+    patience_s,
+)
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.units import counted
+
+#: Chunks of one upload in flight: 4 MiB.
+UPLOAD_WINDOW = 8
+#: Readers of a value that is replaced or deleted may go on for so long.
+GRACE_S = 300.0
+_CLOSE_S = 1.0
+_GROUP_BYTES = 4 * 2**20
+
+
+class CassandraStore:
+    """A `Store`. Opening it never waits and never fails because the cluster is away: see `CassandraLink`."""
+
+    def __init__(
+        self,
+        target: CassandraTarget,
+        *,
+        dial: Callable[[CassandraTarget], CassandraSession] | None = None,
+        grace_s: float = GRACE_S,
+        hour_s: float = HOUR_S,
+    ) -> None:
+        """Begins to connect in the background.
+
+        Args:
+            dial: makes a connection; another one for tests.
+            grace_s: how long chunks of replaced and deleted values stay. hour_s: see `Journal`.
+        Raises: `ConfigError` when the driver cannot be imported.
+        """
+        make = dial or _driver()
+        self.url = target.url
+        self._target = target
+        self._clock = WriteClock()
+        # Nodes that say nothing are known before the driver is asked; what it takes then is the machine's slowness, and a hanging peer.
+        self._link = CassandraLink(lambda: make(target), where=target.where, verdict_s=target.connect_timeout_s * 1.6)
+        self._calls = Calls(self._link, request_timeout_s=target.request_timeout_s)
+        self._reader = Reader(self._calls)
+        self._listing = Listing(self._calls)
+        self._claims = KeyClaims(self._calls, self._clock)
+        self._journal = Journal(self._calls, self._listing, self._clock, grace_s=grace_s, hour_s=hour_s)
+        self._register = Register(self._calls, self._clock)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes | memoryview],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        note: Note = b"",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`. Holds at most 5 MiB of an iterable: eight chunks on their way and the one that is read."""
+        deadline = CallDeadline(timeout_s)
+        check_key(key)
+        life = lifetime(ttl_s)
+        chunks = cut(key, value, CHUNK_BYTES)
+        doing = f"put {key!r}"
+        if not overwrite and self._reader.manifest(key, deadline, doing) is not None:
+            raise key_exists([key])  # early; what decides is the claim
+        first = next(chunks, b"")
+        if len(first) <= INLINE_BYTES:  # then it is the only one: all but the last are full
+            manifest = small(first, encoding, life, note)
+        else:
+            known = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else MAX_VALUE_BYTES
+            manifest = self._upload(key, chain((first,), chunks), encoding, life, deadline, note, most=known)
+        self._write({key: manifest}, life, overwrite=overwrite, deadline=deadline, doing=doing)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
+        deadline = CallDeadline(timeout_s)
+        life = lifetime(ttl_s)
+        for key, value in rows:
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            check_size(key, len(value))
+        beside = {key: note for (key, _), note in zip(rows, notes_of(rows, notes), strict=True)}
+        for group in _groups(dict(rows)):
+            doing = f"put {counted(len(group), 'value')} ({next(iter(group))!r} ...)" if len(group) > 1 else f"put {next(iter(group))!r}"
+            if not overwrite:
+                self._refuse_existing(group, deadline, doing)
+            large = {key: (cut(key, value, CHUNK_BYTES), beside[key]) for key, value in group.items() if len(value) > INLINE_BYTES}
+            most = sum(len(group[key]) for key in large)
+            manifests = self._upload_all(large, encoding, life, deadline, doing, most=most) if large else {}
+            manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
+            self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing, encoding=encoding)
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
+        return bool(self.delete_many([key], timeout_s=timeout_s))
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
+        deadline = CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        doing = f"delete {wanted[0]!r}" if len(wanted) == 1 else f"delete {counted(len(wanted), 'value')}"
+        seen = look(self._calls, wanted, deadline, doing)
+        stamps = {key: self._clock.next_us(stamp) for key, (_, stamp) in seen.items()}
+        live = {key: manifest for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live}
+        chunked = [self._journal.note(manifest.generation, key) for key, manifest in live.items() if manifest.generation is not None]
+        self._calls.all(chunked, deadline, doing)
+        self._calls.all(value_requests(dict.fromkeys(live, DELETED), stamps, 0), deadline, doing)
+        listed = self._listed_only([key for key, (manifest, _) in seen.items() if manifest is None], deadline, doing)
+        self._calls.all(index_requests(dict.fromkeys([*live, *listed], DELETED), stamps, 0), deadline, doing)
+        return [key for key in wanted if key in live]
+
+    def _listed_only(self, keys: Sequence[str], deadline: CallDeadline, doing: str) -> list[str]:
+        """Those that the index has although there is no value: perhaps a writer died between the two."""
+        entries = [ask("index", scope_of(key), bucket_of(key), key, key + "\x01", 1) for key in keys]
+        answers = zip(keys, self._calls.all(entries, deadline, doing), strict=True)
+        return [key for key, rows in answers if any(size >= 0 for _, (size, _) in rows)]
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`."""
+        bind(self, cluster_id, timeout_s=timeout_s)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
+        check_key(key)
+        found = self._reader.get(key, CallDeadline(timeout_s))
+        return None if found is None else (found[0], found[1].encoding)
+
+    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
+        check_key(key)
+        return self._reader.get(key, CallDeadline(timeout_s))
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
+        return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s))
+
+    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+        """See `store_rules.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
+        check_key(key)
+        return self._reader.fetch(key, path, CallDeadline(timeout_s))
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`. One request a key, many at a time."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
+        return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s), largest=largest)
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`. `timeout_s` holds for every four chunks; the last one is handed out only after the hash agreed.
+
+        Raises while iterating: `StoreUnavailable` if the value was replaced longer ago than the grace of `sweep`.
+        """
+        check_key(key)
+        return self._reader.stream(key, timeout_s)
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        check_key(key)
+        manifest = self._reader.manifest(key, CallDeadline(timeout_s), f"read {key!r}")
+        return None if manifest is None else (manifest.size, encoding_of(manifest.encoding))
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`. Cheap for a prefix that names its family (and submission): 16 requests; see `Listing`."""
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        found: list[str] = []
+        for key, _ in self._listing.entries(prefix, after, limit, CallDeadline(timeout_s), f"list {prefix!r}"):
+            found.append(key)
+            if len(found) == limit:
+                break
+        return found
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`. Reads every entry of the index below `prefix`, no value."""
+        check_prefix(prefix)
+        sizes = [size for _, size in self._listing.entries(prefix, "", 10_000, CallDeadline(timeout_s), f"measure {prefix!r}")]
+        return len(sizes), sum(sizes)
+
+    # -- looking after it ---------------------------------------------------------------------------------------------
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`. Frees chunks without a value; expired rows Cassandra drops by itself, they are not counted."""
+        return self._journal.sweep(CallDeadline(timeout_s))
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """See `Store.health`. Reads a row and writes one, each at the configured consistency; says which of the two fails."""
+        deadline = CallDeadline(timeout_s)
+        mark = str(time.time_ns())
+        name = f"health/{id(self) % 1024}"
+        for doing, request in (
+            ("read", ask("info", name)),
+            ("write", ask("set_info", name, mark, self._clock.next_us(), 60)),
+        ):
+            try:
+                self._calls.one(request, deadline, f"{doing} a probe")
+            except RmgrError as error:
+                only = " (reads work, writes do not)" if doing == "write" else ""
+                return self._link.problem() or f"{error.message}{only}"
+        return None
+
+    def close(self) -> None:
+        """See `Store.close`. Everything that was acknowledged is in Cassandra already; claims are withdrawn."""
+        self._calls.settle_forgotten(_CLOSE_S)
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _upload(
+        self, key: str, chunks: Iterable[bytes], encoding: Encoding, life: Lifetime, deadline: CallDeadline, note: Note, *, most: int
+    ) -> ValueManifest:
+        """Writes the chunks of a new generation, of at most so many bytes; returns the manifest that is to refer to them."""
+        return self._upload_all({key: (chunks, note)}, encoding, life, deadline, f"put {key!r}", most=most)[key]
+
+    def _upload_all(
+        self,
+        values: Mapping[str, tuple[Iterable[bytes], Note]],
+        encoding: Encoding,
+        life: Lifetime,
+        deadline: CallDeadline,
+        doing: str,
+        *,
+        most: int,
+    ) -> dict[str, ValueManifest]:
+        """The same for several, in chunks and with what is noted beside each: chunks of one are on their way with those of the next."""
+        generations = {key: uuid4() for key in values}
+        # They count as unreferenced only from when this call is over, so no sweep takes the chunks while it lasts.
+        notes = [
+            self._journal.note(generation, key, later_s=deadline.timeout_s + patience_s(most)) for key, generation in generations.items()
+        ]
+        self._calls.all(notes, deadline, doing)
+        manifests: dict[str, ValueManifest] = {}
+
+        def requests() -> Iterator[StatementRequest]:
+            for key, (chunks, note) in values.items():
+                generation, digest = generations[key], sha256()
+                size = count = 0
+                for data in chunks:
+                    deadline.allow(len(data))
+                    digest.update(data)
+                    yield ask("set_chunk", *chunk_place(generation, count), data, sha256(data).digest(), self._clock.next_us(), life.ttl_s)
+                    size += len(data)
+                    count += 1
+                whole = digest.digest()
+                manifests[key] = ValueManifest(size, whole, marked(encoding, note, whole), life.expires_ms, generation, count, b"")
+
+        try:
+            for _ in self._calls.each(requests(), deadline, doing, window=UPLOAD_WINDOW):
+                pass
+        except BaseException:
+            with suppress(RmgrError):  # what was written goes as soon as it may: the notes above give the longest value its time
+                again = [self._journal.note(generation, key, later_s=deadline.timeout_s) for key, generation in generations.items()]
+                self._calls.all(again, deadline, doing)
+            raise
+        return manifests
+
+    def _write(
+        self,
+        manifests: Mapping[str, ValueManifest],
+        life: Lifetime,
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        doing: str,
+        replaces: Mapping[str, bytes] = NOTHING,
+        encoding: Encoding = Encoding.RAW,
+    ) -> None:
+        """Makes values visible: scopes, then the index, then the manifests, so that nothing lies there that no listing shows, whoever dies.
+
+        Two kinds need not wait for the index. Of a pointer: the task that it names is submitted after both were acknowledged, and until
+        then it means nothing and is replaced. Of outputs of tasks: an attempt is committed after both, and what a lost one may have
+        left is freed by its name.
+        """
+        is_at_once = encoding is Encoding.POINTER or all(map(is_found_unlisted, manifests))
+        if overwrite:
+            self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing, is_at_once=is_at_once)
+            return
+        claim, seen = self._claims.raise_for(list(manifests), deadline, doing, replaces)
+        try:
+            self._publish(manifests, seen, life, claim.deadline(deadline), doing, is_at_once=is_at_once)
+        finally:
+            claim.withdraw()
+
+    def _publish(
+        self, manifests: Mapping[str, ValueManifest], seen: Seen, life: Lifetime, deadline: CallDeadline, doing: str, *, is_at_once: bool
+    ) -> None:
+        replaced = [(key, old.generation) for key, (old, _) in seen.items() if old is not None and old.generation is not None]
+        self._calls.all([self._journal.note(generation, key) for key, generation in replaced], deadline, doing)
+        stamps = {key: self._clock.next_us(seen.get(key, (None, None))[1]) for key in manifests}
+        scopes, now_s = {scope_of(key) for key in manifests}, time.monotonic()
+        self._calls.all(self._register.requests(scopes, now_s), deadline, doing)
+        self._register.written(scopes, now_s)
+        if is_at_once:
+            self._calls.all(requests_at_once(manifests, stamps, life.ttl_s), deadline, doing)
+            return
+        self._calls.all(index_requests(manifests, stamps, life.ttl_s), deadline, doing)
+        self._calls.all(value_requests(manifests, stamps, life.ttl_s), deadline, doing)
+
+    def _seen(self, manifests: Mapping[str, ValueManifest], deadline: CallDeadline, doing: str) -> Seen:
+        """What the writes are to go above: of keys whose value may change, and of large values, whose chunks are to be freed."""
+        mutable = [key for key, manifest in manifests.items() if manifest.generation is not None or not is_immutable(key)]
+        return look(self._calls, mutable, deadline, doing)
+
+    def _refuse_existing(self, group: Mapping[str, bytes], deadline: CallDeadline, doing: str) -> None:
+        """Raises `KeyExists` before chunks are uploaded in vain; groups of small values leave it to their claim."""
+        if any(len(value) > INLINE_BYTES for value in group.values()):
+            taken = self._reader.existing(list(group), deadline, doing)
+            if taken:
+                raise key_exists(sorted(taken))
+
+
+def _driver() -> Callable[[CassandraTarget], CassandraSession]:
+    from rmgr.adapters.cassandra.driver import dial
+
+    return dial
+
+
+def _groups(rows: dict[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Rows in groups of up to 4 MiB (or one larger row)."""
+    group: dict[str, bytes] = {}
+    weight = 0
+    for key, value in rows.items():
+        if group and weight + len(value) > _GROUP_BYTES:
+            yield group
+            group, weight = {}, 0
+        group[key] = value
+        weight += len(value)
+    if group:
+        yield group

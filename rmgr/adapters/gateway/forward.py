@@ -1,0 +1,179 @@
+"""Calls that a gateway passes on as they are: questions to the leader, and live logs of the Starter that has them.
+
+Messages pass as bytes. Only the methods listed here exist, and only daemons that the cluster itself names are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rmgr.adapters.access.auth import Caller, caller_of, open_channel, speaking_for
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, Channels
+from rmgr.adapters.rpc.server import ERROR_KEY, OPTIONS, TARGET_KEY, fail
+from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.identity import Role
+
+LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
+NODE_METHODS = ("Running", "Stats")
+NODE_STREAMS = ("Logs",)
+#: Logs followed at once through one gateway: each holds a thread.
+MAX_STREAMS = 100
+#: Questions passed on at once.
+MAX_QUESTIONS = 64
+#: What a question costs: the leader gathers all that it knows for it.
+QUESTION_COST = 5.0
+#: Whoever reads nothing of a followed log for so long (a pager waits for a key) has forgotten it.
+FORGOTTEN_S = 900.0
+_DEFAULT_S, _LONGEST_S = 5.0, 60.0
+_NEVER_S = 1e8
+
+
+class Routes(Protocol):
+    """Where calls may go. Called on threads of the server."""
+
+    def leader(self, wanted: str) -> str:
+        """Endpoint of the leader; `wanted` ("" = whoever leads) must be it. Raises Unavailable, PermissionDenied."""
+
+    def node(self, wanted: str) -> str:
+        """`wanted`, if it is the endpoint of a node of this cluster. Raises PermissionDenied, NotFound."""
+
+    def lost(self, endpoint: str) -> None:
+        """`endpoint` did not answer: look again whether it is still the one."""
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """As `GatewayPort.count`."""
+
+
+class Forwarder:
+    """The servicers of `rmgr.v1.Leader` and `rmgr.v1.Node` in a gateway.
+
+    credentials: the gateway's own, None in an open cluster. Daemons are told for whom it speaks.
+    bounds: what each user may have of this gateway.
+    """
+
+    def __init__(self, routes: Routes, *, credentials: Credentials | None = None, bounds: Bounds | None = None) -> None:
+        self._routes = routes
+        options = (*OPTIONS, *IDLE_OPTIONS)
+        self._leaders = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.WATCHDOG, options))
+        self._nodes = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
+        self._bounds = bounds or Bounds()
+        self._streams = self._bounds.places("streams", MAX_STREAMS)
+        self._questions = self._bounds.places("calls", MAX_QUESTIONS)
+        self._stalls = Stalls(FORGOTTEN_S, lambda: routes.count("cut", "stalled"))
+
+    @property
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """For `RpcServer.add_generic`."""
+        leader = {name: grpc.unary_unary_rpc_method_handler(self._unary("Leader", name, self._routes.leader)) for name in LEADER_METHODS}
+        node = {name: grpc.unary_unary_rpc_method_handler(self._unary("Node", name, self._routes.node)) for name in NODE_METHODS}
+        node |= {name: grpc.unary_stream_rpc_method_handler(self._stream("Node", name, self._routes.node)) for name in NODE_STREAMS}
+        return [
+            grpc.method_handlers_generic_handler("rmgr.v1.Leader", leader),
+            grpc.method_handlers_generic_handler("rmgr.v1.Node", node),
+        ]
+
+    def close(self) -> None:
+        """Ends the channels. Idempotent."""
+        for channels in (self._leaders, self._nodes):
+            channels.close()
+
+    def _unary(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Any]:
+        def pass_on(request: bytes, context: grpc.ServicerContext) -> Any:
+            caller = self._enter(context, self._questions, "calls")
+            try:
+                endpoint = self._target(context, route)
+                call = self._channel(endpoint, service).unary_unary(f"/rmgr.v1.{service}/{name}")
+                self._routes.count("passed_on", name)
+                try:
+                    return call(request, timeout=min(_left_s(context) or _DEFAULT_S, _LONGEST_S), metadata=speaking_for(caller))
+                except grpc.RpcError as error:
+                    return self._failed(context, endpoint, error)
+            finally:
+                self._questions.give_back(caller.user)
+
+        return pass_on
+
+    def _stream(self, service: str, name: str, route: Callable[[str], str]) -> Callable[[bytes, grpc.ServicerContext], Iterator[Any]]:
+        def pass_on(request: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+            caller = self._enter(context, self._streams, "streams")
+            try:
+                endpoint = self._target(context, route)
+                begin = self._channel(endpoint, service).unary_stream(f"/rmgr.v1.{service}/{name}")
+                call = begin(request, timeout=_left_s(context), metadata=speaking_for(caller))
+                self._routes.count("passed_on", name)
+                if not context.add_callback(call.cancel):
+                    call.cancel()
+                    return
+                try:
+                    yield from self._stalls.watched(context, call)
+                except grpc.RpcError as error:
+                    self._failed(context, endpoint, error)
+                finally:
+                    call.cancel()
+            finally:
+                self._streams.give_back(caller.user)
+
+        return pass_on
+
+    def _enter(self, context: grpc.ServicerContext, places: Shares, name: str) -> Caller:
+        """Who calls, with a place that is to be given back; else the call ends, by an exception."""
+        caller = caller_of(context)
+        try:
+            self._bounds.spend(caller.user, QUESTION_COST)
+            if not places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+                raise self._bounds.no_place(name, caller.user, places)
+        except RmgrError as error:
+            self._routes.count("refused", type(error).__name__)
+            fail(context, error)
+        return caller
+
+    def starter(self, context: grpc.ServicerContext) -> str:
+        """The endpoint that a call names, once a Starter of the cluster has answered there; else the call ends, by an exception."""
+        endpoint = self._target(context, self._routes.node)
+        try:
+            health = health_pb2_grpc.HealthStub(self._channel(endpoint, "Node"))
+            health.Check(health_pb2.HealthCheckRequest(service=""), timeout=_DEFAULT_S)
+        except grpc.RpcError as error:
+            self._failed(context, endpoint, error)
+        self._routes.count("passed_on", "Open")
+        return endpoint
+
+    def _target(self, context: grpc.ServicerContext, route: Callable[[str], str]) -> str:
+        wanted = next((str(value) for key, value in context.invocation_metadata() if key == TARGET_KEY), "")
+        try:
+            return route(wanted)
+        except RmgrError as error:
+            self._routes.count("refused", type(error).__name__)
+            fail(context, error)
+            raise
+
+    def _channel(self, endpoint: str, service: str) -> grpc.Channel:
+        return (self._leaders if service == "Leader" else self._nodes).get(endpoint)
+
+    def _failed(self, context: grpc.ServicerContext, endpoint: str, error: Any) -> None:
+        """The daemon's own error as it is; that it did not answer, as Unavailable."""
+        trailing = tuple((key, value) for key, value in error.trailing_metadata() or () if key == ERROR_KEY)
+        if trailing:
+            context.set_trailing_metadata(trailing)
+            context.abort(error.code(), error.details() or "")
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._routes.lost(endpoint)
+            for channels in (self._leaders, self._nodes):
+                channels.forget(endpoint)
+        late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        told = "did not answer in time" if late else f"cannot be reached ({error.code().name.lower().replace('_', ' ')})"
+        fail(context, Unavailable(f"{endpoint} {told}", hint="rmgr doctor"))
+
+
+def _left_s(context: grpc.ServicerContext) -> float | None:
+    """Until the caller's deadline, None when he has none: gRPC then tells of hundreds of years, and does not take them back."""
+    left_s = context.time_remaining()
+    return None if left_s is None or left_s > _NEVER_S else left_s

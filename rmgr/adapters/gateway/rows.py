@@ -1,0 +1,335 @@
+"""The gateway's side of the data store: the Store port as gRPC calls, with bounded memory and a deadline on each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import grpc
+
+from rmgr.adapters.access.auth import caller_of
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.request import WaitingRoom
+from rmgr.adapters.access.shares import Shares
+from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.gateway.server import GatewayPort
+from rmgr.adapters.gateway.store import MESSAGE_BYTES, PAGE_KEYS
+from rmgr.adapters.rpc.server import fail
+from rmgr.coord.keys import is_by_content
+from rmgr.coord.ports import About, Encoding, Store
+from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.v1 import gateway_pb2 as pb
+
+#: Rows that `PutRows` gathers before they are written (bytes): the store makes one commit of so many itself.
+GATHER_BYTES = 8 * 1024 * 1024
+#: Calls to the store at once; more are turned away and tried again by their clients.
+MAX_CALLS = 32
+#: Of these so many may wait for the next part of what is written: as many as one user may have, and the rest is left to others.
+MAX_WAITING = MAX_CALLS - MAX_CALLS // 4
+#: A call whose client takes no answer for so long is ended.
+STALLED_S = 20.0
+#: Rows of one answer to About: below 1 MiB with their keys.
+ABOUT_ROWS = 500
+_DEFAULT_S = 30.0
+_LONGEST_S = 3600.0
+
+
+class Rows:
+    """The servicer of `rmgr.v1.Store`. bounds: what each user may have of this gateway."""
+
+    def __init__(self, gate: GatewayPort, *, bounds: Bounds | None = None) -> None:
+        self._gate = gate
+        self._bounds = bounds or Bounds()
+        self._room = self._bounds.places("calls", MAX_CALLS)
+        self._uploads = WaitingRoom(MAX_WAITING, _LONGEST_S)  # a pipe may say nothing for long
+        self._stalls = Stalls(STALLED_S, lambda: gate.count("cut", "stalled"))
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `RpcServer.add_generic`: a method that is not listed here does not exist."""
+        unary, up = grpc.unary_unary_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        down = grpc.unary_stream_rpc_method_handler
+        methods = {
+            "Put": self._method(unary, lambda request, call: self._put(iter([request]), call), pb.PutRequest),
+            "PutRows": self._method(up, self._put, pb.PutRequest),
+            "Write": self._method(up, self._write, pb.ValuePart),
+            "Get": self._method(unary, self._get, pb.KeyRequest),
+            "GetMany": self._method(down, self._get_many, pb.KeysRequest),
+            "Read": self._method(down, self._read, pb.KeyRequest),
+            "Head": self._method(unary, self._head, pb.KeyRequest),
+            "About": self._method(down, self._about, pb.KeysRequest),
+            "Delete": self._method(unary, self._delete, pb.KeyRequest),
+            "DeleteMany": self._method(unary, self._delete_many, pb.KeysRequest),
+            "Keys": self._method(unary, self._keys, pb.ListRequest),
+            "Usage": self._method(unary, self._usage, pb.ListRequest),
+            "Sweep": self._method(unary, self._sweep, pb.SweepRequest),
+            "Bind": self._method(unary, self._bind, pb.BindRequest),
+            "Health": self._method(unary, self._health, pb.HealthRequest),
+        }
+        return grpc.method_handlers_generic_handler("rmgr.v1.Store", methods)
+
+    def _method(self, make: Callable[..., Any], answer: Callable[[Any, _Call], Any], request: Any) -> Any:
+        streams, gathers = make is grpc.unary_stream_rpc_method_handler, make is grpc.stream_unary_rpc_method_handler
+
+        def whole(message: Any, context: grpc.ServicerContext) -> Any:
+            with self._guarded(context) as call:
+                return answer(self._uploads.awaited(message, context) if gathers else message, call)
+
+        def parts(message: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with self._guarded(context) as call:
+                yield from self._stalls.watched(context, answer(message, call))
+
+        handler = parts if streams else whole
+        return make(handler, request_deserializer=request.FromString, response_serializer=lambda reply: reply.SerializeToString())
+
+    def _guarded(self, context: grpc.ServicerContext) -> _Call:
+        return _Call(self._gate, self._room, self._bounds, context)
+
+    # -- writing
+
+    def _put(self, requests: Iterator[Any], call: _Call) -> Any:
+        rows: list[Any] = []
+        size = 0
+        last: Any = None
+        for request in requests:
+            if size > GATHER_BYTES:
+                self._put_rows(rows, last, call)
+                rows, size = [], 0
+            rows += request.rows
+            size += request.ByteSize()
+            last = request
+        if rows:
+            self._put_rows(rows, last, call)
+        return pb.PutReply()
+
+    def _put_rows(self, told: list[Any], request: Any, call: _Call) -> None:
+        rows = [(row.key, row.data) for row in told]
+        call.permit("PUT", [key for key, _ in rows])
+        for key, value in rows:
+            if is_by_content(key):
+                call.permit_content(key, hashlib.sha256(value).hexdigest())
+        call.wrote(sum(len(value) for _, value in rows))
+        options: dict[str, Any] = {
+            "encoding": _encoding(request.encoding),
+            "ttl_s": request.ttl_s if request.HasField("ttl_s") else None,
+            "overwrite": request.overwrite,
+            "timeout_s": call.left_s(),
+        }
+        replaces = {row.key: row.sha256 for row in told if row.sha256}
+        if replaces:
+            call.store.put_many(rows, notes=[row.note for row in told], replaces=replaces, **options)
+        elif len(rows) == 1:
+            call.store.put(*rows[0], note=told[0].note, **options)
+        else:
+            call.store.put_many(rows, notes=[row.note for row in told], **options)
+
+    def _write(self, parts: Iterator[Any], call: _Call) -> Any:
+        first = next(parts, None)
+        if first is None:
+            raise UsageError("a value begins with its key")
+        call.permit("PUT", [first.key])
+        note = b""
+
+        def data() -> Iterator[bytes]:
+            nonlocal note
+            part = first
+            digest = hashlib.sha256()
+            while not part.last:
+                if part.data:
+                    call.wrote(len(part.data))
+                    digest.update(part.data)
+                    yield part.data
+                part = next(parts, None)
+                if part is None:
+                    raise StoreUnavailable("the value was broken off by the client")
+            note = part.note
+            if is_by_content(first.key):
+                call.permit_content(first.key, digest.hexdigest())  # raises: then nothing is stored
+
+        call.store.put(
+            first.key,
+            data(),
+            encoding=_encoding(first.encoding),
+            ttl_s=first.ttl_s if first.HasField("ttl_s") else None,
+            overwrite=first.overwrite,
+            note=lambda _digest: note,  # it comes last
+            timeout_s=call.left_s(),
+        )
+        return pb.PutReply()
+
+    def _delete(self, request: Any, call: _Call) -> Any:
+        call.permit("DELETE", [request.key])
+        return pb.DeleteReply(deleted=call.store.delete(request.key, timeout_s=call.left_s()))
+
+    def _delete_many(self, request: Any, call: _Call) -> Any:
+        keys = list(request.keys)
+        call.permit("DELETE", keys)
+        return pb.KeysReply(keys=call.store.delete_many(keys, timeout_s=call.left_s()))
+
+    def _sweep(self, _request: Any, call: _Call) -> Any:
+        call.permit("SWEEP", [])
+        return pb.SweepReply(removed=call.store.sweep(timeout_s=call.left_s()))
+
+    def _bind(self, request: Any, call: _Call) -> Any:
+        call.permit("BIND", [])
+        call.store.bind_cluster(request.cluster_id, timeout_s=call.left_s())
+        return pb.PutReply()
+
+    # -- reading
+
+    def _get(self, request: Any, call: _Call) -> Any:
+        call.permit("GET", [request.key])
+        head = call.store.head(request.key, timeout_s=call.left_s())  # first: gigabytes would be in memory before we knew
+        if head is None or head[0] > MESSAGE_BYTES:
+            return _value(head, large=head is not None)
+        found = call.store.get_noted(request.key, timeout_s=call.left_s())
+        if found is None or len(found[0]) > MESSAGE_BYTES:  # changed meanwhile
+            return _value(None if found is None else found[1][:2], large=found is not None)
+        data, about = found
+        call.count("stored_bytes", "get", len(data))
+        return pb.Value(found=True, encoding=about.encoding.value, size=len(data), data=data, note=about.note, sha256=about.sha256)
+
+    def _about(self, request: Any, call: _Call) -> Iterator[Any]:
+        keys = list(request.keys)
+        call.permit("GET", keys)
+        for at in range(0, len(keys), ABOUT_ROWS):
+            found = call.store.about_many(keys[at : at + ABOUT_ROWS], timeout_s=call.left_s())
+            yield pb.Rows(
+                rows=[
+                    pb.Row(key=key, encoding=about.encoding.value, size=about.size, sha256=about.sha256, note=about.note)
+                    for key, about in found.items()
+                ]
+            )
+
+    def _get_many(self, request: Any, call: _Call) -> Iterator[Any]:
+        keys = list(request.keys)
+        call.permit("GET", keys)
+        # What does not fit a message he reads in parts.
+        largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
+        at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
+        while at < len(keys):
+            found = call.store.get_noted_many(keys[at : at + some], largest=largest, timeout_s=call.left_s())
+            at += some
+            total = sum(len(value) for value, _ in found.values() if value is not None)
+            call.count("stored_bytes", "get", total)
+            yield from _row_messages(found)
+            some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
+
+    def _read(self, request: Any, call: _Call) -> Iterator[Any]:
+        call.permit("GET", [request.key])
+        about = call.store.about(request.key, timeout_s=call.left_s())
+        chunks = None if about is None else call.store.stream(request.key, timeout_s=call.left_s())
+        if about is None or chunks is None:
+            yield pb.ValuePart(last=True)
+            return
+        yield pb.ValuePart(found=True, key=request.key, encoding=about.encoding.value, note=about.note, sha256=about.sha256)
+        for chunk in chunks:
+            call.count("stored_bytes", "get", len(chunk))
+            yield pb.ValuePart(data=chunk)
+        yield pb.ValuePart(last=True)
+
+    def _head(self, request: Any, call: _Call) -> Any:
+        call.permit("GET", [request.key])
+        return _value(call.store.head(request.key, timeout_s=call.left_s()))
+
+    def _keys(self, request: Any, call: _Call) -> Any:
+        most = min(request.limit, PAGE_KEYS)
+        after, told = request.after, []
+        while len(told) < most:  # an empty answer would mean that there are no more
+            found = call.store.keys(request.prefix, after=after, limit=most, timeout_s=call.left_s())
+            told += call.visible(found)
+            if len(found) < most:
+                break
+            after = found[-1]
+        return pb.KeysReply(keys=told[:most])
+
+    def _usage(self, request: Any, call: _Call) -> Any:
+        values, size = call.store.usage(request.prefix, timeout_s=call.left_s())
+        return pb.UsageReply(values=values, bytes=size)
+
+    def _health(self, _request: Any, call: _Call) -> Any:
+        return pb.HealthReply(problem=call.store.health(timeout_s=min(5.0, call.left_s())) or "")
+
+
+class _Call:
+    """One call: who makes it, how much time is left; holds a place and turns errors into statuses."""
+
+    def __init__(self, gate: GatewayPort, room: Shares, bounds: Bounds, context: grpc.ServicerContext) -> None:
+        self._gate = gate
+        self._room = room
+        self._bounds = bounds
+        self._context = context
+        self._caller = caller_of(context)
+
+    @property
+    def store(self) -> Store:
+        return self._gate.store_of(self._caller)
+
+    def left_s(self) -> float:
+        """Until the client's deadline."""
+        left_s = self._context.time_remaining()
+        return _DEFAULT_S if left_s is None else min(_LONGEST_S, left_s)
+
+    def permit(self, verb: str, keys: list[str]) -> None:
+        self._gate.permit_store(self._caller, verb, keys)
+
+    def permit_content(self, key: str, sha256: str) -> None:
+        self._gate.permit_content(self._caller, key, sha256)
+
+    def visible(self, keys: list[str]) -> list[str]:
+        return self._gate.visible(self._caller, keys)
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        self._gate.count(what, kind, amount)
+
+    def __enter__(self) -> Self:
+        user = self._caller.user
+        is_operator = not self._caller.is_open and self._caller.is_operator()
+        try:
+            self._bounds.spend(user)
+            if not self._room.take(user, min(1.0, self.left_s()), is_operator=is_operator):
+                told = f"{len(self._room)} calls to the store are under way in this gateway"
+                raise self._bounds.no_place("calls", user, self._room, told)
+        except RmgrError as error:
+            self._gate.count("refused", "StoreBusy")
+            fail(self._context, error)
+        return self
+
+    def wrote(self, size: int) -> None:
+        """So many bytes are about to be stored. Raises LimitReached."""
+        self._bounds.write(self._caller.user, size)
+        self._bounds.charge_stored(self._caller.user, size)
+        self.count("stored_bytes", "put", size)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._room.give_back(self._caller.user)
+        if isinstance(error, RmgrError):
+            self._gate.count("refused", type(error).__name__)
+            fail(self._context, error)
+
+
+def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
+    return pb.Value() if head is None else pb.Value(found=True, size=head[0], encoding=head[1].value, large=large)
+
+
+def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:
+    message = pb.Rows()
+    size = 0
+    for key, (value, about) in found.items():
+        weight = len(value or b"") + 4 * len(key) + len(about.note) + 128
+        if size and size + weight > MESSAGE_BYTES:
+            yield message
+            message, size = pb.Rows(), 0
+        told: dict[str, Any] = {"encoding": about.encoding.value, "size": about.size, "sha256": about.sha256, "note": about.note}
+        message.rows.add(key=key, data=value or b"", large=value is None, **told)
+        size += weight
+    if message.rows:
+        yield message
+
+
+def _encoding(text: str) -> Encoding:
+    try:
+        return Encoding(text)
+    except ValueError:
+        raise UsageError(f"unknown encoding {text!r}", hint="is the client newer than the gateway? rmgr version") from None

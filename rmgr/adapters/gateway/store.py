@@ -1,0 +1,500 @@
+"""The Store port through a gateway: the same values, checks and errors; large values travel in parts of 512 KiB.
+
+A call whose gateway dies under it is made again, on the next one, until its deadline: reads, deletes and overwriting
+puts may be repeated; after a put that must not overwrite, what stands there is compared with what was to be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import BytesIO
+from typing import Any, TypeVar
+
+import grpc
+
+from rmgr.adapters.gateway.dial import Gateways, user_metadata
+from rmgr.adapters.gateway.parts import (
+    MESSAGE_BYTES,
+    batches,
+    broken_off,
+    hash_of,
+    is_whole,
+    may_repeat,
+    offer,
+    put_request,
+    told_about,
+    was_answered,
+    was_sent,
+    with_last,
+)
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import rebuild
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    CallDeadline,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    expiry_ms,
+    key_exists,
+    notes_of,
+    patience_s,
+    pieces,
+)
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
+from rmgr.model.units import counted
+from rmgr.v1 import gateway_pb2 as pb
+from rmgr.v1 import gateway_pb2_grpc
+
+T = TypeVar("T")
+
+PAGE_KEYS = 1000  #: of one page of a listing
+_AHEAD = 4  # parts of a large value that wait to be sent
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
+
+
+class GatewayStore:
+    """A `Store` (coord/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
+
+    credentials: who we are, None in an open cluster.
+    """
+
+    leads = True  #: it follows pointers of others: `coord.keys.led`
+
+    def __init__(self, gateways: str, *, credentials: Credentials | None = None) -> None:
+        self._gateways = Gateways(gateways, credentials)
+        self._metadata = user_metadata()
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """How people are told of it."""
+        return f"gateway:{self._gateways}"
+
+    # -- writing
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes | memoryview],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        note: Note = b"",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`. Holds at most 3 MiB of an iterable, which can be sent only once."""
+        deadline = CallDeadline(timeout_s)
+        check_key(key)
+        expiry_ms(ttl_s)
+        if isinstance(value, bytes) and len(value) <= MESSAGE_BYTES:
+            made = note if isinstance(note, bytes) else note(hashlib.sha256(value).digest())
+            self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=(made,))
+        elif isinstance(value, bytes | bytearray | memoryview) or (overwrite and is_whole(value)):
+            parts = [*value] if is_whole(value) else [memoryview(value).cast("B")]
+            check_size(key, size := sum(map(len, parts)))
+            deadline.allow(size)
+            self._repeat(
+                lambda stub: self._write(stub, key, pieces(key, parts, CHUNK_BYTES), encoding, ttl_s, overwrite, deadline, note),
+                deadline,
+                f"write {key!r}",
+                mine=None if overwrite else lambda: self._holds(key, parts[0], encoding, deadline),
+            )
+        elif isinstance(value, str) or not isinstance(value, Iterable):
+            raise UsageError(f"the value of {key!r} must be bytes or an iterable of bytes, not {type(value).__name__}")
+        else:
+            self._put_stream(key, pieces(key, value, CHUNK_BYTES), encoding, ttl_s, overwrite=overwrite, deadline=deadline, note=note)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""
+        deadline = CallDeadline(timeout_s)
+        expiry_ms(ttl_s)
+        small: list[tuple[str, bytes]] = []
+        large: list[tuple[str, bytes, bytes]] = []
+        beside: list[bytes] = []
+        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            check_size(key, len(value))
+            if len(value) > CHUNK_BYTES:
+                large.append((key, value, note))
+            else:
+                small.append((key, value))
+                beside.append(note)
+        if small:
+            self._put(small, encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=beside, replaces=replaces)
+        for key, value, note in large:
+            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`. After a lost answer it says True: it was there for all that is known."""
+        request = pb.KeyRequest(key=check_key(key))
+        deadline = CallDeadline(timeout_s)
+        doubt: list[bool] = []
+        reply = self._repeat(lambda stub: self._call(stub.Delete, request, deadline), deadline, f"delete {key!r}", doubt=doubt)
+        return bool(reply.deleted or doubt)
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. After a lost answer all are said to have been there; from an older gateway they are asked one by one."""
+        deadline = CallDeadline(timeout_s)
+        gone: set[str] = set()
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some])
+            doubt: list[bool] = []
+
+            def ask(stub: Any, request: Any = request) -> list[str]:
+                try:
+                    return list(self._call(stub.DeleteMany, request, deadline).keys)
+                except grpc.RpcError as error:
+                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                        raise
+                return [key for key in request.keys if self._call(stub.Delete, pb.KeyRequest(key=key), deadline).deleted]
+
+            told = self._repeat(ask, deadline, f"delete {counted(len(some), 'value')}", doubt=doubt)
+            gone.update(request.keys if doubt else told)
+        return [key for key in dict.fromkeys(keys) if key in gone]
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`; gateways leave it to the leader."""
+        return int(self._ask("Sweep", pb.SweepRequest(), timeout_s, "be swept").removed)
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`; gateways leave it to WatchDogs."""
+        self._ask("Bind", pb.BindRequest(cluster_id=cluster_id), timeout_s, "be bound")
+
+    # -- reading
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`. Peak memory is about twice the value."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
+        deadline = CallDeadline(timeout_s)
+        check_key(key)
+        found = self._get(key, deadline)
+        if found is None or not found.large:
+            return None if found is None else (found.data, told_about(found, found.data))
+
+        deadline.allow(found.size)
+
+        def read(stub: Any) -> tuple[bytes, About] | None:
+            first, last, room = None, None, BytesIO()  # it gives its bytes away uncopied
+            for last in self._read(stub, key, deadline):
+                first = first or last
+                room.write(last.data)
+            if last is None or not last.last:
+                raise broken_off(key)
+            whole = room.getvalue()
+            return (whole, told_about(first, whole)) if first is not None and first.found else None
+
+        return self._repeat(read, deadline, f"read {key!r}")
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`."""
+        deadline = CallDeadline(timeout_s)
+        found: dict[str, About] = {}
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some])
+
+            def read(stub: Any, request: Any = request) -> list[Any]:
+                call = stub.About(request, timeout=self._left(deadline), metadata=self._metadata)
+                return [row for rows in call for row in rows.rows]
+
+            for row in self._repeat(read, deadline, f"look at {counted(len(some), 'value')}"):
+                found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
+        return found
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. Values above 2 MiB one by one after the others, and from an older gateway all."""
+        deadline = CallDeadline(timeout_s)
+        found: dict[str, tuple[bytes | None, About]] = {}
+        for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
+            request = pb.KeysRequest(keys=[key for key, _ in some], largest=largest)
+
+            def read(stub: Any, request: Any = request) -> list[Any]:
+                call = stub.GetMany(request, timeout=self._left(deadline), metadata=self._metadata)
+                return [row for rows in call for row in rows.rows]
+
+            for row in self._repeat(read, deadline, f"read {counted(len(some), 'value')}"):
+                is_known = bool(row.sha256)  # an older gateway says neither this nor what was noted
+                if is_known and not row.large:
+                    found[row.key] = row.data, told_about(row, row.data)
+                elif is_known and row.size > largest:
+                    found[row.key] = None, About(row.size, Encoding(row.encoding), row.sha256, row.note)
+                elif (value := self.get_noted(row.key, timeout_s=deadline.left_s())) is not None:
+                    found[row.key] = value if len(value[0]) <= largest else (None, value[1])
+        return found
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`. What was read is not read again: a gateway that dies under it ends it with StoreUnavailable."""
+        deadline = CallDeadline(timeout_s)
+        size = self.head(key, timeout_s=timeout_s)
+        if size is None:
+            return None
+        deadline.allow(size[0])
+
+        def begin(stub: Any) -> tuple[Any, Generator[Any, None, None]]:
+            parts = self._read(stub, key, deadline)
+            return next(parts), parts
+
+        first, parts = self._repeat(begin, deadline, f"read {key!r}")
+        return self._chunks(key, first, parts) if first.found else None
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        found = self._ask("Head", pb.KeyRequest(key=check_key(key)), timeout_s, f"look at {key!r}")
+        return (found.size, Encoding(found.encoding)) if found.found else None
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`. Asks for a page of 1,000 at a time."""
+        deadline = CallDeadline(timeout_s)
+        check_limit(limit)
+        request = pb.ListRequest(prefix=check_prefix(prefix), after=check_prefix(after))
+        found: list[str] = []
+        while len(found) < limit:
+            request.limit = min(PAGE_KEYS, limit - len(found))
+            page = list(self._repeat(lambda stub: self._call(stub.Keys, request, deadline), deadline, "list its keys").keys)
+            found += page
+            if len(page) < request.limit:
+                break
+            request.after = page[-1]
+        return found
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`."""
+        reply = self._ask("Usage", pb.ListRequest(prefix=check_prefix(prefix)), timeout_s, "count its values")
+        return int(reply.values), int(reply.bytes)
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """See `Store.health`."""
+        try:
+            return self._ask("Health", pb.HealthRequest(), timeout_s, "answer").problem or None
+        except RmgrError as error:
+            return error.message
+
+    def close(self) -> None:
+        """Ends the connections. Idempotent."""
+        self._closed = True
+        self._gateways.close()
+
+    # -- small values
+
+    def _put(
+        self,
+        rows: list[tuple[str, bytes]],
+        encoding: Encoding,
+        ttl_s: float | None,
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
+    ) -> None:
+        """Rows that fit a message each; all in one step at the store where it can."""
+        missing = rows
+        beside = dict(zip((key for key, _ in rows), notes_of(rows, notes), strict=True))
+
+        def write(stub: Any) -> None:
+            requests = [put_request(some, encoding, ttl_s, overwrite, beside, replaces) for some in batches(missing)]
+            if len(requests) == 1:
+                self._call(stub.Put, requests[0], deadline)
+            else:
+                self._call(stub.PutRows, iter(requests), deadline)
+
+        def all_mine() -> bool:
+            """After a lost answer some or all were written, by us or by others: the bytes tell. Writes what is missing."""
+            nonlocal missing
+            there = self.get_many([key for key, _ in rows], timeout_s=deadline.left_s())
+            if any(key in there and there[key] != (value, encoding) for key, value in dict(rows).items()):
+                return False
+            missing = [row for row in rows if row[0] not in there]
+            if missing:
+                self._repeat(write, deadline, "write")
+            return True
+
+        self._repeat(write, deadline, f"write {rows[0][0]!r}{', ...' * (len(rows) > 1)}", mine=None if overwrite else all_mine)
+
+    def _get(self, key: str, deadline: CallDeadline) -> Any:
+        found = self._repeat(lambda stub: self._call(stub.Get, pb.KeyRequest(key=key), deadline), deadline, f"read {key!r}")
+        return found if found.found else None
+
+    # -- large values
+
+    def _holds(self, key: str, whole: memoryview, encoding: Encoding, deadline: CallDeadline) -> bool:
+        """That value stands there: after a lost answer it is ours. It is read in parts."""
+        is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
+        return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])
+
+    def _write(
+        self,
+        stub: Any,
+        key: str,
+        parts: Iterator[bytes],
+        encoding: Encoding,
+        ttl_s: float | None,
+        overwrite: bool,
+        deadline: CallDeadline,
+        note: Note,
+    ) -> None:
+        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
+        self._call(stub.Write, with_last(first, parts, note), deadline)
+
+    def _put_stream(
+        self, key: str, parts: Iterator[bytes], encoding: Encoding, ttl_s: float | None,
+        *, overwrite: bool, deadline: CallDeadline, note: Note,
+    ) -> None:  # fmt: skip
+        """The caller's iterable runs in the caller's thread; what it raises breaks the call off and is raised here."""
+        if self.head(key, timeout_s=deadline.left_s()) is not None and not overwrite:  # also finds a gateway that answers
+            raise key_exists([key])
+        ahead: queue.Queue[bytes | None] = queue.Queue(_AHEAD)
+        broken = threading.Event()
+
+        def feed() -> Iterator[bytes]:
+            while (part := ahead.get()) is not None:
+                yield part
+
+        first = pb.ValuePart(key=key, encoding=encoding.value, ttl_s=ttl_s, overwrite=overwrite)
+        endpoint = self._gateways.current
+        stub = gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint))
+        left_s = self._left(deadline) + patience_s(MAX_VALUE_BYTES)  # what is watched is that it gets on
+        call = stub.Write.future(with_last(first, feed(), note, broken), timeout=left_s, metadata=self._metadata)
+        try:
+            for part in parts:
+                deadline.allow(len(part))
+                if not offer(ahead, part, call, deadline):
+                    break
+            offer(ahead, None, call, deadline)
+            call.result(timeout=self._left(deadline))
+        except grpc.FutureTimeoutError:
+            raise StoreUnavailable(f"the store did not write {key!r} within {deadline.timeout_s:.4g} s", hint="rmgr doctor") from None
+        except grpc.RpcError as error:
+            raise self._told(error, endpoint, f"write {key!r}") from None
+        finally:
+            if not call.done():
+                broken.set()
+                call.cancel()
+            while not ahead.empty():
+                with suppress(queue.Empty):
+                    ahead.get_nowait()
+            ahead.put(None)
+
+    def _read(self, stub: Any, key: str, deadline: CallDeadline) -> Generator[Any, None, None]:
+        call = stub.Read(pb.KeyRequest(key=key), timeout=self._left(deadline), metadata=self._metadata)
+        try:
+            yield from call
+        finally:
+            call.cancel()
+
+    def _chunks(self, key: str, first: Any, parts: Generator[Any, None, None]) -> Iterator[bytes]:
+        last = first.last
+        try:
+            if first.data:
+                yield first.data
+            for part in parts:
+                last = part.last
+                if part.data:
+                    yield part.data
+        except grpc.RpcError as error:
+            raise self._told(error, self._gateways.current, f"read {key!r}") from None
+        finally:
+            parts.close()
+        if not last:
+            raise broken_off(key)
+
+    # -- calls
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store was closed")
+
+    def _left(self, deadline: CallDeadline) -> float:
+        return max(0.001, deadline.left_s())
+
+    def _call(self, method: Callable[..., Any], request: Any, deadline: CallDeadline) -> Any:
+        return method(request, timeout=self._left(deadline), metadata=self._metadata)
+
+    def _ask(self, method: str, request: Any, timeout_s: float, what: str) -> Any:
+        deadline = CallDeadline(timeout_s)
+        return self._repeat(lambda stub: self._call(getattr(stub, method), request, deadline), deadline, what)
+
+    def _repeat(
+        self,
+        what: Callable[[Any], T],
+        deadline: CallDeadline,
+        doing: str,
+        *,
+        mine: Callable[[], bool] | None = None,
+        doubt: list[bool] | None = None,
+    ) -> T:
+        """Does `what` on one gateway after the other until one answers or no time is left.
+
+        Args:
+            mine: after a lost answer, a KeyExists may be due to ourselves: tells whether it is.
+            doubt: gets an entry when an answer was lost on the way.
+        """
+        doubtful = False
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._check_open()
+            deadline.check(doing)
+            endpoint = self._gateways.current
+            try:
+                return what(gateway_pb2_grpc.StoreStub(self._gateways.channel(endpoint)))
+            except ValueError:  # the channel was closed by another thread
+                self._check_open()
+                raise
+            except grpc.RpcError as error:
+                told = self._told(error, endpoint, doing)
+                if isinstance(told, KeyExists) and doubtful and mine is not None and mine():
+                    return None  # type: ignore[return-value]
+                busy = isinstance(told, QueueFull)
+                if not busy and not may_repeat(error):
+                    raise told from None
+                doubtful = doubtful or (not busy and was_sent(error))
+                if doubtful and doubt is not None:
+                    doubt.append(True)
+                self._gateways.failed(endpoint)
+                left_s = deadline.left_s()
+                if left_s <= pause_s:
+                    raise told from None
+                time.sleep(pause_s)
+                pause_s = min(_LAST_PAUSE_S, pause_s * 2)
+
+    def _told(self, error: grpc.RpcError, endpoint: str, doing: str) -> RmgrError:
+        self._check_open()
+        told = rebuild(error, endpoint)
+        if was_answered(error) and not (isinstance(told, Unavailable) and type(told) is Unavailable):
+            return told
+        return StoreUnavailable(f"the store did not {doing}: {told.message}", hint="rmgr doctor")

@@ -1,0 +1,153 @@
+"""What a spawner that runs as a user may tell a Starter that is root: checked here, before anybody believes it.
+
+The user's own work shares his uid with it, so it can speak in the spawner's place. Nothing it says may lead root to a
+process, a page of memory or an amount of bytes that is not the user's to give. (Paths are another matter: they are used
+with his rights only, `accounts.acting`.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+from rmgr.adapters.host.accounts import Account, uid_of
+from rmgr.model import frames
+from rmgr.model.frames import MAX_INLINE_OUTPUT, Output
+from rmgr.runner.board import SIZE
+
+#: What checks and what believes raise of words that make no sense.
+NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, AttributeError, OSError)
+
+
+class Imposture(ValueError):
+    """It said what the spawner never says."""
+
+
+#: What a spawner says of itself and is surprised by: both become labels and lines of the Starter's log.
+FEATURES = frozenset({"subreaper", "cgroup", "freezer", "pids", "memory"})
+SURPRISES = frozenset(
+    {
+        *("cgroup_failed", "directory_gone", "escaped", "fork_failed", "lease_kill"),
+        *("leftovers", "output_capped", "spawner_failed", "unknown_order"),
+    }
+)
+#: Characters of what is logged or told, and the largest count of bytes, microseconds, processes.
+_MAX_TEXT, _MAX_COUNT = 16 * 1024, 2**53
+#: Frames that account for nothing: so many at once, and a second. Each piece of work accounted for pays for some more.
+_BURST, _RATE, _EARNED = 500, 50, 4
+#: Bytes of such frames that count as one of them.
+_FRAME_BYTES = 16 * 1024
+
+
+class Talk:
+    """How much a user's processes may say on one socket that the Starter does not wait for. On one thread."""
+
+    def __init__(self) -> None:
+        self._left: float = _BURST
+        self._seen_s = time.monotonic()
+        self._read = 0
+
+    def heard(self, read_bytes: int, frames: int, awaited: int) -> None:
+        """So many frames came, which account for `awaited` pieces of work. Raises: Imposture when it is a flood. Cost: 0.5 us.
+
+        read_bytes: by the socket so far.
+        """
+        now_s = time.monotonic()
+        earned = (now_s - self._seen_s) * _RATE + awaited * _EARNED
+        cost = frames if awaited else frames + (read_bytes - self._read) // _FRAME_BYTES
+        self._left = min(_BURST, self._left + earned) - cost
+        self._seen_s, self._read = now_s, read_bytes
+        if self._left < 0:
+            raise Imposture("it floods its socket with messages that nobody waits for")
+
+
+@contextlib.contextmanager
+def taken(fds: list[int], count: int) -> Iterator[list[int]]:
+    """The first `count` of `fds`, which are closed at the end unless they were taken out of the list (set to -1)."""
+    mine = [fds.pop(0) for _ in range(count)]
+    try:
+        yield mine
+    finally:
+        for fd in mine:
+            if fd >= 0:
+                os.close(fd)
+
+
+def stream_socket(given: list[int]) -> socket.socket:
+    """The socket whose descriptor is first in the list, and is taken out of it (-1). Raises: Imposture, OSError."""
+    made = socket.socket(fileno=given[0])
+    if (made.family, made.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+        made.detach()
+        raise Imposture("a worker's socket is none")
+    given[0] = -1
+    return made
+
+
+def check_up(up: frames.SpawnerUp, account: Account | None, *, again: bool) -> None:
+    """A spawner says once that it is up. Raises: Imposture."""
+    if account is not None and (again or not FEATURES.issuperset(up.features) or len(up.features) > len(FEATURES)):
+        raise Imposture("it is up more than once, or has features that there are not")
+
+
+def check_surprise(surprise: frames.Surprise, account: Account | None) -> None:
+    """It is one of those that there are. Raises: Imposture."""
+    if account is not None and (surprise.what not in SURPRISES or len(surprise.detail) > _MAX_TEXT):
+        raise Imposture("it is surprised by what there is not")
+
+
+def check_gone(gone: frames.WorkerGone, account: Account | None) -> None:
+    """The death of a worker is one that a spawner tells. Raises: Imposture."""
+    check_output(gone.out, gone.err)
+    if account is not None:
+        _check_counts(gone.cpu_us, gone.max_rss_kib)
+        _check_exit(gone.exit_code, gone.signal, gone.detail)
+
+
+def _check_counts(*counts: int) -> None:
+    if min(counts) < 0 or max(counts) > _MAX_COUNT:
+        raise Imposture("it counts what cannot be")
+
+
+def _check_exit(exit_code: int | None, signum: int, detail: str) -> None:
+    if not 0 <= (exit_code or 0) <= 255 or not 0 <= signum <= 64 or len(detail) > _MAX_TEXT:
+        raise Imposture("an end that no process has")
+
+
+def check_process(pid: int, account: Account | None) -> None:
+    """It is a process of the user. Raises: Imposture."""
+    if account is not None and uid_of(pid) not in (account.uid, -1):
+        raise Imposture(f"it names process {pid}, which is not of {account.name}")
+
+
+def check_board(fd: int, account: Account | None) -> None:
+    """The page cannot be cut short under the Starter's feet. Raises: Imposture, OSError."""
+    if account is None:
+        return
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    if not seals & fcntl.F_SEAL_SHRINK or os.fstat(fd).st_size < SIZE:
+        raise Imposture("its shared page is not sealed")
+
+
+def check_output(*outputs: Output) -> None:
+    """Output that travels in a message is small. Raises: Imposture."""
+    for output in outputs:
+        if len(output.data) > MAX_INLINE_OUTPUT or output.size < 0:
+            raise Imposture("more output in one message than there may be")
+
+
+def check_end(end: frames.CommandEnd | frames.TaskEnd, account: Account | None) -> None:
+    """The end of a task is one that a runner tells. Raises: Imposture."""
+    if account is None:
+        return
+    _check_counts(end.started_us, end.elapsed_us, end.cpu_us)
+    if isinstance(end, frames.CommandEnd):
+        check_output(end.out, end.err)
+        _check_counts(end.max_rss_kib, end.leftovers)
+        _check_exit(end.exit_code, end.signal, end.detail)
+    elif end.extra is not None:
+        check_output(end.extra.out, end.extra.err)
+        _check_counts(end.extra.max_rss_kib)

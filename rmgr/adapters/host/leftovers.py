@@ -1,0 +1,228 @@
+"""What a dead Starter left behind: found by recorded pid and start time, by cgroup, by a mark in the environment; ended.
+
+Never by name. Every spawner and worker is recorded in the node's directory before it works; everything it starts carries
+`RMGR_SLOT=<mark>`, unique to one slot of one incarnation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from rmgr.adapters.host.cgroup import kill_group, remove_group
+from rmgr.errors import StateConflict
+from rmgr.model.units import counted
+
+_RECORDS = "records"
+#: A spawner whose Starter died ends its work itself: it gets this long.
+_OWN_ACCORD_S = 2.0
+_ROUNDS = 50
+#: Removing a tree so deep that it was made to be in the way.
+_DEEP_S = 10.0
+
+
+class _Guard:
+    """Exclusive use of a node's directory, until `close` or the end of this process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def is_of(self, directory: Path) -> bool:
+        """It is that directory which is held, not one that stood there before."""
+        found = os.fstat(self._fd) if self._fd >= 0 else None
+        return found is not None and (found.st_dev, found.st_ino) == identity(directory)
+
+    def close(self) -> None:
+        """Lets go. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def hold(directory: Path) -> _Guard:
+    """Takes `directory` for this process. Raises: StateConflict while another live process has it."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise StateConflict(
+            f"the directory {directory} is used by another Starter that is alive",
+            hint="stop it, or give this one another node name or directory",
+        ) from None
+    return _Guard(fd)
+
+
+def record_spawner(directory: Path, name: str, *, pid: int, marker: str) -> None:
+    """Writes down a process that must not outlive this incarnation (replaced as a whole, never half written)."""
+    started = born(pid)
+    if started is not None:
+        with contextlib.suppress(FileNotFoundError):  # `directory` was removed: written down again when it has been made again
+            _record(directory, name, {"pid": pid, "born": started, "marker": marker})
+
+
+def record_cgroups(directory: Path, paths: list[str]) -> None:
+    """Writes down the cgroups of this incarnation."""
+    _record(directory, "cgroups", {"cgroups": paths})
+
+
+def forget(directory: Path, name: str) -> None:
+    """The process is dead."""
+    with contextlib.suppress(OSError):
+        (directory / _RECORDS / f"{name}.json").unlink()
+
+
+def reap(directory: Path) -> list[str]:
+    """Ends everything that older incarnations recorded in `directory`, then empties it. Returns one line for each thing done.
+
+    Cost: nothing to do: a listdir. Else at most a few seconds (spawners get 2 s to end their work themselves).
+    """
+    done: list[str] = []
+    records = [_load(path) for path in sorted((directory / _RECORDS).glob("*.json"))]
+    deadline = time.monotonic() + _OWN_ACCORD_S
+    for record in records:
+        while (process := _alive(record)) is not None and time.monotonic() < deadline:
+            with contextlib.suppress(psutil.TimeoutExpired):
+                process.wait(timeout=0.05)
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+                done.append(f"killed process {process.pid} of an older incarnation")
+    for path in (path for record in records for path in _strings(record.get("cgroups"))):
+        if killed := kill_group(Path(path)):
+            done.append(f"killed {counted(killed, 'process')} in {path}")
+        if not remove_group(Path(path), wait_s=1.0):
+            done.append(f"cannot remove {path}")
+    markers = sorted({str(record["marker"]) for record in records if record.get("marker")})
+    done.extend(f"killed {counted(killed, 'process')} marked {marker}" for marker in markers if (killed := kill_marked(marker)))
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            remove_tree(entry)
+        else:
+            with contextlib.suppress(OSError):
+                entry.unlink()
+    return done
+
+
+def remove_tree(directory: Path) -> None:
+    """Removes a directory that work has had to itself, as far as that is possible: links are not followed, however deep it is.
+
+    Or what the work has put in its place: a file, a link.
+    """
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(directory).st_mode):
+            os.unlink(directory)
+            return
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+    except RecursionError:  # CPython 3.11 recurses; deeper than any honest work goes
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(["rm", "-rf", "--", str(directory)], stdin=subprocess.DEVNULL, timeout=_DEEP_S, check=False, capture_output=True)
+
+
+def identity(directory: Path) -> tuple[int, int] | None:
+    """Which directory it is, links not followed; None if there is none."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(directory)
+        return found.st_dev, found.st_ino
+    return None
+
+
+def kill_marked(marker: str) -> int:
+    """Kills every process whose environment says RMGR_SLOT=<marker>, until there is none; returns how many were seen.
+
+    Cost: about 15 us a process of the machine.
+    """
+    seen: set[int] = set()
+    for _ in range(_ROUNDS):
+        found = _marked(marker)
+        if not found:
+            break
+        seen.update(found)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return len(seen)
+
+
+def _marked(marker: str) -> list[int]:
+    wanted = f"RMGR_SLOT={marker}".encode()
+    if not os.path.isdir("/proc/self"):
+        return [process.pid for process in psutil.process_iter() if _psutil_marked(process, marker)]
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    environ = file.read()
+            except OSError:
+                continue
+            if wanted in environ.split(b"\0"):
+                found.append(int(name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _psutil_marked(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get("RMGR_SLOT") == marker
+    except (psutil.Error, OSError):
+        return False
+
+
+def _alive(record: dict[str, object]) -> psutil.Process | None:
+    """The recorded process, if it is still that one (a reused pid has another start time)."""
+    pid = record.get("pid")
+    if not isinstance(pid, int) or born(pid) != record.get("born"):
+        return None
+    try:
+        process = psutil.Process(pid)
+        return process if process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.Error:
+        return None
+
+
+def born(pid: int) -> str | None:
+    """Names the start of a process in a way that neither a clock jump nor a reboot can confuse."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = file.read().rpartition(b")")[2].split()[19].decode()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}:{ticks}"
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return None
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _record(directory: Path, name: str, value: dict[str, object]) -> None:
+    records = directory / _RECORDS
+    records.mkdir(exist_ok=True)
+    part = records / f".{name}.part"
+    part.write_text(json.dumps(value))
+    part.replace(records / f"{name}.json")
+
+
+def _load(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _strings(value: object) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

@@ -1,0 +1,182 @@
+"""The hands of a Starter: slots that run commands and Python workers, each slot a spawner process of its own.
+
+Every method returns at once and may be called from the Starter's one thread; facts arrive as `workevents` on the
+selector thread, in lists, through `on_events`, which must only enqueue. A slot is one place to run work in; how many
+core units of the node a task occupies is the Starter's count (a task of 4 cores takes one slot and four units).
+
+    runner = NodeRunner(directory="/var/lib/rmgr/n1/run", node="n1", on_events=mailbox.put, cgroups=CgroupConfig())
+    slot = runner.open_slot(0)                                   # -> SlotUp
+    shape = Shape(submission=42, limit_us=60_000_000)
+    seq = runner.next_seq()
+    slot.run(CommandBatch(shape=shape, argv=("sh", "-c", "echo hi"), items=(CommandItem(seq=seq, index=0),)))
+    # -> CommandsEnded(slot, (CommandEnd(seq, exit_code=0, out=Output(size=3, data=b"hi\n"), ...),))
+    worker = slot.start_worker(WorkerSpec(environ={"OMP_NUM_THREADS": "1"}))   # tasks may be sent at once
+    items = tuple(TaskItem(seq=runner.next_seq(), index=i, payload=payload[i]) for i in range(256))
+    worker.send(TaskBatch(shape=shape, function=sha256, blob=blob, items=items))
+    # -> WorkerReady, TasksEnded(slot, worker, (TaskEnd(seq, data=b"..."), ...)) in a few messages
+    worker.recall()                                              # -> TasksReturned(slot, worker, seqs, NONE)
+    worker.stop(seq, reason=Reason.USER_CANCEL)                  # -> TasksEnded (it gave way), WorkerEnded, TasksReturned
+    runner.renew_lease(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 4 * 10**9)  # exclusive work lives until then
+    runner.close(timeout_s=5)                                    # kills what runs, leaves no process and no directory
+
+What runs is killed when this process dies (the spawners see their sockets close) or stops renewing the lease
+(exclusive work). Files named in an event (`Output.path`, `Value.path`) belong to the Starter: store, then unlink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rmgr.adapters.host import leftovers
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups, SlotCgroup
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.host.slot import Slot
+from rmgr.adapters.host.worker import Worker, WorkerSpec
+from rmgr.adapters.host.workevents import WorkEvent
+from rmgr.model import frames
+from rmgr.runner import home
+
+__all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
+
+#: Variables of the Starter that never reach work.
+_PRIVATE = ("RMGR_", "NOTIFY_SOCKET", "WATCHDOG_", "LISTEN_")
+
+
+class NodeRunner:
+    """All slots of one node.
+
+    Args:
+        directory: this node's own, created if absent; what an older incarnation left in it (processes, cgroups,
+            files) is ended and removed first. One NodeRunner at a time uses it (`errors.StateConflict` otherwise).
+        node: name of the node (RMGR_NODELIST of its work).
+        on_events: gets lists of events on the selector thread; only enqueues.
+        cgroups: where to make cgroups; None = none.
+        pids_limit: processes and threads of one slot, where a cgroup can limit them; 0 = no limit. Elsewhere each account has
+            as many as that for each processor, at most a quarter of the machine's.
+        environ: environment of work; default: this process's without RMGR_* and the service manager's variables.
+        no_new_privs: setuid programs gain nothing in work (of accounts they never do).
+    Cost: a thread; a spawner of about 12 MiB a slot.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: str,
+        node: str,
+        on_events: Callable[[list[WorkEvent]], None],
+        cgroups: CgroupConfig | None = None,
+        pids_limit: int = 2048,
+        environ: Mapping[str, str] | None = None,
+        no_new_privs: bool = False,
+    ) -> None:
+        self.node = node
+        self.directory = Path(directory).resolve()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._guard = leftovers.hold(self.directory)
+        self.reaped = leftovers.reap(self.directory)  #: what the older incarnation left, one line each
+        self.guid = uuid.uuid4().hex[:12]
+        self.pids_limit = pids_limit
+        self.pids_limit_of_user = _pids_of_user(pids_limit)  #: on this machine, where no cgroup counts processes
+        self.no_new_privs = no_new_privs
+        self.cache = self.directory / "cache"
+        self.cache.mkdir(exist_ok=True)
+        self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
+        self.lease_end_ns = 0
+        self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
+        self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
+        self._on_events = on_events
+        self._seq = itertools.count(1)
+        self._opened = itertools.count(1)
+        self._cgroups = Cgroups.open(cgroups, f"{node}-{self.guid}") if cgroups is not None else None
+        if self._cgroups is not None:
+            leftovers.record_cgroups(self.directory, self._cgroups.directories)
+        self.loop = Loop("rmgr-slots")
+
+    def next_seq(self) -> int:
+        """The number of one attempt of one task on this node; numbers grow, send them in that order."""
+        return next(self._seq)
+
+    def open_slot(self, number: int, *, python: str = "", account: Account | None = None) -> Slot:
+        """Starts a spawner; `SlotUp` follows (about 0.1 s), work may be given at once.
+
+        python: interpreter of its workers (rmgr must be importable there), "" = this one. account: who it and its work
+        run as (this process must be root then), None = as this process. Raises: OSError when it cannot be started (no
+        memory, no descriptors, full disk).
+        """
+        self.check()
+        slot = Slot(self, number, next(self._opened), python=python or home.PYTHON, account=account)
+        self.slots[slot.name] = slot
+        return slot
+
+    def renew_lease(self, end_ns: int) -> None:
+        """Exclusive work may run until `end_ns` (CLOCK_BOOTTIME); 0: kill it now."""
+        self.lease_end_ns = end_ns
+        for slot in list(self.slots.values()):
+            slot.order(frames.LeaseEnd(end_ns=end_ns))
+
+    def close(self, *, timeout_s: float = 5.0, grace_us: int = 0) -> None:
+        """Ends all work (SIGTERM, `grace_us`, SIGKILL), all spawners, the thread; removes directories and cgroups.
+
+        At the end of `timeout_s` what is left is killed from here. Idempotent.
+        """
+        deadline = time.monotonic() + timeout_s
+        slots = list(self.slots.values())
+        for slot in slots:
+            slot.close(grace_us=grace_us)
+        for slot in slots:
+            slot.wait(max(0.0, deadline - time.monotonic()))
+        self.loop.close()
+        if self._cgroups is not None:
+            self._cgroups.close()
+        leftovers.remove_tree(self.directory)
+        self._guard.close()
+
+    # -- for slots and workers -----------------------------------------------------------------------------------------
+
+    def mended(self) -> None:
+        """Its directory, or what was in it, was removed and made again: writes down anew what must not outlive this incarnation."""
+        with contextlib.suppress(FileNotFoundError):  # it was removed again: this is called again when it has been made again
+            if not self._guard.is_of(self.directory):
+                guard = leftovers.hold(self.directory)
+                self._guard.close()
+                self._guard = guard
+            if self._cgroups is not None:
+                leftovers.record_cgroups(self.directory, self._cgroups.directories)
+            for slot in list(self.slots.values()):
+                leftovers.record_spawner(self.directory, slot.name, pid=slot.pid, marker=slot.marker)
+                for number, worker in list(slot.workers.items()):
+                    if worker.pid:
+                        leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
+
+    def emit(self, *events: WorkEvent) -> None:
+        """Hands events over."""
+        if events:
+            self._on_events(list(events))
+
+    def slot_cgroup(self, name: str) -> SlotCgroup | None:
+        """Cgroups for one spawner."""
+        return self._cgroups.slot(name, pids_limit=self.pids_limit) if self._cgroups is not None else None
+
+    def wall_times(self, started_ns: int) -> tuple[int, int]:
+        """(started_us since the epoch, elapsed_us) of something that started at CLOCK_BOOTTIME `started_ns` and ends now."""
+        elapsed_us = max(0, (time.clock_gettime_ns(_CLOCK) - started_ns) // 1000)
+        return time.time_ns() // 1000 - elapsed_us, elapsed_us
+
+
+def _pids_of_user(pids_limit: int) -> int:
+    """As many as the slots of a machine might have, but a user leaves processes for others; 0 = no limit."""
+    try:
+        most = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")) // 4
+    except (OSError, ValueError):
+        most = 8192
+    return min(pids_limit * (os.cpu_count() or 1), most)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -1,0 +1,392 @@
+"""One place to run work in, as its Starter sees it: a spawner process, the orders it is given, the facts that it tells.
+
+Of a user's spawner nothing is believed that is not his to give (`host/distrust.py`): what makes no sense ends the slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.adapters.host import distrust, leftovers
+from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.channel import Channel
+from rmgr.adapters.host.worker import Worker, WorkerSpec
+from rmgr.adapters.host.workevents import (
+    CommandsEnded,
+    CommandsStarted,
+    SlotLost,
+    SlotUp,
+    Surprised,
+    TasksReturned,
+    WorkEvent,
+    death_words,
+    lost_words,
+    lost_worker,
+)
+from rmgr.model import frames
+from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
+from rmgr.model.states import Reason
+from rmgr.model.units import counted
+from rmgr.model.version import PROTOCOL
+from rmgr.runner import home
+from rmgr.runner.board import Board
+from rmgr.runner.outputs import read_live
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.process import NodeRunner
+
+_BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
+#: How long a killed spawner's socket may take to close.
+_BURIED_S = 0.5
+#: How long a user's spawner may take to end beside the grace of its work.
+_DEAF_S = 15.0
+#: Characters of a surprise that are told.
+_SHOWN = 300
+
+
+class Slot:
+    """One place to run work in: a spawner, at most one command at a time, and its Python workers."""
+
+    def __init__(self, runner: NodeRunner, number: int, serial: int, *, python: str, account: Account | None) -> None:
+        self.runner = runner
+        self.account = account
+        self.number = number
+        self.name = f"s{number}-{serial}"
+        self.directory = runner.directory / self.name
+        self.pid = 0
+        self.features: tuple[str, ...] = ()
+        self.is_up = False
+        self.is_lost = False
+        self.uses = 0  #: how often it was given work, counted by its owner
+        self.workers: dict[int, Worker] = {}
+        self.marker = f"{runner.guid}-{self.name}"
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._commands: dict[int, CommandStarted | None] = {}
+        self._board: Board | None = None
+        self._closing = False
+        self._talk = distrust.Talk() if account is not None else None
+        self._gone = threading.Event()
+        self.directory.mkdir(mode=0o755 if account is None else 0o700)
+        self._home = leftovers.identity(self.directory)
+        if account is not None:
+            os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
+        self._cgroup = group = runner.slot_cgroup(self.name)
+        if group is not None and account is not None:
+            group.give(account.uid, account.gid)
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                self._command(python, theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                cwd=self.directory if account is None else "/",
+                env=self._environ(python),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        leftovers.record_spawner(runner.directory, self.name, pid=self.pid, marker=self.marker)
+        if group is not None and account is None:
+            group.add(self.pid)
+        self._channel = Channel(runner.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
+        self.order(
+            frames.Setup(
+                slot=number,
+                node=runner.node,
+                directory=str(self.directory),
+                cgroup=group.unified if group is not None else "",
+                has_memory=group is not None and group.has_memory,
+                freezer=group.v1("freezer") if group is not None else "",
+                memory=group.v1("memory") if group is not None else "",
+                pids=group.v1("pids") if group is not None else "",
+                no_new_privs=runner.no_new_privs,
+                lease_end_ns=runner.lease_end_ns,
+            )
+        )
+
+    def _command(self, python: str, fd: int) -> list[str]:
+        """The spawner; for an account, what first becomes that account (in this interpreter, which is trusted: `python` may be his)."""
+        argv = [python, "-P", "-m", "rmgr.runner.spawner", str(fd)]
+        account = self.account
+        if account is None:
+            return argv
+        argv.append("closed")
+        plan = {
+            "uid": account.uid,
+            "gid": account.gid,
+            "groups": account.groups,
+            "cgroups": self._cgroup.doors if self._cgroup is not None else (),
+            "fd": fd,
+            "directory": str(self.directory),
+            "processes": self.runner.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
+            "argv": argv,
+        }
+        return [sys.executable, "-I", "-S", _BECOME, json.dumps(plan)]
+
+    def _environ(self, python: str) -> dict[str, str]:
+        environ = self.runner.environ if self.account is None else self.account.environment(self.runner.environ)
+        environ = environ | {"RMGR_SLOT": self.marker}
+        environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
+        # An installed rmgr stands among packages built for this interpreter: another one has its own.
+        root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))
+        return environ
+
+    # -- the Starter's side ------------------------------------------------------------------------------------------
+
+    @property
+    def has_home(self) -> bool:
+        """Its directory is the one that was made for it."""
+        return leftovers.identity(self.directory) == self._home
+
+    def start_worker(self, spec: WorkerSpec) -> Worker:
+        """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""
+        worker = Worker(self, next(self._numbers), spec)
+        with self._lock:
+            self.workers[worker.number] = worker
+        sent = self.order(
+            frames.StartWorker(
+                worker=worker.number,
+                environ=spec.environ,
+                sys_path=spec.sys_path,
+                archives=tuple(map(str, spec.archives)),
+                initializer=spec.initializer,
+                python_version=spec.python_version,
+                memory_bytes=spec.memory_bytes,
+                cloudpickle=spec.cloudpickle,
+                protocol=PROTOCOL,
+            )
+        )
+        if not sent and self.is_lost:
+            self.runner.loop.call(lambda: self._worker_gone(lost_worker(worker.number, "its slot is lost")))
+        return worker
+
+    def run(self, batch: CommandBatch) -> bool:
+        """Queues commands, run one after another; ends arrive as `CommandsEnded`. False: the slot is lost, nothing was sent."""
+        with self._lock:
+            if self.is_lost:
+                return False
+            for item in batch.items:
+                self._commands[item.seq] = None
+        self.order(batch)
+        return True
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Seqs of commands given and not yet accounted for, in order."""
+        with self._lock:
+            return tuple(self._commands)
+
+    def recall(self, *, keep: int = 0) -> None:
+        """Takes back queued commands beyond the next `keep`; answered by `TasksReturned`, empty when there were none."""
+        self.order(frames.RecallCommands(keep=keep))
+
+    def stop(self, seq: int, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
+        """Ends command `seq`, running or queued; it is reported in `CommandsEnded` with `reason`."""
+        self.order(frames.Stop(seq=seq, reason=reason, grace_us=grace_us))
+
+    def signal(self, seq: int, signum: int) -> None:
+        """Sends a signal to all processes of the running command `seq`."""
+        self.order(frames.Signal(seq=seq, signum=signum))
+
+    def suspend(self, seq: int) -> None:
+        """Stops all processes of the running command in place."""
+        self.order(frames.SuspendWork(seq=seq))
+
+    def resume(self, seq: int) -> None:
+        """Continues after `suspend`."""
+        self.order(frames.SuspendWork(seq=seq, resume=True))
+
+    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
+        """(what the running command `seq` has written to "stdout" or "stderr" from `offset`, the next offset).
+
+        None: it is not running. Where its middle was dropped a line says so, and the next offset is beyond it.
+        """
+        with self._lock:
+            started = self._commands.get(seq)
+        if started is None:
+            return None
+        with acting(self.account):
+            read = read_live(started.out if stream == "stdout" else started.err, offset, limit, started.cap)
+        with self._lock:
+            return read if seq in self._commands else None
+
+    def close(self, *, grace_us: int = 0) -> None:
+        """Ends its work and its spawner; `SlotLost(expected=True)` follows."""
+        self._closing = True
+        self.order(frames.Shutdown(grace_us=grace_us))
+        if self.account is not None:  # his processes may have made it deaf
+            self.runner.loop.later(grace_us / 1e6 + _DEAF_S, self._insist)
+
+    def _insist(self) -> None:
+        if not self._gone.is_set():
+            self.kill()
+
+    def wait(self, timeout_s: float) -> None:
+        """Waits until it is gone; at the end of `timeout_s` it is killed."""
+        if not self._gone.wait(timeout_s):
+            self.kill()
+            self._gone.wait(2.0)
+
+    def kill(self) -> None:
+        """Kills the spawner and everything it started, from here."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGKILL)
+        self.runner.loop.later(_BURIED_S, self._bury)
+
+    def wake(self) -> None:
+        """Continues the spawner, should its work have stopped it; sees that it is dead, should somebody keep its socket open."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+        if self._process.returncode is not None:
+            self.runner.loop.call(self._bury)
+
+    def _bury(self) -> None:
+        """A dead spawner's slot ends, though the other end of its socket may live on in a process that got hold of it."""
+        if self._process.poll() is not None and not self._gone.is_set():
+            self._channel.drain()
+            self._channel.end("closed")
+
+    def order(self, frame: object) -> bool:
+        """Sends a control frame."""
+        return self._channel.send(frames.encode(frame))
+
+    # -- the selector thread's side ------------------------------------------------------------------------------------
+
+    def _on_frames(self, received: list[object], fds: list[int]) -> None:
+        with self.guarded():
+            if self._talk is not None:
+                self._talk.heard(self._channel.received, len(received), self._awaited(received))
+            for frame in received:
+                self._on_frame(frame, fds)
+
+    def _awaited(self, received: list[object]) -> int:
+        """How much of what it was given these frames account for."""
+        seqs: set[int] = set()
+        workers: set[int] = set()
+        for frame in received:
+            match frame:
+                case frames.CommandEnds():
+                    seqs.update([end.seq for end in frame.ends])
+                    seqs.update([started.seq for started in frame.started])
+                case frames.CommandsReturned():
+                    seqs.update(frame.seqs)
+                case frames.WorkerForked() | frames.WorkerGone():
+                    workers.add(frame.worker)
+        return sum(seq in self._commands for seq in seqs) + sum(worker in self.workers for worker in workers)
+
+    def _on_frame(self, frame: object, fds: list[int]) -> None:
+        match frame:
+            case frames.SpawnerUp():
+                distrust.check_process(self.pid, self.account)
+                distrust.check_board(fds[0], self.account)
+                distrust.check_up(frame, self.account, again=self.is_up)
+                with distrust.taken(fds, 1) as (board,):
+                    self._board = Board(board)
+                self.is_up, self.features = True, frame.features
+                self.runner.emit(SlotUp(self, frame.pid, frame.features))
+            case frames.WorkerForked():
+                distrust.check_process(frame.pid, self.account)
+                distrust.check_board(fds[1], self.account)
+                with distrust.taken(fds, 2) as given:
+                    worker = self.workers[frame.worker]
+                    leftovers.record_spawner(self.runner.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
+                    worker.attach(frame.pid, frame.directory, given)
+            case frames.WorkerGone():
+                distrust.check_gone(frame, self.account)
+                self._worker_gone(frame)
+            case frames.CommandEnds():
+                for end in frame.ends:
+                    distrust.check_end(end, self.account)
+                with self._lock:
+                    if self.account is not None and not all(one.seq in self._commands for one in frame.started):
+                        raise distrust.Imposture("it names commands that it was not given")
+                    for started in frame.started:
+                        self._commands[started.seq] = started
+                    for end in frame.ends:
+                        self._commands.pop(end.seq, None)
+                if frame.started:
+                    self.runner.emit(CommandsStarted(self, frame.started))
+                if frame.ends:
+                    self.runner.emit(CommandsEnded(self, frame.ends))
+            case frames.CommandsReturned():
+                with self._lock:
+                    for seq in frame.seqs:
+                        self._commands.pop(seq, None)
+                self.runner.emit(TasksReturned(self, None, frame.seqs, frame.reason))
+            case frames.Surprise():
+                distrust.check_surprise(frame, self.account)
+                self.runner.emit(Surprised(self, frame.what, frame.detail[:_SHOWN]))
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """What a user's processes tell may make no sense: his slot ends then, the Starter goes on."""
+        try:
+            yield
+        except distrust.NONSENSE as error:
+            if self.account is None:
+                raise
+            self.runner.emit(Surprised(self, "imposture", f"work of {self.account.name}: {type(error).__name__}: {error}"))
+            self.kill()
+            self.runner.loop.call(lambda: self._channel.end("it said what makes no sense"))
+
+    def _worker_gone(self, gone: WorkerGone) -> None:
+        with self._lock:
+            worker = self.workers.pop(gone.worker, None)
+        if worker is not None:
+            leftovers.forget(self.runner.directory, f"{self.name}.w{gone.worker}")
+            worker.end(gone)
+
+    def _on_end(self, why: str) -> None:
+        """The spawner is gone, or its stream is broken: make sure that all it started is dead, then account for it."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2.0)
+        if self._cgroup is not None:
+            self._cgroup.kill()
+        killed = leftovers.kill_marked(self.marker)
+        how = death_words(self._process.returncode) if why == "closed" else f"was ended: {why}"
+        for worker in list(self.workers.values()):
+            self._worker_gone(lost_worker(worker.number, lost_words(how)))
+        with self._lock:
+            self.is_lost = True
+            left, self._commands = self._commands, {}
+        last = 0
+        if self._board is not None:
+            last = self._board.begun
+            self._board.close()
+            self._board = None
+        running = tuple(seq for seq in left if seq <= last)
+        leftovers.remove_tree(self.directory)
+        if self._cgroup is not None:
+            self._cgroup.close()
+        leftovers.forget(self.runner.directory, self.name)
+        self.runner.slots.pop(self.name, None)
+        events: list[WorkEvent] = [Surprised(self, "leftovers", f"{counted(killed, 'process')} of {self.marker}")] if killed else []
+        events.append(
+            SlotLost(
+                slot=self,
+                why=how,
+                running=running,
+                unstarted=tuple(seq for seq in left if seq not in running),
+                expected=self._closing,
+            )
+        )
+        self._gone.set()
+        self.runner.emit(*events)

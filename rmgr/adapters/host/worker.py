@@ -1,0 +1,418 @@
+"""A Python worker as its Starter sees it: tasks out, facts back, each task accounted for once whatever dies.
+
+Tasks are run in the order sent. What has not begun can be taken back at any moment (`recall`), even while a task holds
+the interpreter, because the worker looks at the shared board before each task.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rmgr.adapters.host import distrust
+from rmgr.adapters.host.accounts import acting
+from rmgr.adapters.host.channel import Channel
+from rmgr.adapters.host.workevents import (
+    TasksEnded,
+    TasksReturned,
+    WorkerBlocked,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerReady,
+    WorkerUnblocking,
+    WorkEvent,
+)
+from rmgr.model import frames
+from rmgr.model.frames import Output, TaskBatch, TaskEnd, WorkerGone
+from rmgr.model.states import Reason
+from rmgr.runner.board import SETTLE_S, Board
+from rmgr.runner.outputs import read_live
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.slot import Slot
+
+#: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
+_RESCUE_S = 0.05
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS})
+_PART = 4 * 1024 * 1024
+_ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is: one is reused only for the same spec.
+
+    environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
+    sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).
+    python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
+    group: workers of different groups are never shared (an Executor with an initializer, another user's work).
+    """
+
+    environ: dict[str, str] = field(default_factory=dict, hash=False)
+    sys_path: tuple[str, ...] = ()
+    archives: tuple[str, ...] = ()
+    initializer: bytes = b""
+    python_version: str = ""
+    cloudpickle: str = ""
+    memory_bytes: int = 0
+    group: str = ""
+
+
+class Worker:
+    """Handle of one worker; made by `Slot.start_worker`. Methods may be called from any thread and never block."""
+
+    def __init__(self, slot: Slot, number: int, spec: WorkerSpec) -> None:
+        self.slot = slot
+        self.number = number
+        self.spec = spec
+        self.pid = 0
+        self.directory = ""
+        self.is_ready = False
+        self.is_refused = False  #: its environment cannot be made
+        self.is_leaving = False  #: takes no more tasks (it ends itself, or is dead)
+        self.blocked_seq = 0
+        self._lock = threading.Lock()
+        self._outstanding: dict[int, None] = {}
+        self._last_seq = 0
+        self._highest = 0  # every task up to this one has been run or skipped
+        self._revoked = (0, 0)
+        self._early: list[bytes] = []
+        self._channel: Channel | None = None
+        self._board: Board | None = None
+        self._watching = False
+        self._heard = False
+        self._talk = distrust.Talk() if slot.account is not None else None
+        self._is_asking = False  #: for its cores
+
+    # -- the Starter's side ----------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Seqs sent and not yet accounted for, in order."""
+        with self._lock:
+            return tuple(self._outstanding)
+
+    @property
+    def load(self) -> int:
+        """How many tasks are outstanding."""
+        return len(self._outstanding)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes sent and not yet taken by it."""
+        channel = self._channel
+        return channel.backlog if channel is not None else sum(map(len, self._early))
+
+    def running(self) -> tuple[int, int]:
+        """(seq, started_ns CLOCK_BOOTTIME) of the task that runs, (0, 0) when none does."""
+        board = self._board
+        try:
+            return board.running() if board is not None and self._outstanding else (0, 0)
+        except ValueError:  # it has just ended: the board is closed
+            return 0, 0
+
+    def send(self, batch: TaskBatch) -> bool:
+        """Sends tasks (seqs from `NodeRunner.next_seq`, ascending). False: the worker is gone, nothing was sent.
+
+        Raises: FrameError when one task alone is longer than a frame may be (large payloads go in files).
+        """
+        data = b"".join(frames.encode(part) for part in _parts(batch))
+        with self._lock:
+            if self.is_leaving:
+                return False
+            for item in batch.items:
+                self._outstanding[item.seq] = None
+            self._last_seq = batch.items[-1].seq
+            if self._channel is None:
+                self._early.append(data)
+                return True
+            watch = not self._watching and len(self._outstanding) > 1  # one alone comes after no other: it is told at its end
+            self._watching = self._watching or watch
+        self._channel.send(data)
+        if watch:
+            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+        return True
+
+    def recall(self, *, keep: int = 0) -> None:
+        """Takes back what has not begun, beyond the next `keep` tasks (all, while the worker is being forked).
+
+        Answered by `TasksReturned` after a few ms, which is empty when there was nothing to take back.
+        """
+        self.slot.runner.loop.call(lambda: self._recall(keep))
+
+    def stop(self, seq: int = 0, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
+        """Ends task `seq`; 0 ends the worker.
+
+        The task runs: SIGTERM, `grace_us`, SIGKILL; it ends in `TasksEnded` (it gave way, the worker lives on) or in
+        `WorkerEnded`, with `reason`. It has not begun: it comes back in `TasksReturned`, together with those behind it.
+        """
+        order = frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us)
+        if seq:
+            self.slot.runner.loop.call(lambda: self._stop(order))
+        else:
+            self.slot.order(order)
+
+    def signal(self, signum: int, seq: int = 0) -> None:
+        """Sends a signal to all processes of the running task."""
+        self.slot.order(frames.Signal(worker=self.number, seq=seq, signum=signum))
+
+    def suspend(self) -> None:
+        """Stops the worker and what it started in place."""
+        self.slot.order(frames.SuspendWork(worker=self.number))
+
+    def resume(self) -> None:
+        """Continues after `suspend`."""
+        self.slot.order(frames.SuspendWork(worker=self.number, resume=True))
+
+    def grant(self, seq: int) -> None:
+        """Answers `WorkerUnblocking`: the task has its cores back."""
+        self.blocked_seq = 0
+        self._is_asking = False
+        if self._channel is not None:
+            self._channel.send(frames.encode(frames.Granted(seq)))
+
+    def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
+        """(what the running task `seq` has written to "stdout" or "stderr" from `offset`, the next offset); as of a `Slot`."""
+        board = self._board
+        if board is None or self.running()[0] != seq:
+            return None
+        try:
+            cap = board.output_cap
+        except ValueError:  # it has just ended: the board is closed
+            return None
+        with acting(self.slot.account):
+            read = read_live(os.path.join(self.directory, stream), offset, limit, cap)
+        return read if self.running()[0] == seq else None
+
+    # -- the selector thread's side ----------------------------------------------------------------------------------
+
+    def attach(self, pid: int, directory: str, given: list[int]) -> None:
+        """The spawner has forked it. given: descriptors of its socket, which is taken out of the list, and of its board."""
+        if self._channel is not None:
+            raise distrust.Imposture("it forks a worker twice")
+        self.pid, self.directory = pid, directory
+        self._board = Board(given[1])
+        channel = Channel(
+            self.slot.runner.loop,
+            distrust.stream_socket(given),
+            frames.FromWorker,
+            on_frames=self._on_frames,
+            on_end=_nothing,  # its death is reported by the spawner
+        )
+        with self._lock:  # nothing overtakes what was sent early
+            early, self._early = self._early, []
+            for data in early:
+                channel.send(data)
+            self._channel = channel
+            self._watching = bool(early)
+        if early:
+            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+
+    def end(self, gone: WorkerGone) -> None:
+        """It is dead: read what is left, account for every task."""
+        with self._lock:
+            self.is_leaving = True
+        started = current = 0
+        if self._channel is not None:
+            self._channel.drain()
+        if self._board is not None:
+            self._take_unsent()
+            current, started = self._board.running()
+        with self._lock:
+            left, self._outstanding = tuple(self._outstanding), {}
+        seq = current if current in left else 0
+        if not self.is_ready and not self.is_refused and (gone.exit_code is not None or gone.signal in _CRASHES):
+            how = f"exit code {gone.exit_code}" if gone.exit_code is not None else signal.Signals(gone.signal).name
+            where = "initializer" if self.spec.initializer else "set-up"
+            self._refuse(b"", f"the worker process ended in its {where} ({how})", bool(self.spec.initializer), gone.out, gone.err)
+        if self._channel is not None:
+            self._channel.close()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        started_us, elapsed_us = self.slot.runner.wall_times(started) if seq else (0, 0)
+        self.slot.runner.emit(
+            WorkerEnded(
+                slot=self.slot,
+                worker=self,
+                seq=seq,
+                reason=gone.reason,
+                exit_code=gone.exit_code,
+                signal=gone.signal,
+                detail=gone.detail,
+                started_us=started_us,
+                elapsed_us=elapsed_us,
+                cpu_us=gone.cpu_us if seq else 0,
+                max_rss_kib=gone.max_rss_kib,
+                out=gone.out,
+                err=gone.err,
+                unstarted=tuple(other for other in left if other != seq),
+            )
+        )
+
+    def _on_frames(self, received: list[object], _fds: list[int]) -> None:
+        with self.slot.guarded():
+            if self._talk is not None and self._channel is not None:
+                self._talk.heard(self._channel.received, len(received), self._awaited(received))
+            self._take(received)
+
+    def _awaited(self, received: list[object]) -> int:
+        """How much of what it was given these frames account for."""
+        seqs: set[int] = set()
+        asks = False
+        for frame in received:
+            match frame:
+                case frames.TaskEnds():
+                    seqs.update([end.seq for end in frame.ends])
+                case frames.Skipped():
+                    seqs.update(frame.seqs)
+                case frames.Blocked():
+                    asks = asks or not self.blocked_seq
+                case frames.Unblocking():  # and then it waits for an answer
+                    asks = asks or not self._is_asking
+        return sum(seq in self._outstanding for seq in seqs) + asks
+
+    def _take(self, received: list[object]) -> None:
+        self._heard = True
+        events: list[WorkEvent] = []
+        for frame in received:
+            match frame:
+                case frames.TaskEnds():
+                    if known := self._account(frame.ends):
+                        events.append(TasksEnded(self.slot, self, known))
+                case frames.Skipped():
+                    with self._lock:
+                        self._highest = max(self._highest, frame.seqs[-1])
+                        seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
+                    if seqs:
+                        events.append(TasksReturned(self.slot, self, seqs, Reason.NONE))
+                case frames.Blocked():
+                    self.blocked_seq = frame.seq
+                    events.append(WorkerBlocked(self.slot, self, frame.seq))
+                    self._recall(0)
+                case frames.Unblocking():
+                    if frame.seq in self._outstanding:
+                        self._is_asking = True
+                        events.append(WorkerUnblocking(self.slot, self, frame.seq))
+                    else:  # a thread that outlived its task: there is nothing to give cores to
+                        self.grant(frame.seq)
+                case frames.WorkerUp():
+                    if self.is_ready:
+                        raise distrust.Imposture("a worker is up twice")
+                    self.is_ready = True
+                    events.append(WorkerReady(self.slot, self))
+                case frames.WorkerRefused():
+                    distrust.check_output(frame.out, frame.err)
+                    self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)
+                case frames.Leaving():
+                    self.is_leaving = True
+        self.slot.runner.emit(*events)
+
+    def _refuse(self, error: bytes, summary: str, initializer: bool, out: Output, err: Output) -> None:
+        self.is_leaving = self.is_refused = True
+        self.slot.runner.emit(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
+
+    def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
+        """Those not accounted for before (a result may arrive by the socket and from the board)."""
+        if self.slot.account is not None:
+            for end in ends:
+                distrust.check_end(end, self.slot.account)
+        with self._lock:
+            self._highest = max(self._highest, ends[-1].seq)
+            pop = self._outstanding.pop
+            known = tuple([end for end in ends if pop(end.seq, self) is None])
+        if known and known[-1].seq == self.blocked_seq:
+            self.blocked_seq = 0
+        return known
+
+    def _recall(self, keep: int, *, answer: bool = True) -> None:
+        board = self._board
+        if board is None:
+            with self._lock:  # not forked yet: nothing has been sent
+                seqs = tuple(self._outstanding)
+                self._early.clear()
+                self._outstanding.clear()
+            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            return
+        with self._lock:
+            current = board.begun
+            ahead = [seq for seq in self._outstanding if seq > current]
+            if len(ahead) > keep:
+                after = ahead[keep - 1] if keep else current
+                if max(self._highest, current) < self._revoked[1]:  # what was revoked before and not yet skipped stays so
+                    after = min(after, self._revoked[0])
+                self._revoked = (after, self._last_seq)
+                board.revoke(*self._revoked)
+            revoked = self._revoked
+        self.slot.runner.loop.later(SETTLE_S, lambda: self._settle(*revoked, answer=answer))
+
+    def _stop(self, order: frames.Stop) -> None:
+        board = self._board
+        begun = board.begun if board is not None else 0  # read once, and first: what begins after this is ahead, and looked at again
+        with self._lock:
+            ahead = [seq for seq in self._outstanding if seq > begun]
+        if order.seq in ahead:
+            self._recall(ahead.index(order.seq), answer=False)
+            # it may have begun meanwhile: then it is outstanding still, and stopped
+            self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
+        elif board is not None and board.seq == order.seq:
+            self.slot.order(order)
+
+    def _settle(self, after: int, until: int, *, answer: bool) -> None:
+        """What was revoked a moment ago and is still ahead of the worker will not start any more: it is returned."""
+        board = self._board
+        if board is None:  # it has died meanwhile: everything is accounted for
+            if answer:
+                self.slot.runner.emit(TasksReturned(self.slot, self, (), Reason.NONE))
+            return
+        with self._lock:
+            after = max(after, board.begun)
+            seqs = tuple(seq for seq in self._outstanding if after < seq <= until)
+            for seq in seqs:
+                del self._outstanding[seq]
+        if seqs or answer:
+            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+
+    def _rescue(self) -> None:
+        """A quick task's result must not wait for the slow one that came after it in its batch."""
+        with self._lock:
+            if len(self._outstanding) < 2 or self._board is None:
+                self._watching = False
+                return
+        if not self._heard:
+            self._take_unsent()
+        self._heard = False
+        self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+
+    def _take_unsent(self) -> None:
+        if self._board is None:
+            return
+        data, count = self._board.unsent()
+        if count:
+            with self.slot.guarded():
+                known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
+                if known:
+                    self.slot.runner.emit(TasksEnded(self.slot, self, known))
+
+
+def _parts(batch: TaskBatch) -> list[TaskBatch]:
+    """The batch, cut where its payloads would make too long a frame."""
+    parts, start, size = [], 0, 0
+    for number, item in enumerate(batch.items):
+        size += len(item.payload)
+        if size > _PART and number > start:
+            parts.append(msgspec.structs.replace(batch, items=batch.items[start:number]))
+            start, size = number, len(item.payload)
+    if not parts:
+        return [batch]
+    parts.append(msgspec.structs.replace(batch, items=batch.items[start:]))
+    return parts
+
+
+def _nothing(_why: str) -> None:
+    """The end of a data socket says nothing that the spawner does not say better."""

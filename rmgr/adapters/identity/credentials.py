@@ -1,0 +1,328 @@
+"""A bundle of credentials: the directory that says who this process is (`[security] dir`).
+
+    ca.crt            the cluster's authority                    tls.crt, tls.key     connections
+    sign.crt/.key     signatures                                 roles.json           ZooKeeper's digest ids, public
+    zookeeper.secret  `role:secret`; absent for users that come through gateways only
+    zookeeper.secrets all roles' secrets; WatchDogs and the admin
+    watchdogs.json    where WatchDogs answered last; daemons that have met one
+
+The admin's directory is his own bundle and holds `ca.key` beside it. A bundle that others could read or change is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rmgr.adapters.identity.own_certificate import read_own
+from rmgr.adapters.identity.pki import KEY_SCHEME, Authority, Certified, cluster_of, key_id_of, verify_certificate
+from rmgr.errors import ConfigError, PermissionDenied, UsageError
+from rmgr.model.identity import Identity, Role, parse_uri
+
+if TYPE_CHECKING:
+    from rmgr.config import SecurityConfig
+
+_NEEDED = ("ca.crt", "tls.crt", "tls.key", "sign.crt", "sign.key", "roles.json")
+#: Files that only their owner may read.
+SECRET_FILES = ("tls.key", "sign.key", "ca.key", "zookeeper.secret", "zookeeper.secrets")
+_ENDPOINTS = "watchdogs.json"
+AUTHORITY_FILES = ("ca.crt", "ca.key", "zookeeper.secrets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A bundle in memory. Frozen; load it anew after its files were renewed.
+
+    Attributes:
+        identity: whose it is (with key_id). tls_pair: (certificate, key) as PEM. certificate_pem: sign.crt.
+        roles: role -> ZooKeeper digest id. zookeeper_secrets: role -> secret; WatchDogs and the admin, else empty.
+        not_after_s: when the first of its certificates ends, seconds since 1970.
+    """
+
+    directory: Path
+    identity: Identity
+    ca_pem: bytes
+    tls_pair: tuple[bytes, bytes] = field(repr=False)
+    certificate_pem: bytes
+    roles: Mapping[str, str]
+    not_after_s: float
+    zookeeper_auth: tuple[str, str] | None = field(default=None, repr=False)  #: (scheme, credential) for kazoo's add_auth
+    zookeeper_secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _key: Any = field(default=None, repr=False)
+
+    @classmethod
+    def load(cls, directory: Path | str, *, roles: tuple[Role, ...] = (), now_s: float | None = None) -> Self:
+        """Reads and checks a bundle.
+
+        Args:
+            roles: what its holder may be, () = anything.
+        Raises: ConfigError naming the file and what to do: missing, readable by others, not valid (any more), another
+            authority's, another role's.
+        """
+        where = Path(directory)
+        _check_place(where)
+        files = {name: _read(where / name) for name in _NEEDED}
+        signer = _certified(where / "sign.crt", files["sign.crt"], files["ca.crt"], now_s)
+        link = _certified(where / "tls.crt", files["tls.crt"], files["ca.crt"], now_s)
+        who = signer.identity
+        if link.identity != who:
+            raise ConfigError(
+                f"{where}: tls.crt is that of {_told(link.identity)}, sign.crt that of {_told(who)}",
+                hint="files of two bundles are mixed: restore one",
+            )
+        if roles and who.role not in roles:
+            meant = " or ".join(roles)
+            raise ConfigError(
+                f"{where} is the bundle of {_told(who)}, and a {meant} needs its own",
+                hint=f"set [security] dir (RMGR_SECURITY_DIR) to that of a {meant}; rmgr admin add-node and add-user make them",
+            )
+        key = _private_key(where / "sign.key", files["sign.key"], signer)
+        _private_key(where / "tls.key", files["tls.key"], link)
+        return cls._of(where, files, who, min(signer.not_after_s, link.not_after_s), key)
+
+    @classmethod
+    def shown(cls, directory: Path | str, *, now_s: float | None = None) -> Self:
+        """A bundle for who only shows it to others, who prove it: neither authority nor keys are compared before something is signed.
+
+        Cost: 0.3 ms; `load` takes 40 ms in a new process. Raises ConfigError as `load`, now or when something is signed.
+        """
+        where = Path(directory)
+        _check_place(where)
+        files = {name: _read(where / name) for name in _NEEDED}
+        now_s = time.time() if now_s is None else now_s
+        try:
+            signer, link = read_own(files["sign.crt"]), read_own(files["tls.crt"])
+            who = parse_uri(next(uri for uri in link.uris if not uri.startswith(KEY_SCHEME)))
+            key_id = next(uri.removeprefix(KEY_SCHEME) for uri in link.uris if uri.startswith(KEY_SCHEME))
+            is_usual = who.uri in signer.uris and hashlib.sha256(signer.key).hexdigest()[:32] == key_id
+            is_usual = is_usual and all(item.not_before_s <= now_s < item.not_after_s for item in (signer, link))
+        except (ValueError, StopIteration, UsageError):
+            is_usual = False
+        if not is_usual:
+            return cls.load(where, now_s=now_s)  # says what is wrong
+        return cls._of(
+            where, files, replace(who, key_id=key_id), min(signer.not_after_s, link.not_after_s), _LateKey(where, key_id)
+        )
+
+    @classmethod
+    def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
+        """From the files of a bundle, once it is known whose they are."""
+        secret = _read(where / "zookeeper.secret").decode().strip() if (where / "zookeeper.secret").exists() else ""
+        return cls(
+            directory=where,
+            identity=identity,
+            ca_pem=files["ca.crt"],
+            tls_pair=(files["tls.crt"], files["tls.key"]),
+            certificate_pem=files["sign.crt"],
+            roles=_mapping(where / "roles.json", files["roles.json"]),
+            not_after_s=not_after_s,
+            zookeeper_auth=("digest", secret) if secret else None,
+            zookeeper_secrets=_secrets(where),
+            _key=key,
+        )
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519 signature (64 bytes) of this identity. Cost: 0.05 ms."""
+        signature: bytes = self._key.sign(data)
+        return signature
+
+    def certified(self, pem: bytes, now_s: float | None = None) -> Certified:
+        """Who another certificate of this cluster belongs to. Raises PermissionDenied."""
+        return verify_certificate(pem, self.ca_pem, now_s)
+
+    def path(self, name: str) -> str:
+        """A file of the bundle, for libraries that want names (`ca.crt`, `tls.crt`, `tls.key`)."""
+        return str(self.directory / name)
+
+    def days_left(self, now_s: float | None = None) -> float:
+        """Until the first certificate ends."""
+        return (self.not_after_s - (time.time() if now_s is None else now_s)) / 86400.0
+
+
+def from_config(security: SecurityConfig, *, roles: tuple[Role, ...] = ()) -> Credentials | None:
+    """The bundle that the configuration names, None for an open cluster. Raises ConfigError."""
+    return Credentials.load(Path(security.dir).expanduser(), roles=roles) if security.dir else None
+
+
+def endpoints_file(endpoints: Sequence[str]) -> dict[str, bytes]:
+    """What a bundle keeps of where WatchDogs answered: the file by name."""
+    return {_ENDPOINTS: (json.dumps(list(endpoints)) + "\n").encode()}
+
+
+def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
+    """Where WatchDogs answered when the holder of the bundle was here last."""
+    try:
+        return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / _ENDPOINTS).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def load_ca(directory: Path | str) -> Authority:
+    """The authority in an admin's directory. Raises ConfigError."""
+    where = Path(directory)
+    if not (where / "ca.key").exists():
+        raise ConfigError(
+            f"{where} is not the directory of a cluster's authority: there is no ca.key", hint="make one: rmgr admin init --dir DIR"
+        )
+    _check_place(where)
+    cert, key, secrets = (_read(where / name) for name in AUTHORITY_FILES)
+    try:
+        cluster = cluster_of(cert)
+    except ValueError as error:
+        raise ConfigError(f"{where / 'ca.crt'} is not a certificate: {error}", hint="restore it from a backup") from None
+    return Authority(cluster=cluster, cert_pem=cert, key_pem=key, secrets=_mapping(where / "zookeeper.secrets", secrets))
+
+
+def write_files(directory: Path | str, files: Mapping[str, bytes], *, replace: bool = False) -> Path:
+    """Writes a bundle or an authority: directory 0700, files 0600; a new directory whole or not at all, else each file.
+
+    Raises: ConfigError when a file is there already and `replace` is not given; nothing was written then.
+    """
+    where = Path(directory)
+    there = [name for name in files if (where / name).exists()]
+    if there and not replace:
+        raise ConfigError(f"{where / there[0]} exists already and is not overwritten", hint="choose another place for it, or remove it")
+    if not where.exists():
+        import shutil
+        import tempfile
+
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft = Path(tempfile.mkdtemp(prefix=f".{where.name}.", dir=where.parent))  # 0700
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be made: {error.strerror}", hint="choose another place for it") from None
+        try:
+            _write_each(draft, files)
+            draft.rename(where)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        return where
+    where.chmod(0o700)
+    _write_each(where, files)
+    return where
+
+
+class _LateKey:
+    """The key of a bundle that was only shown so far: loaded, and the bundle proved, when something is signed."""
+
+    def __init__(self, directory: Path, key_id: str) -> None:
+        self._directory = directory
+        self._key_id = key_id
+        self._key: Any = None
+
+    def sign(self, data: bytes) -> bytes:
+        if self._key is None:
+            self._key = self._load()
+        signature: bytes = self._key.sign(data)
+        return signature
+
+    def _load(self) -> Any:
+        """As much as `Credentials.load` looks at before something is signed, without X.509's library (20 ms)."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_private_key
+
+        with contextlib.suppress(ValueError, TypeError, AttributeError, InvalidSignature):
+            key: Any = load_pem_private_key(_read(self._directory / "sign.key"), password=None)
+            authority: Any = load_der_public_key(read_own(_read(self._directory / "ca.crt")).key_info)
+            for name in ("sign.crt", "tls.crt"):
+                said = read_own(_read(self._directory / name))
+                authority.verify(said.signature, said.signed, ECDSA(SHA256()))
+            if key_id_of(key.public_key()) == self._key_id:
+                return key
+        return Credentials.load(self._directory)  # says what is wrong
+
+
+# -- inside ----------------------------------------------------------------------------------------------------------------
+
+
+def _write_each(where: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        draft = where / f".{name}.new"
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+        draft.replace(where / name)
+
+
+def _check_place(where: Path) -> None:
+    if not where.is_dir():
+        raise ConfigError(
+            f"there is no bundle of credentials in {where}",
+            hint="ask the cluster's admin for one (rmgr admin add-user NAME, add-node NAME), or make a cluster's: rmgr admin init",
+        )
+    _check_owner(where, 0o077, "700")
+
+
+def _check_owner(path: Path, forbidden: int, mode: str) -> None:
+    """The file is ours (or root's) and others can do nothing with it that is `forbidden`."""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path} belongs to user {found.st_uid}, not to this one ({os.geteuid()})", hint=f"chown -R $(id -u) {path}")
+    if found.st_mode & forbidden:
+        raise ConfigError(f"{path} is open to others (mode {found.st_mode & 0o777:o})", hint=f"chmod {mode} {path}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        secret = path.name in SECRET_FILES
+        _check_owner(path, 0o077 if secret else 0o022, "600" if secret else "go-w")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} is missing", hint="restore the bundle, or ask the cluster's admin for a new one (rmgr admin add-user, add-node)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint=f"chown -R $(id -u) {path.parent}") from None
+
+
+def _certified(path: Path, pem: bytes, ca_pem: bytes, now_s: float | None) -> Certified:
+    try:
+        return verify_certificate(pem, ca_pem, now_s)
+    except PermissionDenied as error:
+        hint = "ask the cluster's admin for a new bundle: rmgr admin rotate tls, or rmgr admin add-user NAME"
+        if "valid only from" in error.message:
+            hint = "set this machine's clock: timedatectl"
+        raise ConfigError(f"{path}: {error.message}", hint=hint) from None
+
+
+def _private_key(path: Path, pem: bytes, certified: Certified) -> Any:
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is not a private key: {error}", hint="restore the bundle") from None
+    if key.public_key() != certified.public_key:
+        raise ConfigError(f"{path} does not belong to {path.with_suffix('.crt').name}", hint="files of two bundles are mixed: restore one")
+    return key
+
+
+def _secrets(where: Path) -> Mapping[str, str]:
+    path = where / "zookeeper.secrets"
+    return _mapping(path, _read(path)) if path.exists() else {}
+
+
+def _mapping(path: Path, data: bytes) -> dict[str, str]:
+    try:
+        document = json.loads(data)
+        return {str(key): str(value) for key, value in document.items()}
+    except (ValueError, AttributeError):
+        raise ConfigError(f"{path} is not readable JSON", hint="restore the bundle") from None
+
+
+def _told(who: Identity) -> str:
+    return f"{who.role} {who.name} of {who.cluster}"

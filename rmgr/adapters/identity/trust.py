@@ -1,0 +1,276 @@
+"""Whose signature it is: certificates by key id from `/identities`, revocations from `/revoked`, kept and watched.
+
+A certificate there vouches for itself (the cluster's authority signed it), so whoever wrote the znode does not matter. What
+was revoked is known by the transaction of the revocation: what was committed before it stays believed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.coord import paths
+from rmgr.coord.join_ops import identify
+from rmgr.coord.multi import Committed, Conflict, ConflictKind, Stamped
+from rmgr.coord.ports import Coordinator
+from rmgr.coord.records import decode_record
+from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, WrongCluster
+from rmgr.model.joining import Revocation
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.identity.pki import Certified
+
+#: Certificates kept.
+_KEEP = 4096
+#: How long an unknown key is believed unknown.
+_UNKNOWN_S = 2.0
+#: Revocations are read again this often, should a watch be lost.
+_RESYNC_S = 30.0
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+class Trust:
+    """Who signs in this cluster. Thread-safe.
+
+    Args:
+        ca_pem: the cluster's authority.
+    Attributes: revocations: how many keys were revoked, as far as is known; they are for ever.
+    """
+
+    def __init__(self, coordinator: Coordinator, ca_pem: bytes) -> None:
+        self._coordinator = coordinator
+        self._ca_pem = ca_pem
+        self._listeners: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._here: OrderedDict[str, Certified | tuple[float, str]] = OrderedDict()
+        self._coming: dict[str, Future[Stamped | None]] = {}
+        self.revocations = 0
+        self._revoked: dict[str, int] | None = None  #: key id -> transaction of its revocation; None: not read yet
+        self._names: dict[str, tuple[str, int]] = {}  #: key id -> whose it was, and until which transaction
+        self._reading = False
+        self._since_s: dict[str, float] = {}  #: key id -> when it was revoked (wall clock)
+        self._again = False  #: they changed while they were being read
+        self._read_s = -math.inf  #: when the list of revocations was asked for that `_revoked` is (monotonic)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """`listener` is called (on any thread) whenever an answer has come."""
+        self._listeners.append(listener)
+
+    def is_revoked(self, key_id: str) -> bool:
+        """The key counts no more, as far as is known. Never waits."""
+        with self._lock:
+            revoked = self._revoked
+        self._refresh()
+        return revoked is not None and key_id in revoked
+
+    def was_key_of(self, key_id: str, zxid: int) -> str:
+        """Who held a key at that transaction that was revoked since, with all of his; "" if it was not. Never waits. Cost: 1 us."""
+        with self._lock:
+            name, until = self._names.get(key_id, ("", 0))
+        self._refresh()
+        return name if zxid < until else ""
+
+    def look(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False) -> Certified | str | None:
+        """Whose key it is, why it is not to be believed, or None: the answer is on its way. Never waits.
+
+        Args:
+            at_s: when the certificate must have been valid (wall clock).
+            zxid: transaction that committed what it signed; a revocation after it does not matter. 0: it does.
+            dated: neither does one after at_s, which whoever holds the key could have chosen.
+        """
+        with self._lock:
+            revoked, known = self._revoked, self._here.get(key_id)
+            since_s = self._since_s.get(key_id, -math.inf)
+        self._refresh()
+        if revoked is None:
+            return None
+        if key_id in revoked and not 0 < zxid < revoked[key_id] and not (dated and at_s < since_s):
+            return f"the key {key_id} was revoked"
+        if known is None or (isinstance(known, tuple) and time.monotonic() > known[0]):
+            self._ask(key_id)
+            return None
+        if isinstance(known, tuple):
+            return known[1]
+        who = known.identity
+        if not known.not_before_s <= at_s <= known.not_after_s:
+            return f"the certificate of {who.role} {who.name} was not valid then"
+        return known
+
+    def find(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False, timeout_s: float = 10.0) -> Certified | str:
+        """As `look`, and waits for the answer. Raises: CoordinationUnavailable."""
+        deadline_s = time.monotonic() + timeout_s
+        while (found := self.look(key_id, at_s=at_s, zxid=zxid, dated=dated)) is None:
+            left_s = deadline_s - time.monotonic()
+            with self._lock:
+                coming = self._coming.get(key_id)
+            if left_s <= 0:
+                raise CoordinationUnavailable(f"it cannot be read whose key {key_id} is", hint="rmgr doctor")
+            if coming is not None:
+                with suppress(TimeoutError, RmgrError):
+                    coming.result(min(left_s, 0.5))
+            time.sleep(0.002)  # what came is being taken in by its callback
+        return found
+
+    # -- inside --------------------------------------------------------------------------------------------------------------
+
+    def _ask(self, key_id: str) -> None:
+        with self._lock:
+            if key_id in self._coming:
+                return
+            if not _KEY.fullmatch(key_id):  # it comes from whoever wrote the block
+                self._keep(key_id, "its key has no name that a key can have")
+                return
+            future = self._coming[key_id] = self._coordinator.get(paths.identity(key_id))
+        future.add_done_callback(partial(self._arrived, key_id))
+
+    def _arrived(self, key_id: str, done: Future[Stamped | None]) -> None:
+        from rmgr.adapters.identity.pki import verify_certificate
+
+        found: Certified | str | None = None
+        try:
+            stamped = done.result()
+            if stamped is None:
+                found = f"nobody is known by the key {key_id}"
+            else:
+                found = _parsed(stamped.data, partial(verify_certificate, stamped.data, self._ca_pem))
+                if not isinstance(found, str) and found.identity.key_id != key_id:
+                    found = f"the certificate under the key {key_id} is that of another key"
+        except RmgrError:
+            pass  # asked again at the next look
+        with self._lock:
+            self._coming.pop(key_id, None)
+            if found is not None:
+                self._keep(key_id, found)
+        self._wake()
+
+    def _keep(self, key_id: str, found: Certified | str) -> None:
+        self._here[key_id] = (time.monotonic() + _UNKNOWN_S, found) if isinstance(found, str) else found
+        while len(self._here) > _KEEP:
+            self._here.popitem(last=False)
+
+    def _refresh(self) -> None:
+        """Sees to it that the revocations are known, and not older than `_RESYNC_S`."""
+        with self._lock:
+            if self._reading or (self._revoked is not None and time.monotonic() - self._read_s < _RESYNC_S):
+                return
+            self._reading, self._again = True, False
+        asked = self._coordinator.children(paths.REVOKED, watch=self._changed)
+        asked.add_done_callback(self._listed)
+
+    def _changed(self) -> None:
+        with self._lock:
+            self._read_s = -math.inf
+            self._again = True
+        self._refresh()
+
+    def _listed(self, done: Future[list[str] | None]) -> None:
+        try:
+            names = done.result() or []
+        except RmgrError:
+            self._failed()
+            return
+        with self._lock:
+            known = self._revoked or {}
+        missing = [name for name in names if name not in known]
+        if not missing:
+            self._take({name: known[name] for name in names})
+            return
+        left, fresh = [len(missing)], {name: known[name] for name in names if name in known}
+
+        def read(name: str, answer: Future[Stamped | None]) -> None:
+            try:
+                stamped = answer.result()
+            except RmgrError:
+                stamped = None
+                fresh[name] = 0  # certainly revoked, at a time that is not known
+            with self._lock:
+                if stamped is not None:
+                    fresh[name] = stamped.stat.mzxid
+                    self._names[name] = _holder(stamped.data, name), stamped.stat.czxid or stamped.stat.mzxid
+                    self._since_s[name] = _since_s(stamped.data, name)
+                left[0] -= 1
+                last = not left[0]
+            if last:
+                self._take(fresh)
+
+        for name in missing:
+            self._coordinator.get(paths.revoked(name)).add_done_callback(partial(read, name))
+
+    def _take(self, revoked: dict[str, int]) -> None:
+        with self._lock:
+            again = self._again  # the watch of this list is spent: nothing else would tell of what came after it
+            self._revoked, self._read_s, self._reading = revoked, -math.inf if again else time.monotonic(), False
+            self.revocations = len(revoked)
+        if again:
+            self._refresh()
+        self._wake()
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _failed(self) -> None:
+        with self._lock:
+            self._reading = False
+
+
+def _parsed(pem: bytes, verify: Callable[[], Certified]) -> Certified | str:
+    """The certificate, whenever it is or was valid (`look` compares the time); or why it is none of this cluster."""
+    from cryptography import x509
+
+    try:
+        at_s = x509.load_pem_x509_certificate(pem).not_valid_before_utc.timestamp()
+        return verify(now_s=at_s)  # type: ignore[call-arg]
+    except PermissionDenied as error:
+        return error.message
+    except ValueError as error:
+        return f"not a certificate: {error}"
+
+
+def _since_s(data: bytes, key_id: str) -> float:
+    """When a key was revoked, -inf where that cannot be read."""
+    try:
+        return decode_record(data, Revocation, paths.revoked(key_id)).since_us / 1e6
+    except WrongCluster:
+        return -math.inf
+
+
+def _holder(data: bytes, key_id: str) -> str:
+    """Whose last key a revocation revokes, "" = it does not say, or he has others."""
+    try:
+        record = decode_record(data, Revocation, paths.revoked(key_id))
+        return "" if record.others else record.name
+    except WrongCluster:
+        return ""
+
+
+def publish(coordinator: Coordinator, credentials: Credentials, *, timeout_s: float = 10.0) -> None:
+    """IDENTIFY: the certificate of this process's signing key is there for all to read. Idempotent.
+
+    Raises: CoordinationUnavailable, PermissionDenied.
+    """
+    path, pem = paths.identity(credentials.identity.key_id), credentials.certificate_pem
+    deadline_s = time.monotonic() + timeout_s
+    while (found := coordinator.get(path, timeout_s=timeout_s).result(timeout_s + 1)) is None:
+        outcome = coordinator.commit(identify(credentials.identity.key_id, pem), timeout_s=timeout_s).result(timeout_s + 1)
+        if isinstance(outcome, Committed):
+            return
+        if not isinstance(outcome, Conflict) or time.monotonic() > deadline_s:
+            raise CoordinationUnavailable("it is not known whether this process's certificate was published", hint="try again; rmgr doctor")
+        # Somebody with the same bundle was first and our server may not know it yet; or a new cluster's tree is being made.
+        coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1)
+        if outcome.kind is ConflictKind.NO_NODE:
+            time.sleep(0.05)
+    if found.data != pem:
+        raise PermissionDenied(
+            f"{path} holds another certificate for the key of {credentials.identity.name}", hint="ask the cluster's admin to delete it"
+        )

@@ -1,0 +1,106 @@
+"""`rmgr.v1.Join` over gRPC: how a machine enters a secured cluster, and how a daemon gets its role's new secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.adapters.access.auth import caller_of, open_channel, secure_channel
+from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.identity.invitation import TlsPair
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.errors import PermissionDenied, RmgrError, Unavailable
+from rmgr.model.identity import Identity, Role
+from rmgr.model.joining import Invitation
+from rmgr.v1 import join_pb2
+
+_SERVICE = "rmgr.v1.Join"
+_TIMEOUT_S = 15.0
+
+
+class JoinAnswers(Protocol):
+    """Implemented by the WatchDog; called on threads of the server."""
+
+    def redeem(self, invitation: str, nonce: str) -> Invitation:
+        """Raises PermissionDenied, CoordinationUnavailable."""
+
+    def renew(self, who: Identity, generation: int) -> tuple[int, str]:
+        """(generation, "role:secret") for the role of `who`. Raises PermissionDenied, CoordinationUnavailable."""
+
+
+def handler(answers: JoinAnswers) -> grpc.GenericRpcHandler:
+    """For `RpcServer.add_generic`. Who may ask is decided by `rpc_auth`; in an open cluster nobody may."""
+
+    def redeem(request: Any, context: grpc.ServicerContext) -> Any:
+        identity = caller_of(context).identity
+        if identity is None:
+            return fail(context, PermissionDenied("this cluster is open: there is nothing to redeem"))
+        try:
+            found = answers.redeem(identity.name, request.nonce)
+        except RmgrError as error:
+            return fail(context, error)
+        return join_pb2.RedeemReply(name=found.name, role=found.role, sealed=found.sealed.encode())
+
+    def renew(request: Any, context: grpc.ServicerContext) -> Any:
+        identity = caller_of(context).identity
+        if identity is None:
+            return fail(context, PermissionDenied("this cluster is open: there are no secrets"))
+        try:
+            generation, secret = answers.renew(identity, request.generation)
+        except RmgrError as error:
+            return fail(context, error)
+        return join_pb2.RenewReply(generation=generation, secret=secret)
+
+    def method(call: Callable[[Any, grpc.ServicerContext], Any], request: Any) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            call, request_deserializer=request.FromString, response_serializer=_bytes
+        )
+
+    methods = {"Redeem": method(redeem, join_pb2.RedeemRequest), "Renew": method(renew, join_pb2.RenewRequest)}
+    return grpc.method_handlers_generic_handler(_SERVICE, methods)
+
+
+def redeem(endpoints: Sequence[str], pair: TlsPair, nonce: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[str, Role, str]:
+    """(name, role, sealed bundle) for the holder of a token's certificate; asks one WatchDog after the other.
+
+    Raises: PermissionDenied (used, expired, withdrawn, no nonce); Unavailable naming who was asked.
+    """
+
+    def dial(endpoint: str) -> grpc.Channel:
+        return secure_channel(endpoint, (pair.ca, pair.key, pair.certificate), Role.WATCHDOG, OPTIONS)
+
+    reply = _ask(endpoints, dial, "Redeem", join_pb2.RedeemRequest(nonce=nonce), join_pb2.RedeemReply, timeout_s)
+    return reply.name, Role(reply.role), reply.sealed.decode()
+
+
+def renew(endpoints: Sequence[str], credentials: Credentials, generation: int, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, str]:
+    """(generation, "role:secret"): the newest secret of our own role. Raises PermissionDenied, Unavailable."""
+
+    def dial(endpoint: str) -> grpc.Channel:
+        return open_channel(endpoint, credentials, Role.WATCHDOG, OPTIONS)
+
+    reply = _ask(endpoints, dial, "Renew", join_pb2.RenewRequest(generation=generation), join_pb2.RenewReply, timeout_s)
+    return int(reply.generation), str(reply.secret)
+
+
+def _ask(endpoints: Sequence[str], dial: Callable[[str], grpc.Channel], name: str, request: Any, reply: Any, timeout_s: float) -> Any:
+    """The first answer; an endpoint that does not answer is followed by the next."""
+    trouble: RmgrError = Unavailable("no WatchDog is known to ask", hint="name one: --watchdog HOST:PORT")
+    for endpoint in endpoints:
+        with dial(endpoint) as channel:
+            call = channel.unary_unary(f"/{_SERVICE}/{name}", _bytes, reply.FromString)
+            try:
+                return call(request, timeout=timeout_s / max(1, len(endpoints)), wait_for_ready=False)
+            except grpc.RpcError as error:
+                trouble = rebuild(error, endpoint)
+        if not isinstance(trouble, Unavailable):
+            break
+    raise trouble
+
+
+def _bytes(message: Any) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

@@ -1,0 +1,345 @@
+"""A direct line: one socket between a client and a Starter, over which each tells the other early what ZooKeeper will show it.
+
+A client says which block it is handing over while its HAND is on the way, so that the Starter asks for it at once and has
+verified it by then; a Starter says what it commits, and then that it did and under which number, so that the client need
+not read it. A line carries no right and no state: what is said on it is compared with the tree, or comes from the Starter
+whose word the fragment is anyway; what is lost is read from the tree as ever. In a secured cluster both ends show their
+certificates (TLS), and the client expects the very Starter that registered the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.host.channel import Loop
+from rmgr.adapters.identity.tls import ServerContext, context_of, peer_of
+from rmgr.errors import ConfigError, PermissionDenied
+from rmgr.model.frames import FrameError, FrameReader, encode
+from rmgr.model.identity import Identity, Role
+from rmgr.model.line import MAX_BYTES, Message
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
+
+_READ = 64 * 1024
+#: A handshake takes no longer; lines of one Starter, and those whose handshake is under way.
+_HANDSHAKE_S = 5.0
+MAX_LINES, MAX_GREETING = 256, 32
+#: Of full greetings the oldest makes room for the next one, unless it is younger than this: an honest one is over by then.
+_YOUNG_S = 0.5
+#: Handshakes that one address gets a second, and at once; all together twice as many. Whoever gets none goes on without a line.
+HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 25.0, float(MAX_LINES)
+#: How often it is looked whose keys were revoked, while there are lines.
+_LOOK_S = 0.5
+_WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+#: Who called has gone meanwhile; and how long nobody is let in when descriptors have run out.
+_GONE = (BlockingIOError, InterruptedError, ConnectionError)
+_NO_ROOM_S = 1.0
+_AT_ONCE = 64
+#: A machine that is gone does not say so: after this idle time, then this often, so many times, it is asked (s, s, times).
+_IDLE_S, _PROBE_S, _PROBES = 60, 15, 4
+
+
+class DirectLine:
+    """One end. Made with a connected socket (after its handshake); thread-safe.
+
+    Args:
+        peer: who is at the other end, None in an open cluster.
+        on_message, on_end: called on the loop's thread; `on_end` once, unless `close` was called.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        *,
+        peer: Identity | None,
+        on_message: Callable[[DirectLine, Message], None],
+        on_end: Callable[[DirectLine], None],
+    ) -> None:
+        sock.setblocking(False)
+        self.peer = peer
+        self.serial = 0  #: of the last `Ahead`; the sender's
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._reader: FrameReader[Message] = FrameReader(Message)
+        self._on_message = on_message
+        self._on_end = on_end
+        self._lock = threading.Lock()  # an SSL object is not for two threads
+        self._closed = False
+        if not loop.call(self._register):
+            self._drop()
+
+    @property
+    def is_open(self) -> bool:
+        """Neither closed nor known to be broken."""
+        return not self._closed
+
+    def send(self, message: Message) -> bool:
+        """Sends if the socket takes it whole, now. Else the line ends: who does not read has no use for early news. Never waits."""
+        data = encode(message)
+        try:
+            with self._lock:
+                if self._closed:
+                    return False
+                if len(data) <= MAX_BYTES and self._sock.send(data) == len(data):
+                    return True
+        except OSError:  # ssl.SSLError is one
+            pass
+        if not self._loop.call(self._end):
+            self._drop()
+        return False
+
+    def close(self) -> None:
+        """Ends it without `on_end`. From any thread."""
+        if not self._loop.call(self._drop):
+            self._drop()
+
+    # -- the loop's thread
+
+    def _register(self) -> None:
+        if not self._closed:
+            self._loop.register(self._fd, selectors.EVENT_READ, self._ready)
+            self._ready(0)  # TLS may have read ahead
+
+    def _ready(self, _events: int) -> None:
+        while not self._closed:
+            try:
+                with self._lock:
+                    chunk = self._sock.recv(_READ)
+            except _WAITS:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self._end()
+                return
+            try:
+                messages = self._reader.feed(chunk)
+            except FrameError:
+                self._end()
+                return
+            for message in messages:
+                self._on_message(self, message)
+            if self._reader.pending > MAX_BYTES:
+                self._end()
+            elif not isinstance(self._sock, ssl.SSLSocket) and len(chunk) < _READ:
+                return
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._drop()
+            self._on_end(self)
+
+    def _drop(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._loop.unregister(self._fd)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # it is over for the other end, although a forked child may hold the socket too
+        self._sock.close()
+
+
+def dial(
+    address: str, *, credentials: Credentials | None, key_id: str, loop: Loop, timeout_s: float = 2.0, **callbacks: Callable[..., None]
+) -> DirectLine:
+    """A line to the Starter that listens at `address`. Waits up to `timeout_s` a step.
+
+    Args: key_id: of the Starter's signing key (secured clusters). callbacks: as `DirectLine`.
+    Raises: OSError (ssl.SSLError, TimeoutError), PermissionDenied: somebody else answers there; ConfigError.
+    """
+    host, _, port = address.rpartition(":")
+    made = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+    try:
+        _tune(made)
+        peer = None
+        if credentials is not None:
+            context = context_of(credentials, ssl.PROTOCOL_TLS_CLIENT)
+            made = context.wrap_socket(made, server_hostname=f"{Role.STARTER}.rmgr")
+            peer = peer_of(made)
+            if peer.cluster != credentials.identity.cluster or peer.key_id != key_id:
+                raise PermissionDenied(f"{address} is answered by {peer.role} {peer.name}, not by the Starter that registered it")
+        return DirectLine(loop, made, peer=peer, **callbacks)
+    except BaseException:
+        made.close()
+        raise
+
+
+class LineServer:
+    """Where a Starter is called. Handshakes and messages are dealt with on the loop's thread.
+
+    Args:
+        address: host and port to listen on; port 0: any free one.
+        credentials: None in an open cluster: whoever reaches the port may have a line.
+        is_revoked: told a key id. on_message: as `DirectLine`. of_one: lines that one user may have, 0 = three quarters of all.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        loop: Loop,
+        credentials: Credentials | None,
+        is_revoked: Callable[[str], bool],
+        on_message: Callable[[DirectLine, Message], None],
+        of_one: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._loop = loop
+        self._credentials = credentials
+        self._of_one = of_one
+        self._is_revoked = is_revoked
+        self._on_message = on_message
+        self._lines: set[DirectLine] = set()
+        self._looks = False
+        self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
+        self._context = ServerContext(credentials) if credentials is not None else None
+        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._sock = socket.create_server(address, family=family, backlog=512)
+        self._sock.setblocking(False)
+        self.port: int = self._sock.getsockname()[1]
+        loop.call(self._listen)
+
+    def close(self) -> None:
+        """Ends all lines, soon; the loop is its owner's to end, after this."""
+        self._loop.call(self._close)
+
+    def _close(self) -> None:
+        with contextlib.suppress(KeyError, ValueError, RuntimeError):
+            self._loop.unregister(self._sock.fileno())
+        self._sock.close()
+        for line in self._lines:
+            line.close()
+        for sock in list(self._greeting):
+            self._turn_away(sock)
+
+    def _listen(self) -> None:
+        if self._sock.fileno() >= 0:
+            self._loop.register(self._sock.fileno(), selectors.EVENT_READ, self._accept)
+
+    def _accept(self, _events: int) -> None:
+        """Takes several at once: whoever floods fills the kernel's list, and who comes then waits for a second."""
+        for _ in range(_AT_ONCE):
+            try:
+                sock, address = self._sock.accept()
+            except _GONE:
+                return
+            except OSError:  # no descriptor is left: who calls waits, instead of waking this thread all the time
+                self._loop.unregister(self._sock.fileno())
+                self._loop.later(_NO_ROOM_S, self._listen)
+                return
+            self._take(sock, address[0])
+
+    def _take(self, sock: socket.socket, address: str) -> None:
+        is_too_often = self._context is not None and not self._handshakes.may(address)
+        if is_too_often or len(self._lines) >= MAX_LINES or not self._has_room():
+            sock.close()
+            return
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            _tune(sock)
+        if self._context is None:
+            self._welcome(sock, None)
+            return
+        try:
+            sock = self._context.current().wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        except (OSError, ConfigError):
+            sock.close()
+            return
+        self._greeting[sock] = time.monotonic()
+        self._loop.register(sock.fileno(), selectors.EVENT_READ, lambda _: self._greet(sock))
+        self._loop.later(_HANDSHAKE_S, lambda: self._turn_away(sock))
+
+    def _has_room(self) -> bool:
+        """For one more greeting, where necessary in place of the oldest."""
+        if len(self._greeting) >= MAX_GREETING:
+            oldest, since_s = next(iter(self._greeting.items()))
+            if time.monotonic() - since_s < _YOUNG_S:
+                return False
+            self._turn_away(oldest)
+        return True
+
+    def _has_too_many(self, peer: Identity) -> bool:
+        most = MAX_LINES - MAX_LINES // 4
+        return sum(line.peer is not None and line.peer.name == peer.name for line in self._lines) >= min(self._of_one() or most, most)
+
+    def _greet(self, sock: Any) -> None:
+        try:
+            sock.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wants:
+            events = selectors.EVENT_READ if isinstance(wants, ssl.SSLWantReadError) else selectors.EVENT_WRITE
+            self._loop.modify(sock.fileno(), events, lambda _: self._greet(sock))
+            return
+        except OSError:
+            self._turn_away(sock)
+            return
+        assert self._credentials is not None
+        try:
+            peer = peer_of(sock)
+        except PermissionDenied:
+            self._turn_away(sock)
+            return
+        if not peer.is_person or peer.cluster != self._credentials.identity.cluster or self._is_revoked(peer.key_id):
+            self._turn_away(sock)
+            return
+        if self._has_too_many(peer):
+            self._turn_away(sock)
+            return
+        del self._greeting[sock]
+        self._loop.unregister(sock.fileno())
+        self._welcome(sock, peer)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        if sock in self._greeting:
+            del self._greeting[sock]
+            with contextlib.suppress(KeyError, ValueError, RuntimeError):
+                self._loop.unregister(sock.fileno())
+            sock.close()
+
+    def _welcome(self, sock: socket.socket, peer: Identity | None) -> None:
+        self._lines.add(DirectLine(self._loop, sock, peer=peer, on_message=self._heard, on_end=self._lines.discard))
+        if peer is not None and not self._looks:
+            self._looks = True
+            self._loop.later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Whose key was revoked is told nothing more."""
+        for line in [line for line in self._lines if line.peer is not None and self._is_revoked(line.peer.key_id)]:
+            self._lines.discard(line)
+            line.close()
+        self._looks = bool(self._lines)
+        if self._looks:
+            self._loop.later(_LOOK_S, self._look)
+
+    def _heard(self, line: DirectLine, message: Message) -> None:
+        if line.peer is not None and self._is_revoked(line.peer.key_id):
+            self._lines.discard(line)
+            line.close()
+        else:
+            self._on_message(line, message)
+
+
+def _tune(sock: socket.socket) -> None:
+    """What is said leaves at once, and a line to a machine that is gone ends within two minutes."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)  # the second: macOS
+    for option, value in (
+        (idle, _IDLE_S),
+        (getattr(socket, "TCP_KEEPINTVL", None), _PROBE_S),
+        (getattr(socket, "TCP_KEEPCNT", None), _PROBES),
+    ):
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,262 @@
+"""What Starters of one job ask of each other: hold your part ready (Prepare), and run processes in it (Launch)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr import errors
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.channels import IDLE_OPTIONS, Channels
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.model.identity import Role
+from rmgr.v1 import node_pb2, node_pb2_grpc
+
+#: Seconds a handler waits before it looks whether its caller is still there.
+_LOOK_S = 0.5
+#: Longest wait for a hold that is asked for without a deadline.
+_LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a checkpoint on another node: measure, ask, collect, restore. The fields are those of the message."""
+
+    step: str
+    number: int = 0
+    stop: bool = False
+    deadline_us: int = 0
+    max_bytes: int = 0
+    row: str = ""
+
+
+class RanksLink(Protocol):
+    """Both directions of one launch, on the node that runs it."""
+
+    def send(self, data: bytes) -> bool:
+        """Passes bytes on; False: what runs there is gone."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """What comes back, until it ends."""
+
+    def close(self) -> None:
+        """Ends what runs, from any thread. Idempotent."""
+
+
+class RanksAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
+        """Done once the hold stands on that node and has its cores, with the `life` and `incarnation` of the node.
+
+        Raises: NotFound for a node that is not served here.
+        """
+
+    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
+        """Stops or continues everything in the hold. Raises: NotFound, Unavailable."""
+
+    def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
+        """(bytes, key of a row): what the step gives. Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
+
+    def launch(self, node: str, hold: str) -> RanksLink:
+        """Raises: NotFound where no such hold has its cores; Unavailable."""
+
+
+def handler_of(answers: RanksAnswers) -> Any:
+    """For `RpcServer.add_generic`."""
+    return grpc.method_handlers_generic_handler(
+        "rmgr.v1.Ranks",
+        {
+            "Prepare": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).prepare,
+                request_deserializer=node_pb2.PrepareRequest.FromString,
+                response_serializer=node_pb2.PrepareReply.SerializeToString,
+            ),
+            "Suspend": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).suspend,
+                request_deserializer=node_pb2.SuspendRequest.FromString,
+                response_serializer=node_pb2.SuspendReply.SerializeToString,
+            ),
+            "Checkpoint": grpc.unary_unary_rpc_method_handler(
+                _Servicer(answers).checkpoint,
+                request_deserializer=node_pb2.CheckpointRequest.FromString,
+                response_serializer=node_pb2.CheckpointReply.SerializeToString,
+            ),
+            "Launch": grpc.stream_stream_rpc_method_handler(
+                _Servicer(answers).launch,
+                request_deserializer=node_pb2.LaunchChunk.FromString,
+                response_serializer=node_pb2.LaunchChunk.SerializeToString,
+            ),
+        },
+    )
+
+
+class _Servicer:
+    def __init__(self, answers: RanksAnswers) -> None:
+        self._answers = answers
+
+    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            ready = self._answers.prepare(request.node, request.hold, head=request.head, cores=request.cores)
+        except errors.RmgrError as error:
+            fail(context, error)
+        left_s = min(context.time_remaining() or _LONGEST_S, _LONGEST_S)
+        while left_s > 0 and context.is_active():
+            with suppress(TimeoutError):
+                hold = ready.result(min(_LOOK_S, left_s))
+                return node_pb2.PrepareReply(process=hold.life, incarnation=hold.incarnation)
+            left_s -= _LOOK_S
+        ready.cancel()
+        return fail(context, errors.DeadlineExceeded(f"node {request.node} has no room for {request.hold} yet"))
+
+    def suspend(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            self._answers.suspend(request.node, request.hold, resume=request.resume)
+        except errors.RmgrError as error:
+            fail(context, error)
+        return node_pb2.SuspendReply()
+
+    def checkpoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+        step = Step(
+            step=request.step,
+            number=request.number,
+            stop=request.stop,
+            deadline_us=request.deadline_us,
+            max_bytes=request.max_bytes,
+            row=request.row,
+        )
+        try:
+            size, row = self._answers.checkpoint(request.node, request.hold, step)
+        except errors.RmgrError as error:
+            fail(context, error)
+        return node_pb2.CheckpointReply(size_bytes=size, row=row)
+
+    def launch(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        first = next(requests, None)
+        if first is None:
+            return
+        try:
+            link = self._answers.launch(first.node, first.hold)
+        except errors.RmgrError as error:
+            fail(context, error)
+        context.add_callback(link.close)
+        threading.Thread(target=feed, args=(requests, link, first.data), name="ranks-in", daemon=True).start()
+        try:
+            for piece in link.pieces():
+                yield node_pb2.LaunchChunk(data=piece)
+        finally:
+            link.close()
+
+
+def feed(requests: Iterator[Any], link: RanksLink, first: bytes) -> None:
+    """What the asking side sends, until it says no more (what runs goes on) or the call is over (the callback ends it)."""
+    with suppress(grpc.RpcError):
+        if first and not link.send(first):
+            return
+        for chunk in requests:
+            if not link.send(chunk.data):
+                return
+
+
+class Peers:
+    """The other Starters, as the one that runs a job's script asks them. Thread-safe; one channel an endpoint."""
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        options = (*OPTIONS, *IDLE_OPTIONS)
+        self._channels = Channels(lambda endpoint: open_channel(endpoint, credentials, Role.STARTER, options))
+
+    def prepare(
+        self,
+        endpoint: str,
+        node: str,
+        hold: str,
+        *,
+        head: str,
+        cores: int,
+        timeout_s: float,
+        done: Callable[[errors.RmgrError | None, str, int], None],
+    ) -> None:
+        """Asks, and tells `done` on some thread: (None, life and incarnation of the node) = ready, else why not."""
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Prepare.future(
+            node_pb2.PrepareRequest(node=node, hold=hold, head=head, cores=cores), timeout=timeout_s, wait_for_ready=True
+        )
+
+        def answered(future: Any) -> None:
+            try:
+                reply = future.result()
+            except grpc.RpcError as error:
+                done(rebuild(error, endpoint), "", 0)
+            except grpc.FutureCancelledError:
+                done(errors.Unavailable(f"{endpoint}: the question was withdrawn"), "", 0)
+            else:
+                done(None, reply.process, reply.incarnation)
+
+        call.add_done_callback(answered)
+
+    def suspend(
+        self, endpoint: str, node: str, hold: str, *, resume: bool, timeout_s: float, done: Callable[[errors.RmgrError | None], None]
+    ) -> None:
+        """Asks, and tells `done` on some thread: None = done, else why not."""
+        request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume)
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
+
+        def answered(future: Any) -> None:
+            try:
+                future.result()
+            except grpc.RpcError as error:
+                done(rebuild(error, endpoint))
+            except grpc.FutureCancelledError:
+                done(errors.Unavailable(f"{endpoint}: the order was withdrawn"))
+            else:
+                done(None)
+
+        call.add_done_callback(answered)
+
+    def checkpoint(self, endpoint: str, node: str, hold: str, step: Step, *, timeout_s: float) -> tuple[int, str]:
+        """Asks and waits: (bytes, key of a row). Raises: what the other Starter raised; Unavailable, DeadlineExceeded."""
+        request = node_pb2.CheckpointRequest(
+            node=node,
+            hold=hold,
+            step=step.step,
+            number=step.number,
+            stop=step.stop,
+            deadline_us=step.deadline_us,
+            max_bytes=step.max_bytes,
+            row=step.row,
+        )
+        try:
+            reply = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Checkpoint(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise rebuild(error, endpoint) from None
+        return reply.size_bytes, reply.row
+
+    def launch(self, endpoint: str, node: str, hold: str, sent: Iterator[bytes]) -> tuple[Iterator[bytes], Callable[[], None]]:
+        """(what comes back until it ends, what ends it). Iterating raises errors of `rmgr.errors`."""
+
+        def chunks() -> Iterator[Any]:
+            yield node_pb2.LaunchChunk(node=node, hold=hold)
+            for data in sent:
+                yield node_pb2.LaunchChunk(data=data)
+
+        call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Launch(chunks())
+
+        def pieces() -> Iterator[bytes]:
+            try:
+                for chunk in call:
+                    yield chunk.data
+            except grpc.RpcError as error:
+                raise rebuild(error, endpoint) from None
+
+        return pieces(), call.cancel
+
+    def close(self) -> None:
+        """Ends all channels. Idempotent."""
+        self._channels.close()

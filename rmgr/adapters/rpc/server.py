@@ -1,0 +1,483 @@
+"""gRPC: one server a daemon (views of the leader, live logs of a Starter, health), and thin clients with deadlines.
+
+The only place that knows the generated stubs. Handlers get and give nouns of `rmgr.model`; errors travel as status
+codes with `code` and `hint` in the trailing metadata, and arrive as the same class of `rmgr.errors`.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from rmgr import errors
+from rmgr.adapters.access.auth import Caller, Doorkeeper, Refused, ServerIdentity, caller_of, open_channel
+from rmgr.adapters.access.errors import ERROR_KEY, fail, named_error, rebuild
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.request import Requests
+from rmgr.adapters.access.turnstile import Turnstile
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.alive import OwnVoice
+from rmgr.adapters.rpc.convert import from_message, to_message
+from rmgr.adapters.rpc.health import Health
+from rmgr.adapters.rpc.listening import check_place
+from rmgr.adapters.rpc.port_guard import PortGuard
+from rmgr.adapters.rpc.threads import SteadyThreads
+from rmgr.model.identity import Role
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
+from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
+
+__all__ = [
+    "ERROR_KEY",
+    "LeaderAnswers",
+    "LeaderClient",
+    "LogPiece",
+    "NodeAnswers",
+    "NodeClient",
+    "NodeStats",
+    "OwnClient",
+    "RpcServer",
+    "RunningTask",
+    "fail",
+    "named_error",
+    "rebuild",
+]
+
+#: Longest message either side accepts: gRPC's own default, kept on purpose; larger things are streamed.
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.enable_http_proxy", 0),  # else a proxy for the web is asked for daemons, even on loopback
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+#: Of servers: a connection whose handshake takes longer, or that asks nothing for so long, is ended; calls of one connection at once.
+HANDSHAKE_S, IDLE_S, MAX_CALLS_OF_ONE = 5.0, 600.0, 256
+#: Descriptors that connections leave to everything else; and the fewest connections.
+_FILES_KEPT, _FEWEST = 512, 128
+#: Calls that wait for a thread: each is answered or refused in some tenths of a millisecond.
+_MOST_WAITING = 1024
+#: Metadata of a call through a gateway: the endpoint of the daemon that is to answer it.
+TARGET_KEY = "rmgr-endpoint"
+#: A reply of `Jobs` stays below the message limit at about 1 KiB a job.
+MAX_JOBS_PER_REPLY = 3000
+
+# -- what a daemon answers ------------------------------------------------------------------------------------------------
+
+
+class LeaderAnswers(Protocol):
+    """Implemented by the WatchDog; called on threads of the server, must not block for long."""
+
+    def jobs(self, ids: tuple[int, ...], *, ended: bool, user: str, caller: Caller | None = None) -> list[JobView]:
+        """Submissions that the caller may see, oldest first. Raises PermissionDenied for one of `ids` that he may not."""
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+
+    def explain(self, submission: int, index: int | None, *, caller: Caller | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound, PermissionDenied."""
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run. Raises NotFound (its queue), Unavailable, UsageError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """A piece of output of an attempt; `ended` with empty data: nothing follows."""
+
+    stream: str
+    data: bytes
+    offset: int
+    attempt: int
+    ended: bool = False
+    time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A task that runs on a node just now."""
+
+    submission: int
+    index: int
+    attempt: int
+    node: str
+    started_us: int
+    cores: int = 1
+    memory_bytes: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStats:
+    """What a node measures of itself."""
+
+    node: str
+    cores_used: int
+    memory_used_bytes: int
+    running: int
+    load: float
+    disk_free_bytes: int = 0
+    spooled_bytes: int = 0
+    reason: str = ""
+    resources_used: dict[str, int] = field(default_factory=dict)
+
+
+class NodeAnswers(Protocol):
+    """Implemented by the Starter; called on threads of the server."""
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int,
+        stream: str,
+        follow: bool,
+        offsets: tuple[int, int],
+        is_active: Callable[[], bool],
+        caller: Caller | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt from (stdout, stderr) offsets on. Raises NotFound when the node does not know it, PermissionDenied."""
+
+    def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
+        """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+
+
+# -- server ------------------------------------------------------------------------------------------------------------------
+
+
+class RpcServer:
+    """The gRPC server of a daemon: health, and the services that were added.
+
+    Args:
+        listen: HOST:PORT, port 0 = any free one. threads: handlers at once (a followed log holds one).
+        credentials: callers must show a certificate of the same cluster (`rpc_auth`); None: an open cluster.
+        is_revoked, refused: see `rpc_auth.Doorkeeper`. bounds: threads are rationed by them; None: the services do it themselves.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        *,
+        threads: int = 32,
+        credentials: Credentials | None = None,
+        is_revoked: Callable[[str], bool] = lambda _: False,
+        refused: Refused | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        self._identity = ServerIdentity(credentials) if credentials is not None else None
+        doors = [Doorkeeper(credentials.identity.cluster, is_revoked=is_revoked, refused=refused)] if credentials is not None else []
+        self._pool = SteadyThreads(threads, "rpc")
+        inner = [Requests(threads), *([Turnstile(bounds, threads)] if bounds is not None else [])]
+        most = max(threads * 4, _MOST_WAITING)
+        options = (*OPTIONS, *_server_options())
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=most, interceptors=[*doors, *inner])
+        self._health = Health()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        host = listen.rpartition(":")[0]
+        check_place(listen)
+        try:
+            if self._identity is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, self._identity.credentials)
+        except RuntimeError as error:
+            raise errors.Unavailable(f"cannot listen on {listen}: {error}", hint="is the port taken? use port 0 for a free one") from error
+        self.endpoint = f"{host}:{port}"
+        self._guard = PortGuard(port) if credentials is not None else None
+        self._voice = OwnVoice(self.endpoint, credentials, OPTIONS)
+
+    def add_leader(self, answers: LeaderAnswers) -> None:
+        """Serves `rmgr.v1.Leader`."""
+        leader_pb2_grpc.add_LeaderServicer_to_server(_LeaderServicer(answers), self._server)
+
+    def add_node(self, answers: NodeAnswers) -> None:
+        """Serves `rmgr.v1.Node`."""
+        node_pb2_grpc.add_NodeServicer_to_server(_NodeServicer(answers), self._server)
+
+    def add_generic(self, handler: grpc.GenericRpcHandler) -> None:
+        """Serves another service (the gateway's)."""
+        self._server.add_generic_rpc_handlers((handler,))
+
+    def start(self) -> None:
+        """Begins to answer; health says SERVING."""
+        self._server.start()
+        if self._guard is not None:
+            self._guard.start()
+        self.set_healthy(True)
+
+    def set_healthy(self, healthy: bool) -> None:
+        """What the health service says of the whole daemon."""
+        self._health.set(healthy)
+
+    def is_mute(self, timeout_s: float) -> bool:
+        """It has answered nothing for `timeout_s`, though it was asked. Blocks as long."""
+        return self._voice.is_mute(timeout_s)
+
+    @property
+    def refused_connections(self) -> int:
+        """As `PortGuard.refused`."""
+        return self._guard.refused if self._guard is not None else 0
+
+    def greet(self, timeout_s: float) -> None:
+        """Makes a call to itself, as `OwnVoice.greet` says."""
+        self._voice.greet(timeout_s)
+
+    def stop(self, grace_s: float = 0.5) -> None:
+        """Ends after at most `grace_s`; followed logs are cut. Idempotent."""
+        self._voice.close()
+        if self._guard is not None:
+            self._guard.stop()
+        self._health.end()
+        self._server.stop(grace_s).wait(grace_s + 1.0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _server_options() -> tuple[tuple[str, int], ...]:
+    """Connections that only stand there end soon, and leave descriptors to what the daemon has to do besides."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+        ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),
+        ("grpc.max_concurrent_streams", MAX_CALLS_OF_ONE),
+        *((("grpc.max_allowed_incoming_connections", max(_FEWEST, files - _FILES_KEPT)),) if files < 1 << 20 else ()),
+    )
+
+
+def _answer(context: grpc.ServicerContext, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except errors.RmgrError as error:
+        return fail(context, error)
+
+
+class _LeaderServicer(leader_pb2_grpc.LeaderServicer):
+    def __init__(self, answers: LeaderAnswers) -> None:
+        self._answers = answers
+
+    def Jobs(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - generated name
+        jobs = _answer(
+            context,
+            lambda: self._answers.jobs(tuple(request.ids), ended=request.ended, user=request.user, caller=caller_of(context)),
+        )
+        return leader_pb2.JobsReply(jobs=[to_message(job) for job in jobs[-MAX_JOBS_PER_REPLY:]])
+
+    def Nodes(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return leader_pb2.NodesReply(nodes=[to_message(node) for node in _answer(context, self._answers.nodes)])
+
+    def Queues(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return leader_pb2.QueuesReply(queues=[to_message(queue) for queue in _answer(context, self._answers.queues)])
+
+    def Status(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        return to_message(_answer(context, self._answers.status))
+
+    def Explain(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        index = request.index if request.HasField("index") else None
+        return to_message(_answer(context, lambda: self._answers.explain(request.submission, index, caller=caller_of(context))))
+
+    def WhatIf(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return to_message(_answer(context, lambda: self._answers.what_if(request.submission)))
+
+
+class _NodeServicer(node_pb2_grpc.NodeServicer):
+    def __init__(self, answers: NodeAnswers) -> None:
+        self._answers = answers
+
+    def Logs(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:  # noqa: N802
+        try:
+            pieces = self._answers.logs(
+                request.submission,
+                request.index,
+                attempt=request.attempt,
+                stream=request.stream,
+                follow=request.follow,
+                offsets=(request.stdout_offset, request.stderr_offset),
+                is_active=context.is_active,
+                caller=caller_of(context),
+            )
+            for piece in pieces:
+                yield node_pb2.LogChunk(
+                    stream=piece.stream,
+                    data=piece.data,
+                    offset=piece.offset,
+                    attempt=piece.attempt,
+                    ended=piece.ended,
+                    time_us=piece.time_us,
+                )
+        except errors.RmgrError as error:
+            fail(context, error)
+
+    def Running(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        tasks = _answer(context, lambda: self._answers.running(request.submission, caller=caller_of(context)))
+        return node_pb2.RunningReply(
+            tasks=[node_pb2.RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in tasks]
+        )
+
+    def Stats(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802
+        stats = _answer(context, self._answers.stats)
+        return node_pb2.StatsReply(
+            nodes=[node_pb2.NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in stats],
+            time_us=time.time_ns() // 1000,
+        )
+
+
+# -- clients -------------------------------------------------------------------------------------------------------------------
+
+
+class _Client:
+    """A channel to one endpoint; every call has a deadline and raises errors of `rmgr.errors`.
+
+    via: endpoint of a gateway that passes the calls on, "" = none. credentials: who we are, None in an open cluster.
+    """
+
+    role = Role.WATCHDOG  #: what the other end must prove to be
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, via: str = "", credentials: Credentials | None = None) -> None:
+        self.endpoint = endpoint
+        self.timeout_s = timeout_s
+        self._channel = open_channel(via or endpoint, credentials, Role.SUBMITTER if via else self.role, OPTIONS)
+        self._metadata = ((TARGET_KEY, endpoint),) if via else ()
+
+    def close(self) -> None:
+        """Ends the channel. Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=self.timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise rebuild(error, self.endpoint) from None
+
+    def is_serving(self) -> bool:
+        """The daemon's own health service says so, within the deadline."""
+        try:
+            reply = health_pb2_grpc.HealthStub(self._channel).Check(health_pb2.HealthCheckRequest(service=""), timeout=self.timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+class LeaderClient(_Client):
+    """Questions to the leading WatchDog."""
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first."""
+        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Jobs, leader_pb2.JobsRequest(ids=ids, ended=ended, user=user))
+        return [from_message(JobView, job) for job in reply.jobs]
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name."""
+        return [
+            from_message(NodeView, node)
+            for node in self._call(leader_pb2_grpc.LeaderStub(self._channel).Nodes, leader_pb2.NodesRequest()).nodes
+        ]
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name."""
+        reply = self._call(leader_pb2_grpc.LeaderStub(self._channel).Queues, leader_pb2.QueuesRequest())
+        return [from_message(QueueView, queue) for queue in reply.queues]
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return from_message(StatusView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Status, leader_pb2.StatusRequest()))
+
+    def explain(self, submission: int, index: int | None = None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+        request = leader_pb2.ExplainRequest(submission=submission, index=index)
+        return from_message(ExplainView, self._call(leader_pb2_grpc.LeaderStub(self._channel).Explain, request))
+
+    def what_if(self, record: bytes) -> WhatIfView:
+        """Where and when the submission of this record would run."""
+        request = leader_pb2.WhatIfRequest(submission=record)
+        return from_message(WhatIfView, self._call(leader_pb2_grpc.LeaderStub(self._channel).WhatIf, request))
+
+
+class OwnClient(_Client):
+    """Questions of a daemon's machine to the daemon itself: it must show a certificate of `role`, None = of the same as ours."""
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 5.0, credentials: Credentials | None = None, role: Role | None = None) -> None:
+        if credentials is not None:
+            self.role = role or credentials.identity.role
+        super().__init__(endpoint, timeout_s=timeout_s, credentials=credentials)
+
+
+class NodeClient(_Client):
+    """Questions to a Starter."""
+
+    role = Role.STARTER
+
+    def logs(
+        self,
+        submission: int,
+        index: int,
+        *,
+        attempt: int = 0,
+        stream: str = "",
+        follow: bool = False,
+        offsets: tuple[int, int] = (0, 0),
+        timeout_s: float | None = None,
+    ) -> Iterator[LogPiece]:
+        """Output of an attempt as it comes; with `follow` until it has ended or `timeout_s` (None: no end) is over.
+
+        Raises: NotFound when the node does not know the attempt (any more); Unavailable when it cannot be reached.
+        """
+        request = node_pb2.LogsRequest(
+            submission=submission,
+            index=index,
+            attempt=attempt,
+            stream=stream,
+            follow=follow,
+            stdout_offset=offsets[0],
+            stderr_offset=offsets[1],
+        )
+        deadline = timeout_s if follow or timeout_s is not None else self.timeout_s
+        try:
+            for chunk in node_pb2_grpc.NodeStub(self._channel).Logs(request, timeout=deadline, metadata=self._metadata):
+                yield LogPiece(
+                    stream=chunk.stream,
+                    data=chunk.data,
+                    offset=chunk.offset,
+                    attempt=chunk.attempt,
+                    ended=chunk.ended,
+                    time_us=chunk.time_us,
+                )
+        except grpc.RpcError as error:
+            raise rebuild(error, self.endpoint) from None
+
+    def running(self, submission: int = 0) -> list[RunningTask]:
+        """Tasks that run there."""
+        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Running, node_pb2.RunningRequest(submission=submission))
+        return [RunningTask(**{name: getattr(task, name) for name in RunningTask.__slots__}) for task in reply.tasks]
+
+    def stats(self) -> list[NodeStats]:
+        """One entry a virtual node."""
+        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
+        return [NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in reply.nodes]
+
+    def time_us(self) -> int:
+        """What time it is there: microseconds since the epoch."""
+        return int(self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest()).time_us)

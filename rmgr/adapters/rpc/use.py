@@ -1,0 +1,88 @@
+"""`rmgr.v1.Limits` over gRPC: what users hold of what all share, asked of the leader or of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+import msgspec
+
+from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, open_channel
+from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.errors import RmgrError
+from rmgr.model.identity import Role
+from rmgr.model.limits import UserLimits
+from rmgr.v1 import limits_pb2, limits_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserUse:
+    """Of one user: what he holds, and how many requests were refused to him lately, both by name of the limit."""
+
+    used: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseAnswer:
+    """An answer. age_s: of its oldest number. problem: why numbers of the cluster are missing, "" when they are there."""
+
+    users: Mapping[str, UserUse]
+    age_s: float = 0.0
+    limits: UserLimits = UserLimits()
+    problem: str = ""
+
+
+class UseAnswers(Protocol):
+    """Implemented by leader and gateway; called on threads of the server."""
+
+    def use(self, users: Sequence[str], *, fresh: bool, caller: Caller) -> UseAnswer:
+        """Of `users`, none = of the caller, and of everybody if he is a gateway. Raises PermissionDenied, Unavailable."""
+
+
+def handler_of(answers: UseAnswers) -> Any:
+    """For `RpcServer.add_generic`."""
+
+    def use(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            told = answers.use(tuple(request.users), fresh=request.fresh, caller=caller_of(context))
+        except RmgrError as error:
+            return fail(context, error)
+        users = [limits_pb2.UserUse(user=name, used=one.used, refused=one.refused) for name, one in told.users.items()]
+        settings = msgspec.json.encode(told.limits).decode()
+        return limits_pb2.UseReply(users=users, age_s=told.age_s, settings=settings, problem=told.problem)
+
+    method = grpc.unary_unary_rpc_method_handler(
+        use, request_deserializer=limits_pb2.UseRequest.FromString, response_serializer=limits_pb2.UseReply.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler("rmgr.v1.Limits", {"Use": method})
+
+
+class UseClient:
+    """Asks at `endpoint`, which must prove to be a `role`. credentials: None in an open cluster. user: who asks, for an open one."""
+
+    def __init__(self, endpoint: str, *, role: Role, credentials: Credentials | None, timeout_s: float = 5.0, user: str = "") -> None:
+        self.endpoint = endpoint
+        self._timeout_s = timeout_s
+        self._channel = open_channel(endpoint, credentials, role, OPTIONS)
+        self._metadata = ((USER_KEY, user),) if user else ()
+
+    def use(self, users: Sequence[str] = (), *, fresh: bool = False) -> UseAnswer:
+        """Raises PermissionDenied, Unavailable."""
+        request = limits_pb2.UseRequest(users=users, fresh=fresh)
+        ask: Callable[..., Any] = limits_pb2_grpc.LimitsStub(self._channel).Use
+        try:
+            reply = ask(request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise rebuild(error, self.endpoint) from None
+        found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
+        limits = msgspec.json.decode(reply.settings, type=UserLimits) if reply.settings else UserLimits()
+        return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
+
+    def close(self) -> None:
+        """Ends the channel. Idempotent."""
+        self._channel.close()

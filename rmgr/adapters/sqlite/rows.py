@@ -1,0 +1,196 @@
+# ruff: noqa: S608 - the SQL is put together from constants of this file; every value is bound
+"""The statements of the SQLite store: what is done to its tables inside a transaction that someone else opened.
+
+Every generation, which has a file, is named by exactly one row of `manifest` or of `unreferenced`. The triggers of the
+schema (sqlite/file.py) and the functions here keep that true, so a sweep never has to look for orphans.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rmgr.adapters.store_rules import key_exists, now_ms
+from rmgr.coord.keys import prefix_end
+from rmgr.coord.ports import NOTHING
+from rmgr.errors import StoreUnavailable
+
+#: Keys in one `IN (...)`.
+KEYS_PER_STATEMENT = 256
+#: Holds for a row that has not expired; its parameter is the time in ms.
+ALIVE = "(expires_ms IS NULL OR expires_ms > ?)"
+
+# Few statement texts, so that they stay prepared; steps of at most a half, so that little is written twice.
+_ROWS_PER_STATEMENT = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MAX_ROWS = _ROWS_PER_STATEMENT[-1]  #: rows in one `INSERT`
+_COLUMNS = "key, size, sha256, encoding, expires_ms, generation, chunks, inline"
+_COLUMNS_UP_TO = _COLUMNS.replace("inline", "CASE WHEN size <= ? THEN inline END")
+_REPLACE = (
+    "ON CONFLICT (key) DO UPDATE SET size = excluded.size, sha256 = excluded.sha256, encoding = excluded.encoding,"
+    " expires_ms = excluded.expires_ms, generation = excluded.generation, chunks = excluded.chunks, inline = excluded.inline"
+)
+_INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?,?,?,?)'] * n)} {_REPLACE}" for n in _ROWS_PER_STATEMENT}
+
+
+class ManifestRow(NamedTuple):
+    """One row of `manifest`: the value itself (`chunks` = 0) or the name of the generation that has it.
+
+    chunks: how many pieces of `CHUNK_BYTES` the value's file has.
+    """
+
+    key: str
+    size: int
+    sha256: bytes
+    encoding: str
+    expires_ms: int | None
+    generation: int
+    chunks: int
+    inline: bytes | None
+
+
+def select(connection: sqlite3.Connection, key: str) -> ManifestRow | None:
+    """The row of `key`, None if there is none or it has expired."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
+    return None if row is None else ManifestRow(*row)
+
+
+def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -> list[ManifestRow]:
+    """The rows of up to `KEYS_PER_STATEMENT` keys; what is larger than `largest` bytes comes without its value."""
+    sql = f"SELECT {_COLUMNS_UP_TO} FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
+    return [ManifestRow(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
+
+
+def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | None:
+    """Size and encoding of `key`; the value is not read."""
+    row: tuple[int, str] | None = connection.execute(
+        f"SELECT size, encoding FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())
+    ).fetchone()
+    return row
+
+
+def select_heads(connection: sqlite3.Connection, keys: list[str]) -> list[tuple[str, int, str, bytes]]:
+    """(key, size, encoding, SHA-256) of up to `KEYS_PER_STATEMENT` keys; no value is read."""
+    sql = f"SELECT key, size, encoding, sha256 FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
+    return list(connection.execute(sql, (*keys, now_ms())))
+
+
+def select_keys(connection: sqlite3.Connection, prefix: str, after: str, limit: int) -> list[str]:
+    """Up to `limit` keys with `prefix`, sorted, greater than `after`."""
+    where, parameters = _range(prefix)
+    sql = f"SELECT key FROM manifest WHERE {where} AND key > ? AND {ALIVE} ORDER BY key LIMIT ?"
+    return [key for (key,) in connection.execute(sql, (*parameters, after, now_ms(), limit))]
+
+
+def select_usage(connection: sqlite3.Connection, prefix: str) -> tuple[int, int]:
+    """Number of values and sum of their sizes under `prefix`."""
+    where, parameters = _range(prefix)
+    sql = f"SELECT count(*), coalesce(sum(size), 0) FROM manifest WHERE {where} AND {ALIVE}"
+    count, size = connection.execute(sql, (*parameters, now_ms())).fetchone()
+    return count, size
+
+
+def insert(connection: sqlite3.Connection, rows: list[ManifestRow]) -> None:
+    """Writes rows in the order given; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
+
+    Each statement gives up the interpreter's lock and has to win it back, which costs 5 ms a time beside a thread that
+    computes: so many rows a statement, and the last row repeated up to the next prepared size, which changes nothing.
+    """
+    for start in range(0, len(rows), MAX_ROWS):
+        some = rows[start : start + MAX_ROWS]
+        size = _ROWS_PER_STATEMENT[bisect_left(_ROWS_PER_STATEMENT, len(some))]
+        some += [some[-1]] * (size - len(some))
+        connection.execute(_INSERT[size], [column for row in some for column in row])
+
+
+def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: Mapping[str, bytes] = NOTHING) -> None:
+    """Raises `KeyExists` if one of `keys` has a value, other than the one with its hash in `replaces`; what has expired is absent."""
+    taken: list[str] = []
+    for start in range(0, len(keys), KEYS_PER_STATEMENT):
+        some = keys[start : start + KEYS_PER_STATEMENT]
+        sql = f"SELECT key, sha256 FROM manifest WHERE key IN ({_marks(some)}) AND {ALIVE} ORDER BY key"
+        taken += [key for key, digest in connection.execute(sql, (*some, now_ms())) if digest != replaces.get(key)]
+    if taken:
+        raise key_exists(taken)
+
+
+def delete(connection: sqlite3.Connection, key: str) -> bool:
+    """Removes the row of `key`; True if it was there and had not expired. Its file becomes unreferenced."""
+    found = connection.execute(f"SELECT 1 FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
+    connection.execute("DELETE FROM manifest WHERE key = ?", (key,))
+    return found is not None
+
+
+def delete_many(connection: sqlite3.Connection, keys: list[str]) -> list[str]:
+    """The same of many; returns those that were there, unsorted."""
+    found: list[str] = []
+    for start in range(0, len(keys), KEYS_PER_STATEMENT):
+        some = keys[start : start + KEYS_PER_STATEMENT]
+        marks = _marks(some)
+        found += [key for (key,) in connection.execute(f"SELECT key FROM manifest WHERE key IN ({marks}) AND {ALIVE}", (*some, now_ms()))]
+        connection.execute(f"DELETE FROM manifest WHERE key IN ({marks})", some)
+    return found
+
+
+# -- what is not needed any more ----------------------------------------------------------------------------------------
+
+
+def begin_uploads(connection: sqlite3.Connection, since_ms: int, count: int) -> list[int]:
+    """New generations for values that come before their row; they count as unreferenced from `since_ms` on."""
+    connection.execute("UPDATE info SET value = value + ? WHERE name = 'generation'", (count,))
+    (last,) = connection.execute("SELECT value FROM info WHERE name = 'generation'").fetchone()
+    generations = [int(last) - count + 1 + n for n in range(count)]
+    marks = ", ".join(["(?, ?)"] * count)
+    connection.execute(f"INSERT INTO unreferenced VALUES {marks}", [item for one in generations for item in (one, since_ms)])
+    return generations
+
+
+class Swept(StoreUnavailable):
+    """A sweep may have taken what was being written: it is not committed."""
+
+
+def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwrite: bool) -> None:
+    """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
+
+    Raises: KeyExists; Swept.
+    """
+    if not overwrite:
+        refuse_existing(connection, [manifest.key])
+    took = connection.execute("DELETE FROM unreferenced WHERE generation = ? AND since_ms > ?", (manifest.generation, now_ms()))
+    if took.rowcount != 1:
+        raise Swept(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
+    insert(connection, [manifest])
+
+
+def abandon_upload(connection: sqlite3.Connection, generation: int) -> None:
+    """Gives the generation to the next sweep."""
+    connection.execute("UPDATE unreferenced SET since_ms = 0 WHERE generation = ?", (generation,))
+
+
+def remove_expired(connection: sqlite3.Connection, limit: int) -> int:
+    """Removes up to `limit` expired rows; returns how many."""
+    sql = "DELETE FROM manifest WHERE key IN (SELECT key FROM manifest WHERE expires_ms <= ? LIMIT ?)"
+    return connection.execute(sql, (now_ms(), limit)).rowcount
+
+
+def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[int]:
+    """Up to `limit` generations unreferenced since before `before_ms`."""
+    sql = "SELECT generation FROM unreferenced WHERE since_ms <= ? LIMIT ?"
+    return [generation for (generation,) in connection.execute(sql, (before_ms, limit))]
+
+
+def forget_unreferenced(connection: sqlite3.Connection, generations: list[int]) -> None:
+    """They are gone."""
+    connection.executemany("DELETE FROM unreferenced WHERE generation = ?", [(one,) for one in generations])
+
+
+def _marks(keys: list[str]) -> str:
+    return ",".join("?" * len(keys))
+
+
+def _range(prefix: str) -> tuple[str, tuple[str, ...]]:
+    if not prefix:
+        return "1", ()
+    end = prefix_end(prefix)
+    return ("key >= ?", (prefix,)) if end is None else ("key >= ? AND key < ?", (prefix, end))

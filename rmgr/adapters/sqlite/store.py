@@ -1,0 +1,365 @@
+"""The embedded data store: one SQLite file in WAL mode on a local disk, used by many processes and threads at once.
+
+Durable on return (synchronous=FULL). Values of up to one chunk stand in their manifest row and are one commit; larger
+ones are files in `PATH.values` (sqlite/values.py), durable before the manifest is committed, so no reader ever sees a part.
+A process that opens a store and then calls `fork` must open it again in the child.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from hashlib import sha256
+from itertools import chain
+from typing import Self, TypeVar
+
+from rmgr.adapters.sqlite import rows as table
+from rmgr.adapters.sqlite.file import StoreFile
+from rmgr.adapters.sqlite.readers import Readers
+from rmgr.adapters.sqlite.rows import ManifestRow
+from rmgr.adapters.sqlite.values import ValueFiles
+from rmgr.adapters.sqlite.writer import Writer
+from rmgr.adapters.store_rules import (
+    CHUNK_BYTES,
+    CallDeadline,
+    about_of,
+    bind,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_size,
+    cut,
+    encoding_of,
+    expiry_ms,
+    key_exists,
+    marked,
+    notes_of,
+    now_ms,
+    verify,
+)
+from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.units import counted
+
+T = TypeVar("T")
+
+#: Bytes of an iterable that are gathered before they are written.
+STAGE_BYTES = 4 * CHUNK_BYTES
+#: A replaced or deleted large value is kept this long for those who are reading it.
+GRACE_S = 300.0
+_ROW_BYTES = 200  # of a manifest row besides its value, about
+_SWEEP_ROWS = 500
+_DELETED_ROWS = 2000
+
+
+class SqliteStore:
+    """A `Store` (coord/ports.py) in one SQLite file."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, timeout_s: float = 10.0, grace_s: float = GRACE_S) -> None:
+        """Opens the store `path`, and makes it (mode 0600) unless `create` is False.
+
+        Args:
+            timeout_s: how long to wait for another process that is just making it.
+            grace_s: how long `sweep` keeps large values that were replaced or deleted, for their readers.
+        Raises: `StoreUnavailable` with the reason and the cure.
+        """
+        self._file = StoreFile(path, create=create, timeout_s=timeout_s)
+        self._grace_ms = int(grace_s * 1000)
+        self._writer = Writer(self._file)
+        self._readers = Readers(self._file)
+        self._large = ValueFiles(self._file, self._writer, self._readers)
+
+    @property
+    def url(self) -> str:
+        """`sqlite:PATH`."""
+        return f"sqlite:{self._file.path}"
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes | memoryview],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        note: Note = b"",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put`. One commit, and above 512 KiB a file before it; holds at most 4 MiB of an iterable."""
+        deadline = CallDeadline(timeout_s)
+        check_key(key)
+        expires_ms = expiry_ms(ttl_s)
+        stages = cut(key, value, max(len(value), 1) if isinstance(value, bytes) else STAGE_BYTES)
+        if not overwrite and self.head(key, timeout_s=deadline.left_s()) is not None:
+            raise key_exists([key])  # early; what decides is the check in the last commit
+        first = next(stages, b"")
+        second = next(stages, None)
+        row = ManifestRow(key, 0, b"", encoding.value, expires_ms, 0, 0, None)
+        if second is None and len(first) <= CHUNK_BYTES:
+            digest = sha256(first).digest()
+            row = row._replace(size=len(first), sha256=digest, encoding=marked(encoding, note, digest), inline=first)
+            self._put_rows([row], len(first) + _ROW_BYTES, overwrite=overwrite, deadline=deadline)
+            return
+        parts = (first,) if second is None else chain((first, second), stages)
+        self._large.put(row, parts, overwrite=overwrite, deadline=deadline, mark=partial(marked, encoding, note))
+
+    def put_hashed(self, key: str, parts: Sequence[bytes], digest: bytes, *, timeout_s: float = 30.0) -> None:
+        """As `put` of raw bytes whose SHA-256 the caller has taken. With another `digest` the value cannot be read (`DataLost`)."""
+        check_key(key)
+        size = sum(map(len, parts))
+        check_size(key, size)
+        deadline = CallDeadline(timeout_s)
+        row = ManifestRow(key, size, digest, Encoding.RAW.value, None, 0, 0, None)
+        if size > CHUNK_BYTES:
+            self._large.put(row, parts, overwrite=True, deadline=deadline)
+        else:
+            self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, overwrite=True, deadline=deadline)
+
+    def put_many(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        ttl_s: float | None = None,
+        overwrite: bool = True,
+        notes: Sequence[bytes] = (),
+        replaces: Mapping[str, bytes] = NOTHING,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
+        deadline = CallDeadline(timeout_s)
+        expires_ms = expiry_ms(ttl_s)
+        small: list[ManifestRow] = []
+        large: list[tuple[str, bytes, bytes]] = []
+        weight = 0
+        for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
+            check_key(key)
+            if not isinstance(value, bytes):
+                raise UsageError(f"the value of {key!r} must be bytes, not {type(value).__name__}")
+            if len(value) > CHUNK_BYTES:
+                check_size(key, len(value))
+                large.append((key, value, note))
+                continue
+            small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
+            weight += len(value) + _ROW_BYTES
+            if weight > 2 * STAGE_BYTES:
+                self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
+                small, weight = [], 0
+        if small:
+            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
+        for key, value, note in large:
+            self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
+
+    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
+        """See `Store.delete`. The file of a large value goes with a `sweep`."""
+        check_key(key)
+        return self._write(lambda connection: table.delete(connection, key), CallDeadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
+
+    def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.delete_many`. A commit for every 2,000 keys."""
+        deadline = CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        gone: set[str] = set()
+        for start in range(0, len(wanted), _DELETED_ROWS):
+            some = wanted[start : start + _DELETED_ROWS]
+            doing = f"delete {counted(len(wanted), 'value')} ({some[0]!r} ...)"
+            gone.update(self._write(partial(table.delete_many, keys=some), deadline, len(some) * _ROW_BYTES, doing))
+        return [key for key in wanted if key in gone]
+
+    def bind_cluster(self, cluster_id: str, *, timeout_s: float = 30.0) -> None:
+        """See `Store.bind_cluster`."""
+        bind(self, cluster_id, timeout_s=timeout_s)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
+        """See `Store.get`."""
+        found = self.get_hashed(key, timeout_s=timeout_s)
+        return None if found is None else found[:2]
+
+    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
+        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
+
+    def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
+        """See `Store.get_noted`."""
+        check_key(key)
+        deadline = CallDeadline(timeout_s)
+        row = self._select(key, deadline)
+        if row is None:
+            return None
+        found = self._large.get(row, deadline) if row.chunks else (row, row.inline or b"")
+        if found is None:
+            return None
+        row, value = found
+        return verify(key, value, row.size, row.sha256), about_of(row.size, row.encoding, row.sha256)
+
+    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
+        """See `Store.about`."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
+
+    def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
+        """See `Store.about_many`. One statement for every 256 keys."""
+        deadline = CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        found: dict[str, About] = {}
+        for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
+            some = wanted[start : start + table.KEYS_PER_STATEMENT]
+            with self._reading(deadline, f"look at {counted(len(wanted), 'value')} in", some[0]) as connection:
+                batch = table.select_heads(connection, some)
+            found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
+        return found
+
+    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+        """See `store_rules.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
+        check_key(key)
+        deadline = CallDeadline(timeout_s)
+        row = self._select(key, deadline)
+        if row is not None and row.chunks and self._large.fetch(row, path, deadline):
+            return None, row.sha256
+        if row is None or row.chunks:  # replaced just now
+            found = self.get_hashed(key, timeout_s=deadline.left_s()) if row is not None else None
+            return None if found is None else (found[0], found[2])
+        return _whole(row)[0], row.sha256
+
+    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
+        """See `Store.get_many`. One statement for every 256 keys."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def get_noted_many(
+        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+    ) -> dict[str, tuple[bytes | None, About]]:
+        """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
+        deadline = CallDeadline(timeout_s)
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        found: dict[str, tuple[bytes | None, About]] = {}
+        chunked: list[str] = []
+        for start in range(0, len(wanted), table.KEYS_PER_STATEMENT):
+            some = wanted[start : start + table.KEYS_PER_STATEMENT]
+            with self._reading(deadline, f"read {counted(len(wanted), 'value')} from", some[0]) as connection:
+                batch = table.select_many(connection, some, largest)
+            for row in batch:
+                if row.size > largest:
+                    found[row.key] = None, about_of(row.size, row.encoding, row.sha256)
+                elif row.chunks:
+                    chunked.append(row.key)
+                else:
+                    found[row.key] = _whole(row)[0], about_of(row.size, row.encoding, row.sha256)
+        for key in chunked:
+            value = self.get_noted(key, timeout_s=deadline.left_s())
+            if value is not None:
+                found[key] = value if len(value[0]) <= largest else (None, value[1])
+        return found
+
+    def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
+        """See `Store.stream`. `timeout_s` holds for each chunk; the last one is handed out only after the hash agreed."""
+        check_key(key)
+        row = self._select(key, CallDeadline(timeout_s))
+        if row is None:
+            return None
+        if row.chunks:
+            return self._large.stream(row, timeout_s)
+        value, _ = _whole(row)
+        return iter((value,) if value else ())
+
+    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
+        """See `Store.head`."""
+        check_key(key)
+        with self._reading(CallDeadline(timeout_s), f"read {key!r} from", key) as connection:
+            row = table.select_head(connection, key)
+        return None if row is None else (row[0], encoding_of(row[1]))
+
+    def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
+        """See `Store.keys`. Reads `limit` entries of the key index, however large the store is."""
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        with self._reading(CallDeadline(timeout_s), f"list {prefix!r} in") as connection:
+            return table.select_keys(connection, prefix, after, limit)
+
+    def usage(self, prefix: str = "", *, timeout_s: float = 30.0) -> tuple[int, int]:
+        """See `Store.usage`. Reads every manifest below `prefix`, no value."""
+        check_prefix(prefix)
+        with self._reading(CallDeadline(timeout_s), f"measure {prefix!r} in") as connection:
+            return table.select_usage(connection, prefix)
+
+    # -- looking after it ---------------------------------------------------------------------------------------------
+
+    def sweep(self, *, timeout_s: float = 30.0) -> int:
+        """See `Store.sweep`. In small commits, so that others write in between; ends early at the deadline, without error."""
+        deadline = CallDeadline(timeout_s)
+        before_ms = now_ms() - self._grace_ms
+        removed = 0
+        more = True
+        while more and not deadline.passed():
+            count = self._write(lambda connection: table.remove_expired(connection, _SWEEP_ROWS), deadline, _ROW_BYTES, "sweep")
+            removed += count
+            more = count > 0
+        return removed + self._large.free(before_ms, deadline)
+
+    def health(self, *, timeout_s: float = 5.0) -> str | None:
+        """See `Store.health`. Writes one row (one commit) and reads it back."""
+        deadline = CallDeadline(timeout_s)
+        name = f"health/{os.getpid() % 64}"
+        mark = f"{os.getpid()} {now_ms()} {id(deadline)}"
+
+        def probe(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (name, mark))
+
+        try:
+            self._file.check_in_place()
+            self._write(probe, deadline, _ROW_BYTES, "write a probe")
+            with self._reading(deadline, "read a probe from") as connection:
+                connection.execute("SELECT value FROM info WHERE name = ?", (name,)).fetchone()
+        except RmgrError as error:
+            return error.message
+        return None
+
+    def close(self) -> None:
+        """See `Store.close`. Waits up to 10 s for what other threads are writing."""
+        self._writer.close()
+        self._readers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- private ------------------------------------------------------------------------------------------------------
+
+    def _select(self, key: str, deadline: CallDeadline) -> ManifestRow | None:
+        with self._reading(deadline, f"read {key!r} from", key) as connection:
+            return table.select(connection, key)
+
+    def _write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, weight_bytes: int, doing: str) -> T:
+        return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing)
+
+    def _reading(self, deadline: CallDeadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
+        self._writer.check_not_forked()
+        return self._readers.reading(deadline, doing, key)
+
+    def _put_rows(
+        self, batch: list[ManifestRow], weight: int, *, overwrite: bool, deadline: CallDeadline, replaces: Mapping[str, bytes] = NOTHING
+    ) -> None:
+        doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
+        if overwrite:
+            self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
+            return
+
+        def run(connection: sqlite3.Connection) -> None:
+            table.refuse_existing(connection, [row.key for row in batch], replaces)
+            table.insert(connection, batch)
+
+        self._write(run, deadline, weight, doing)
+
+
+def _whole(row: ManifestRow) -> tuple[bytes, Encoding]:
+    return verify(row.key, row.inline or b"", row.size, row.sha256), encoding_of(row.encoding)

@@ -1,0 +1,286 @@
+"""Large values as files beside the SQLite file: written and synced before the row that names them, hashed whenever they are read.
+
+A file is named by its generation, a number that no value has twice and that is set aside in the database before the file is made:
+every file is named by exactly one row of `manifest` or of `unreferenced`, whatever dies when, and a sweep never looks for orphans.
+Once its row is committed nobody changes a file; replaced and deleted ones go with the sweep, and who has one open keeps it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
+from hashlib import sha256
+from pathlib import Path
+
+from rmgr.adapters.sqlite import rows as table
+from rmgr.adapters.sqlite.file import StoreFile
+from rmgr.adapters.sqlite.readers import Readers
+from rmgr.adapters.sqlite.rows import ManifestRow
+from rmgr.adapters.sqlite.writer import Writer
+from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
+from rmgr.coord.ports import MAX_VALUE_BYTES
+from rmgr.errors import KeyExists, StoreUnavailable
+
+#: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
+_RESERVED = 32
+_RESERVED_MS = 3_600_000
+_NEW = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_OLD = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_ROW_BYTES = 200
+_SWEEP_FILES = 64
+#: What is read and hashed at a time stays in the processor's cache.
+_HASH_BYTES = 256 * 1024
+#: What is written at a time. Linux takes page cache in pieces as large as the write, the largest free ones first: in a virtual
+#: machine those are what its host has taken back, and a file of 1 MiB costs 2.5 ms of the system's time instead of 0.4.
+_WRITE_BYTES = 64 * 1024
+
+
+class ValueFiles:
+    """Reads and writes the large values of one store. Thread-safe; files are written on the caller's thread."""
+
+    def __init__(self, file: StoreFile, writer: Writer, readers: Readers) -> None:
+        self._file = file
+        self._writer = writer
+        self._readers = readers
+        self._lock = threading.Lock()
+        self._free: list[int] = []
+        self._free_until_ms = -math.inf
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        row: ManifestRow,
+        parts: Iterable[bytes],
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        mark: Callable[[bytes], str] | None = None,
+    ) -> None:
+        """Makes a file of `parts` durable, then commits the manifest `row`; `row.sha256`: if it is known; mark: its encoding.
+
+        Raises: KeyExists, StoreUnavailable, and what `parts` raises. Cost: 0.5 ms a MB, and an fsync of the file beside the commit's.
+        """
+        doing = f"put {row.key!r}"
+        generation = self._reserve(deadline, doing)
+        path = self._path(generation)
+        try:
+            size, digest = self._make(path, parts, row.sha256, deadline, doing)
+            column = row.encoding if mark is None else mark(digest)
+        except BaseException:
+            _remove(path)  # its number goes with a sweep
+            raise
+        manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
+        try:
+            self._writer.write(
+                lambda connection: table.end_upload(connection, manifest, overwrite=overwrite),
+                deadline,
+                weight_bytes=_ROW_BYTES,
+                doing=doing,
+            )
+        except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
+            _remove(path)
+            raise  # of other errors it may not be known whether it is committed: then a sweep finds out
+
+    def _reserve(self, deadline: CallDeadline, doing: str) -> int:
+        """A generation whose file a sweep leaves alone for as long as this call may last."""
+        with self._lock:
+            now, lasts_ms = now_ms(), int((deadline.timeout_s + patience_s(MAX_VALUE_BYTES)) * 1000)
+            if not self._free or now + lasts_ms > self._free_until_ms:
+                until_ms = now + lasts_ms + _RESERVED_MS
+                self._free = self._writer.write(
+                    lambda connection: table.begin_uploads(connection, until_ms, _RESERVED), deadline, weight_bytes=_ROW_BYTES, doing=doing
+                )
+                self._free_until_ms = until_ms - _RESERVED_MS // 4
+            return self._free.pop()
+
+    def _make(self, path: Path, parts: Iterable[bytes], known: bytes, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
+        """The file, durable, and its name too; (size, SHA-256, `known` where that is not empty)."""
+        digest = sha256()
+        size = 0
+        try:
+            fd, folder = self._create(path)
+            try:
+                for part in parts:
+                    deadline.allow(len(part))
+                    deadline.check(doing)
+                    if not known:
+                        digest.update(part)
+                    left = memoryview(part)
+                    size += len(left)
+                    while left:
+                        left = left[os.write(fd, left[:_WRITE_BYTES]) :]
+                os.fsync(fd)
+                os.fsync(folder)
+            finally:
+                os.close(fd)
+                os.close(folder)
+        except OSError as error:
+            raise self._file.os_error(error, f"{doing} in") from error
+        return size, known or digest.digest()
+
+    def _create(self, path: Path) -> tuple[int, int]:
+        """Descriptors of a new file and of its directory. Who may read the store's file may read them, nobody else."""
+        owner = self._file.path.stat()
+        mode = stat.S_IMODE(owner.st_mode) & 0o666
+        try:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                path.parent.mkdir(mode=0o700)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            _hand_over(folder, mode | (mode & 0o444) >> 2, owner)
+            self._sync_parent()
+        try:
+            try:
+                fd = os.open(path.name, _NEW, 0o600, dir_fd=folder)
+            except FileExistsError:  # of a database that was put back from an older copy: no row of it names this file
+                os.unlink(path.name, dir_fd=folder)
+                fd = os.open(path.name, _NEW, 0o600, dir_fd=folder)
+            _hand_over(fd, mode & 0o444, owner)
+        except BaseException:
+            os.close(folder)
+            raise
+        return fd, folder
+
+    def _sync_parent(self) -> None:
+        fd = os.open(self._file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get(self, row: ManifestRow, deadline: CallDeadline) -> tuple[ManifestRow, bytes] | None:
+        """The value of the key of `row`, not yet compared, with its present row. Raises: DataLost, StoreUnavailable."""
+        while True:
+            try:
+                with self._open(row) as file:
+                    return row, file.readall()
+            except FileNotFoundError:
+                now = self._again(row, deadline)
+            except OSError as error:
+                raise self._file.os_error(error, f"read {row.key!r} from") from error
+            if now is None or not now.chunks:
+                return None if now is None else (now, now.inline or b"")
+            row = now
+
+    def stream(self, row: ManifestRow, timeout_s: float) -> Iterator[bytes]:
+        """The value of `row` in pieces, the last one only when the hash agreed. It may be replaced and swept meanwhile."""
+        try:
+            file = self._open(row)
+        except FileNotFoundError:
+            self._again(row, CallDeadline(timeout_s))
+            raise StoreUnavailable(f"the value of {row.key!r} was replaced or deleted while it was read", hint="read it again") from None
+        except OSError as error:
+            raise self._file.os_error(error, f"read {row.key!r} from") from error
+        return self._pieces(row, file)
+
+    def _pieces(self, row: ManifestRow, file: io.FileIO) -> Iterator[bytes]:
+        digest, left = sha256(), row.size
+        with file:
+            while left:
+                try:
+                    piece = file.read(min(left, CHUNK_BYTES))
+                except OSError as error:
+                    raise self._file.os_error(error, f"read {row.key!r} from") from error
+                if not piece:
+                    raise data_lost(row.key, f"{row.size - left:,} of {row.size:,} bytes found")
+                digest.update(piece)
+                left -= len(piece)
+                if not left and (digest.digest() != row.sha256 or file.read(1)):
+                    raise data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
+                yield piece
+
+    def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline) -> bool:
+        """Makes `path` a second name of the file of `row`, or a copy, which is read through and compared. False: it was just replaced.
+
+        Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
+        """
+        copy = None
+        deadline.allow(row.size)
+        try:
+            os.link(self._path(row.generation), path, follow_symlinks=False)
+        except OSError:  # another file system, or one without such names; or there is no such file
+            copy = open(os.open(path, _NEW, 0o600), "wb", buffering=0)  # noqa: SIM115 - closed below
+        try:
+            with copy or nullcontext():
+                return self._compare(row, path if copy is None else self._path(row.generation), copy, deadline)
+        except FileNotFoundError:
+            _remove(Path(path))
+            self._again(row, deadline)
+            return False
+        except BaseException:
+            _remove(Path(path))
+            raise
+
+    def _compare(self, row: ManifestRow, path: str | Path, copy: io.FileIO | None, deadline: CallDeadline) -> bool:
+        digest, size = sha256(), 0
+        room = memoryview(bytearray(_HASH_BYTES))
+        with open(os.open(path, _OLD), "rb", buffering=0) as file:
+            while count := file.readinto(room):
+                digest.update(room[:count])
+                size += count
+                left = room[:count] if copy is not None else room[:0]
+                while left:
+                    left = left[copy.write(left) or 0 :]  # type: ignore[union-attr]
+                deadline.check(f"read {row.key!r}")
+        if size != row.size or digest.digest() != row.sha256:
+            raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found, the hash differs")
+        return True
+
+    def _open(self, row: ManifestRow) -> io.FileIO:
+        return open(os.open(self._path(row.generation), _OLD), "rb", buffering=0)
+
+    def _again(self, row: ManifestRow, deadline: CallDeadline) -> ManifestRow | None:
+        """Its file is gone: the row as it is now. Raises: DataLost if it is the same."""
+        with self._readers.reading(deadline, f"read {row.key!r} from", row.key) as connection:
+            now = table.select(connection, row.key)
+        if now is not None and now.chunks and now.generation == row.generation:
+            raise data_lost(row.key, f"its file {self._path(row.generation)} is missing")
+        return now
+
+    # -- what is not needed any more --------------------------------------------------------------------------------------
+
+    def free(self, before_ms: int, deadline: CallDeadline) -> int:
+        """Removes files that nobody has referred to since `before_ms`; returns how many generations that were."""
+        freed = 0
+        while not deadline.passed():
+            with self._readers.reading(deadline, "sweep") as connection:
+                some = table.select_unreferenced(connection, before_ms, _SWEEP_FILES)
+            for generation in some:
+                try:
+                    self._path(generation).unlink(missing_ok=True)
+                except OSError as error:
+                    raise self._file.os_error(error, "sweep") from error
+            if some:
+                self._write(lambda connection, some=some: table.forget_unreferenced(connection, some), deadline)  # type: ignore[misc]
+            freed += len(some)
+            if len(some) < _SWEEP_FILES:
+                break
+        return freed
+
+    def _write(self, run: Callable[[sqlite3.Connection], None], deadline: CallDeadline) -> None:
+        self._writer.write(run, deadline, weight_bytes=_ROW_BYTES, doing="sweep")
+
+    def _path(self, generation: int) -> Path:
+        return self._file.values_path / f"{generation:012d}"
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
+
+
+def _hand_over(fd: int, mode: int, owner: os.stat_result) -> None:
+    """What SQLite does with its own side files: the mode of the store, and where this process is root its owner."""
+    if os.geteuid() == 0:
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+    os.fchmod(fd, mode)

@@ -1,0 +1,235 @@
+"""A way through a gateway to the gRPC port of a node, for what is no gateway's business: the keys of somebody's terminal.
+
+    gRPC here --socket--> Tunnel --gRPC Open--> gateway (Tunnels) --TCP--> gRPC of the Starter
+
+The connection has its own TLS from end to end: the Starter sees the certificate of the person, not of the gateway, and a
+gateway that was broken into can neither read nor type. Nothing is kept on the way: each end takes as much as the next one has taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from rmgr.adapters.access.auth import caller_of, open_channel
+from rmgr.adapters.access.errors import fail, rebuild
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.gateway.forward import Forwarder
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import OPTIONS, TARGET_KEY
+from rmgr.errors import RmgrError, Unavailable, VersionMismatch
+from rmgr.model.identity import Role
+from rmgr.v1 import tunnel_pb2, tunnel_pb2_grpc
+
+#: Connections at once through one gateway: each holds two threads.
+MAX_TUNNELS = 50
+_CHUNK = 64 * 1024
+_DIAL_S = 5.0
+_LOOK_S = 0.2
+#: Names of sockets are at most about 100 bytes long.
+_LONGEST_PLACE = 70
+
+
+class Tunnels:
+    """The servicer of `rmgr.v1.Tunnel` in a gateway. Connects to what `forwarder` says is a node of the cluster, and nothing else."""
+
+    def __init__(self, forwarder: Forwarder, *, most: int = MAX_TUNNELS, bounds: Bounds | None = None) -> None:
+        self._forwarder = forwarder
+        self._bounds = bounds or Bounds()
+        self._room = self._bounds.places("tunnels", most)
+
+    @property
+    def handler(self) -> Any:
+        """For `RpcServer.add_generic`."""
+        return grpc.method_handlers_generic_handler(
+            "rmgr.v1.Tunnel",
+            {
+                "Open": grpc.stream_stream_rpc_method_handler(
+                    self._open,
+                    request_deserializer=tunnel_pb2.TunnelBytes.FromString,
+                    response_serializer=tunnel_pb2.TunnelBytes.SerializeToString,
+                )
+            },
+        )
+
+    def _open(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        caller = caller_of(context)
+        user = caller.user
+        if not self._room.take(user, is_operator=not caller.is_open and caller.is_operator()):
+            told = f"{len(self._room)} terminals are open through this gateway already"
+            fail(context, self._bounds.no_place("tunnels", user, self._room, told))
+        try:
+            endpoint = self._forwarder.starter(context)
+            link = _dial(endpoint, context)
+            if not context.add_callback(link.end):
+                link.end()
+            threading.Thread(target=_feed, args=(requests, link), name="tunnel-in", daemon=True).start()
+            try:
+                for data in link.pieces():
+                    yield tunnel_pb2.TunnelBytes(data=data)
+            finally:
+                link.end()
+                link.let_go()
+        finally:
+            self._room.give_back(user)
+
+
+def _dial(endpoint: str, context: grpc.ServicerContext) -> _Link:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        return _Link(socket.create_connection((host.strip("[]"), int(port)), _DIAL_S))
+    except OSError as error:
+        fail(context, Unavailable(f"{endpoint} cannot be reached ({error.strerror or error})", hint="rmgr doctor"))
+        raise
+
+
+def _feed(requests: Iterator[Any], link: _Link) -> None:
+    """What the asking side sends, until it says no more or the call is over."""
+    try:
+        with contextlib.suppress(grpc.RpcError, OSError):
+            for request in requests:
+                link.send(request.data)
+            link.say_no_more()
+    finally:
+        link.let_go()
+
+
+class _Link:
+    """A socket that two threads use: one reads, one writes, and it is closed when both have let go of it."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.settimeout(None)
+        if link.family != socket.AF_UNIX:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._link = link
+        self._lock = threading.Lock()
+        self._users = 2
+
+    def send(self, data: bytes) -> None:
+        """Waits until it is taken. Raises: OSError."""
+        self._link.sendall(data)
+
+    def pieces(self) -> Iterator[bytes]:
+        """What arrives, until the other end is gone."""
+        with contextlib.suppress(OSError):
+            while data := self._link.recv(_CHUNK):
+                yield data
+
+    def say_no_more(self) -> None:
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """Wakes both threads. Idempotent, from any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._users:
+                self._link.shutdown(socket.SHUT_RDWR)
+
+    def let_go(self) -> None:
+        """Once for each of the two."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._link.close()
+
+
+class Tunnel:
+    """The asking end: one connection to `target` comes out at `endpoint`.
+
+    Args:
+        via: the gateway. credentials: who we are, None in an open cluster.
+    Attributes:
+        target: for gRPC; a socket in a private directory, gone with its first connection.
+        refusal: why the gateway ended it, None while it did not.
+    """
+
+    def __init__(self, via: str, endpoint: str, *, credentials: Credentials | None = None) -> None:
+        self.refusal: RmgrError | None = None
+        self._via = via
+        self._endpoint = endpoint
+        self._link: _Link | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        place = tempfile.gettempdir()
+        self._directory = tempfile.mkdtemp(prefix="rmgr-", dir=place if len(os.fsencode(place)) < _LONGEST_PLACE else "/tmp")  # noqa: S108 - private
+        try:
+            self._door.bind(os.path.join(self._directory, "t"))
+            self._door.listen(1)
+        except BaseException:
+            self._shut_door()
+            raise
+        self.target = f"unix:{self._directory}/t"
+        self._channel = open_channel(via, credentials, Role.SUBMITTER, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
+        threading.Thread(target=self._run, name="tunnel", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        with self._lock:
+            self._closed = True
+            if self._link is not None:
+                self._link.end()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._channel.close()
+
+    def _run(self) -> None:
+        accepted = self._accept()
+        if accepted is None:
+            return
+        link = _Link(accepted)
+        with self._lock:
+            self._link = link
+            if self._closed:
+                link.end()
+        call = None
+        try:
+            call = tunnel_pb2_grpc.TunnelStub(self._channel).Open(_sent(link), metadata=((TARGET_KEY, self._endpoint),))
+            for piece in call:
+                link.send(piece.data)
+        except grpc.RpcError as error:
+            self.refusal = self._told(error)
+        except (OSError, ValueError):
+            pass  # nobody is here any more
+        finally:
+            link.end()
+            if call is not None:
+                call.cancel()
+            link.let_go()
+
+    def _accept(self) -> socket.socket | None:
+        self._door.settimeout(_LOOK_S)  # not everywhere somebody who waits hears of its end
+        try:
+            while not self._closed:
+                with contextlib.suppress(TimeoutError):
+                    return self._door.accept()[0]
+        except OSError:
+            pass
+        finally:
+            self._shut_door()
+        return None
+
+    def _told(self, error: Any) -> RmgrError:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return VersionMismatch(f"the gateway at {self._via} is of an older release, and passes no terminals on", hint="rmgr version")
+        return rebuild(error, self._via)
+
+    def _shut_door(self) -> None:
+        self._door.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _sent(link: _Link) -> Iterable[Any]:
+    """The messages of what is written here; on a thread of gRPC, which may never begin."""
+    try:
+        for data in link.pieces():
+            yield tunnel_pb2.TunnelBytes(data=data)
+    finally:
+        link.let_go()

@@ -1,0 +1,95 @@
+"""Access lists as ZooKeeper wants them: the roles' rights of `coord/acl.py`, said in digest ids, encoded once a place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_acl
+from rmgr.coord.acl import ROLES, TABLE, Right, place_of, rights
+from rmgr.model.identity import Role
+
+#: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
+_ABOVE = Acl(perms=int(Right.READ | Right.CREATE))
+
+
+class AccessLists(Protocol):
+    """Which access list a new znode gets. Paths are relative to the chroot; `above` is for what lies over it."""
+
+    @property
+    def above(self) -> tuple[Acl, ...]: ...
+    def entries(self, path: str) -> tuple[Acl, ...]: ...
+    def encoded(self, path: str) -> bytes: ...
+
+
+class OneList:
+    """The same list everywhere: an open cluster, or a test."""
+
+    def __init__(self, entries: tuple[Acl, ...]) -> None:
+        self._entries = entries
+        self._bytes = encode_acl(entries)
+        self.above = entries if entries == OPEN_ACL else (_ABOVE, *entries)
+
+    def entries(self, _path: str) -> tuple[Acl, ...]:
+        """The list."""
+        return self._entries
+
+    def encoded(self, _path: str) -> bytes:
+        """The list as it travels."""
+        return self._bytes
+
+
+class RoleLists:
+    """A list by place, as the table of `coord/acl.py` says.
+
+    Args:
+        ids: role -> its digest ids (`role:base64(sha1(role:secret))`); two while a secret is being rotated.
+    """
+
+    def __init__(self, ids: Mapping[str, Sequence[str]]) -> None:
+        self.ids = {role: tuple(ids.get(role, ())) for role in ROLES}
+        self._above = (_ABOVE, *self._entries("/"))
+        self._known = {place: self._entries(place) for place in TABLE}
+        self._bytes = {place: encode_acl(entries) for place, entries in self._known.items()}
+        self._else = self._entries("/~")
+        self._else_bytes = encode_acl(self._else)
+
+    @property
+    def above(self) -> tuple[Acl, ...]:
+        """The list of what lies over the chroot."""
+        return self._above
+
+    def entries(self, path: str) -> tuple[Acl, ...]:
+        """The list of the znode at `path`."""
+        return self._known.get(place_of(path), self._else)
+
+    def encoded(self, path: str) -> bytes:
+        """The list as it travels. Cost: 1 us."""
+        return self._bytes.get(place_of(path), self._else_bytes)
+
+    def _entries(self, place: str) -> tuple[Acl, ...]:
+        line = rights(place)
+        return tuple(
+            Acl(perms=int(line[role]), scheme="digest", id=digest_id)
+            for role in ROLES
+            if line.get(role, Right.NONE)
+            for digest_id in self.ids[role]
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RoleLists) and other.ids == self.ids
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.ids.items()))
+
+
+def lists_of(acl: tuple[Acl, ...] | AccessLists) -> AccessLists:
+    """One list for everything, or the lists that were given."""
+    return OneList(acl) if isinstance(acl, tuple) else acl
+
+
+def role_of(acl: Acl, ids: Mapping[Role, Sequence[str]]) -> str:
+    """Whom an entry means, for people: a role, `anybody`, or `scheme:id`."""
+    if acl.scheme == "world":
+        return "anybody"
+    return next((role.value for role, known in ids.items() if acl.id in known), f"{acl.scheme}:{acl.id.partition(':')[0]}")

@@ -1,0 +1,497 @@
+"""ZooKeeper through kazoo: the connection, made to fail early, to come back early and to say when it was last answered.
+
+The only file that imports kazoo. What is changed in it, and why (numbers: the facts and rules of reliability.md):
+- reconnection within about a second, for ever (fact 1); a dead server is noticed after T/3, not 2/3 T (rule 4), also
+  while requests keep flowing: kazoo counts each request as a ping and then never looks for the answer;
+- requests are never queued in kazoo while it is disconnected (fact 3): `coord.readback.Pipeline` holds them, with deadlines;
+- one wake-up byte for many requests, never blocking: the socket pair fills up in an outage (kazoo#577);
+- many requests a write and many answers a read; answers, watches and states arrive on the connection's own thread
+  instead of two more threads and two queues; while little is on the way a request is sent by the thread that has it;
+- the time at which the last answered request or ping was sent: the lease is counted from it (rule 5).
+"""
+# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/test_private_names.py lists it and fails when its insides move
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    ConnectionDropped,
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+    ZookeeperError,
+)
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import CLOSE_RESPONSE, PING_XID, WATCH_XID, ConnectionHandler
+from kazoo.protocol.serialization import Create, Exists, GetACL, GetChildren, GetData, ReplyHeader, SetACL, Sync
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
+
+from rmgr.adapters.zookeeper.acl import AccessLists, RoleLists
+from rmgr.adapters.zookeeper.history import SeenHistory
+from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZkSecurity, open_socket
+from rmgr.adapters.zookeeper.outbox import Outbox
+from rmgr.adapters.zookeeper.pings import Pings
+from rmgr.adapters.zookeeper.probe import explain, look_at_all, tls_sentence
+from rmgr.adapters.zookeeper.published import PublishedLists
+from rmgr.adapters.zookeeper.session import SessionCoordinator
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, end_session, four_letter
+from rmgr.errors import ConfigError, PermissionDenied
+
+__all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "four_letter"]
+
+_LOG = logging.getLogger("rmgr.zookeeper")
+_LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured
+_LOG.addFilter(lambda record: record.levelno >= logging.WARNING or _LOG.level > 0)  # INFO: setLevel of this logger
+
+_INT = struct.Struct("!i")
+_READ_BYTES = 1 << 18
+_TLS_RECORD_BYTES = 1 << 14  # one recv gives one record, and pays for the buffer it asked for
+_TLS_RECORDS = 64
+
+#: QUOTAEXCEEDED of KeeperException.java. kazoo does not know the code, and would end the connection over it.
+_QuotaExceeded = EXCEPTIONS[-125] = type("QuotaExceededError", (ZookeeperError,), {"code": -125})
+_TROUBLES = {
+    NoNodeError: LinkTrouble.ABSENT,
+    NodeExistsError: LinkTrouble.EXISTS,
+    NoAuthError: LinkTrouble.DENIED,
+    _QuotaExceeded: LinkTrouble.FULL,
+}
+_LOSSES = (ConnectionLoss, SessionExpiredError, SessionMovedError, OperationTimeoutError)
+_STATES = {
+    KeeperState.CONNECTED: LinkState.CONNECTED,
+    KeeperState.CONNECTING: LinkState.CONNECTING,
+    KeeperState.EXPIRED_SESSION: LinkState.EXPIRED,
+}
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threading handler without its worker threads: callbacks run where they arise, they only enqueue."""
+
+    def __init__(self, connect_timeout_s: float, security: ZkSecurity) -> None:
+        super().__init__()
+        self._connect_timeout_s = connect_timeout_s
+        self.security = security
+        self.last_error = ""
+        self.slow_servers = 0  # in a row; each is given twice the time of the one before
+        self.pings = Pings()
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+    def dispatch_callback(self, callback: Any) -> None:
+        try:
+            callback.func(*callback.args)
+        except Exception:  # noqa: BLE001 - a raising watch must not end the connection thread
+            _LOG.exception("watch_raised")
+
+    def create_connection(self, *_args: Any, **kwargs: Any) -> Any:
+        """A connection to `address`. kazoo's own would trust the operating system's authorities beside the cluster's."""
+        timeout_s = self._connect_timeout_s * 2 ** min(self.slow_servers, 3)
+        address = kwargs["address"]
+        try:
+            return open_socket(address, kwargs["hostname"], timeout_s, self.security)
+        except TimeoutError:
+            self.slow_servers += 1
+            self.last_error = f"{address[0]}:{address[1]} does not answer within {timeout_s:.2g} s"
+            raise
+        except ssl.SSLError as error:
+            self.last_error = f"{address[0]}:{address[1]}: {tls_sentence(error)}"
+            raise
+        except OSError as error:
+            self.last_error = str(error)
+            raise
+        except ConfigError as error:  # the file may come back: renewed certificates are moved into place
+            self.last_error = error.message
+            raise OSError(error.message) from error
+
+    def select(
+        self, reads: list[Any], writes: list[Any], _errors: list[Any], timeout: float | None = None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        return self.pings.select(reads, writes, timeout)
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """kazoo's connection with batched reads and writes, short timeouts and the lease clock."""
+
+    last_answer_s = -math.inf
+
+    def __init__(self, client: _Client, retry: KazooRetry) -> None:
+        super().__init__(client, retry, logger=_LOG)
+        self._silence_s = client.session_timeout_s / 3
+        self._rest = b""
+        self._last_read_s = -math.inf
+        self._woken = False
+        self._outbox = Outbox()
+        self._history = SeenHistory(client)
+        self._is_tls = client.security.tls
+
+    def start(self) -> None:
+        super().start()
+        self._write_sock.setblocking(False)
+        self._woken = False
+
+    def wake(self) -> None:
+        """Makes the connection look at its queue; one byte for any number of requests."""
+        if not self._woken:
+            self._woken = True
+            try:
+                self._write_sock.send(b"\0")
+            except BlockingIOError:
+                pass  # full of wake-ups already
+            except (OSError, AttributeError):
+                self._woken = False  # closed
+
+    def _expand_client_hosts(self) -> list[Any]:
+        found: list[Any] = super()._expand_client_hosts()
+        if not found:
+            self.handler.last_error = "no host name resolves"
+        return found
+
+    def _connect(self, host: str, hostip: str, port: int) -> tuple[float, float]:
+        self._rest = b""
+        self._outbox.reset(self.client._queue, self.client._pending)
+        started = time.monotonic()
+        self.client.is_introducing = True
+        try:
+            read_timeout_ms, _ = super()._connect(host, hostip, port)
+        except ConnectionDropped:
+            self._history.refused(host, port)
+            raise
+        finally:
+            self.client.is_introducing = False
+        self._history.taken()
+        self.handler.last_error = ""
+        self._last_read_s = time.monotonic()
+        self.last_answer_s = max(self.last_answer_s, started)
+        self.client.session_timeout_s = negotiated_s = read_timeout_ms * 1.5 / 1000
+        self._silence_s = negotiated_s / 3
+        self.handler.slow_servers = 0
+        self.handler.pings.begin(self._silence_s / 2)
+        self.client.introduced()
+        # The loop pings when it has slept for half of this minus up to 0.4 s (`Pings.select` sleeps longer), and drops the link when the
+        # ping is unanswered the next time.
+        return self._silence_s * 1000, self._silence_s * 1000
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        # A server that accepts and then says nothing is left for the next one, soon where there is one; a slow disk is given more
+        # each time.
+        first_s = self._silence_s if len(self.client.hosts) == 1 else max(0.3, self._silence_s * 0.3)
+        timeout = min(self._silence_s * 3, first_s * 2**self.handler.slow_servers)
+        try:
+            return super()._invoke(timeout, request, xid)
+        except self.handler.timeout_exception:
+            self.handler.slow_servers += 1
+            self.handler.last_error = f"a server accepts connections and says nothing for {timeout:.2g} s"
+            raise
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        with self._outbox.lock:
+            self._write(self._outbox.take_unsent(), connect_timeout)
+            self.handler.pings.sent()
+            super()._send_ping(connect_timeout)
+
+    def send_now(self, request: Any, reply: Any) -> bool:
+        """Sends a request on the caller's thread, see `Outbox.send`. False: it has to be queued."""
+        sent = False if self._is_tls else self._outbox.send(self._socket, request, reply)  # an SSL object is not for two threads
+        if sent is None:
+            self.wake()
+        return sent is not False
+
+    def _send_request(self, _read_timeout: float, connect_timeout: float) -> None:
+        self._read_sock.recv(4096)
+        self._woken = False  # before the queue is looked at: who appends after this line wakes us again
+        self.handler.pings.postpone()
+        now, sent_s = time.monotonic(), self._outbox.sent_s
+        if sent_s and now - max(self._last_read_s, sent_s[0]) > self._silence_s:
+            msg = "requests go out and no answer comes"
+            raise ConnectionDropped(msg)
+        with self._outbox.lock:
+            self._write(self._outbox.take_unsent(), connect_timeout)
+            out = self._outbox.take_queued(_READ_BYTES, now)
+            if self.client._queue:
+                self.wake()
+            self._write(out, connect_timeout)
+
+    def _write(self, msg: bytes | bytearray, timeout: float) -> None:
+        view = memoryview(msg)
+        with self._socket_error_handling():
+            while view:
+                try:
+                    view = view[self._socket.send(view) :]
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    if not self.handler.select([], [self._socket], [], timeout)[1]:
+                        msg_ = "the server takes no more bytes"
+                        raise self.handler.timeout_exception(msg_) from None
+
+    def _read_socket(self, _read_timeout: float) -> Any:
+        for _ in range(_TLS_RECORDS if self._is_tls else 1):  # each answer comes in a record of its own
+            with self._socket_error_handling():
+                try:
+                    chunk = self._socket.recv(_TLS_RECORD_BYTES if self._is_tls else _READ_BYTES)
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return None
+            if not chunk:
+                msg = "socket connection broken"
+                raise ConnectionDropped(msg)
+            self._last_read_s = time.monotonic()
+            if self._read_frames(self._rest + chunk if self._rest else chunk) is CLOSE_RESPONSE:
+                return CLOSE_RESPONSE
+        while self._is_tls and self._socket.pending() > 0:  # decrypted already: select() would not tell
+            if self._read_frames(self._rest + self._socket.recv(_TLS_RECORD_BYTES)) is CLOSE_RESPONSE:
+                return CLOSE_RESPONSE
+        return None
+
+    def _read_frames(self, buffer: bytes) -> Any:
+        at, end = 0, len(buffer)
+        while end - at >= 4:
+            (length,) = _INT.unpack_from(buffer, at)
+            if end - at - 4 < length:
+                break
+            header, body = ReplyHeader.deserialize(buffer, at + 4)
+            at += 4 + length
+            if header.xid == PING_XID:
+                self.ping_outstanding.clear()
+                self._answered(self.handler.pings.awaited_s.popleft())
+            elif header.xid == WATCH_XID:
+                self._read_watch_event(buffer, body)
+            else:
+                self._answered(self._outbox.sent_s.popleft())
+                if self._read_response(header, buffer, body) == CLOSE_RESPONSE:
+                    return CLOSE_RESPONSE
+        self._rest = buffer[at:]
+        return None
+
+    def _answered(self, sent_s: float) -> None:
+        self.last_answer_s = max(self.last_answer_s, sent_s)
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """One kazoo client for one session, or for the continuation of one; a `zk_link.Link`."""
+
+    def __init__(
+        self, hosts: str, *, owner: ZkCoordinator, session_timeout_s: float, security: ZkSecurity, session: tuple[int, bytes] | None
+    ) -> None:
+        self._owner = owner
+        self.security = security
+        self.session_timeout_s = session_timeout_s
+        self.is_introducing = False
+        handler = _Handler(max(0.3, session_timeout_s / 10), security)
+        super().__init__(
+            hosts=hosts,
+            timeout=session_timeout_s,
+            client_id=session,
+            handler=handler,
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, max_delay=1.0, ignore_expire=False, sleep_func=handler.sleep_func),
+            command_retry=KazooRetry(max_tries=0, ignore_expire=False, sleep_func=handler.sleep_func),
+            logger=_LOG,
+            read_only=False,
+            randomize_hosts=True,
+            auth_data=_auth_data(security),
+            use_ssl=security.tls,  # for kazoo's log; the handler connects
+        )
+        self._connection = _Connection(self, self._conn_retry.copy())
+
+    def _session_callback(self, state: str) -> None:
+        if state == self._state:
+            return
+        if state == KeeperState.AUTH_FAILED:
+            self._owner.identity_refused = True
+        link_state = _STATES.get(state, LinkState.DEAD)
+        if link_state is LinkState.CONNECTED and self.is_introducing:
+            super()._session_callback(state)  # told to nobody until the server knows who we are: it may refuse that
+            return
+        self._owner.link_changing(self, link_state)  # before kazoo fails what is pending
+        super()._session_callback(state)
+        self._owner.link_changed(self, link_state)
+
+    def introduced(self) -> None:
+        """The session is there and the server has taken the identity: now it is connected."""
+        self._owner.identity_refused = False
+        self._owner.link_changed(self, LinkState.CONNECTED)
+
+    def adopt(self, security: ZkSecurity) -> None:
+        """What the next connection uses."""
+        self.security = self.handler.security = security
+        self.auth_data = _auth_data(security)
+
+    def push(self, request: Any, reply: Any) -> None:
+        if not self._connection.send_now(request, reply):
+            self._queue.append((request, reply))
+            self._connection.wake()
+
+    @property
+    def session(self) -> tuple[int, bytes]:
+        return self._session_id or 0, self._session_passwd
+
+    @property
+    def last_answer_s(self) -> float:
+        return self._connection.last_answer_s
+
+    @property
+    def last_error(self) -> str:
+        return str(self.handler.last_error)
+
+    def drop_link(self) -> None:
+        sock = self._connection._socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self, timeout_s: float) -> None:
+        thread = threading.Thread(target=self._end, name="zookeeper-close", daemon=True)
+        thread.start()
+        thread.join(timeout_s)  # a thread that hangs longer is left behind (kazoo#688)
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+            self.close()
+        except Exception as error:  # noqa: BLE001 - kazoo raises bare Exception here, and nobody is left to tell
+            _LOG.debug("close_failed", exc_info=error)
+
+    def get_request(self, path: str, watch: Callable[[object], None] | None) -> GetData:
+        return GetData(path, watch)
+
+    def stat_request(self, path: str, watch: Callable[[object], None] | None) -> Exists:
+        return Exists(path, watch)
+
+    def children_request(self, path: str, watch: Callable[[object], None] | None) -> GetChildren:
+        return GetChildren(path, watch)
+
+    def sync_request(self, path: str) -> Sync:
+        return Sync(path)
+
+    def create_request(self, path: str, acl: tuple[Acl, ...]) -> Create:
+        return Create(path, b"", _to_kazoo(acl), 0)
+
+    def trouble(self, error: Exception) -> LinkTrouble:
+        return LinkTrouble.LOST if isinstance(error, _LOSSES) else _TROUBLES.get(type(error), LinkTrouble.OTHER)
+
+
+class _Access(GetACL):  # type: ignore[misc]
+    """The list alone, as ours."""
+
+    @classmethod
+    def deserialize(cls, buffer: bytes, offset: int) -> tuple[Acl, ...]:
+        entries, _ = GetACL.deserialize(buffer, offset)
+        return tuple(Acl(perms=entry.perms, scheme=entry.id.scheme, id=entry.id.id) for entry in entries)
+
+
+def _auth_data(security: ZkSecurity) -> set[tuple[str, str]]:
+    return {(security.auth_scheme, security.auth_credential)} if security.auth_scheme else set()
+
+
+def _to_kazoo(acl: tuple[Acl, ...]) -> list[ACL]:
+    return [ACL(entry.perms, Id(entry.scheme, entry.id)) for entry in acl]
+
+
+class ZkCoordinator(SessionCoordinator):
+    """`coord.ports.Coordinator` on a ZooKeeper ensemble. Connects in the background; `connect` waits for it.
+
+    Args:
+        hosts: "host:port,host:port"; a "/chroot" at its end goes before `chroot`.
+        chroot: path of the cluster, created by `ensure`.
+        session_timeout_s: asked for; the server clamps it to 2 to 20 ticks (`session_timeout_s` says what it became).
+        security: TLS and identity.
+        acl: access list of every znode created, or the lists by place.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        chroot: str = "",
+        *,
+        session_timeout_s: float = 10.0,
+        security: ZkSecurity | None = None,
+        acl: tuple[Acl, ...] | AccessLists = OPEN_ACL,
+        window: int = 256,
+    ) -> None:
+        self.hosts, _, prefix = hosts.partition("/")
+        self._wanted_timeout_s = session_timeout_s
+        self._security = security or ZkSecurity()
+        self.identity_refused = False  #: the server has turned down who we say we are; the link tries again, with pauses
+        super().__init__(f"{prefix}/{chroot.strip('/')}", acl=acl, window=window)
+        if isinstance(acl, RoleLists):
+            PublishedLists(self, acl)
+
+    @property
+    def credential(self) -> str:
+        """Whose digest this connection shows (`starter`, ...), "" for none."""
+        return self._security.auth_credential.partition(":")[0]
+
+    @classmethod
+    def connect(cls, hosts: str, chroot: str = "", *, connect_timeout_s: float = 5.0, **options: Any) -> ZkCoordinator:
+        """A connected coordinator; `options` as the constructor.
+
+        Raises: as `require_connected`.
+        """
+        coordinator = cls(hosts, chroot, **options)
+        try:
+            coordinator.require_connected(connect_timeout_s)
+        except BaseException:
+            coordinator.close(timeout_s=1.0)
+            raise
+        return coordinator
+
+    def require_connected(self, timeout_s: float) -> None:
+        """Waits for the session.
+
+        Raises: NotConnected when no server answers; CoordinationUnavailable when some do and give no session (no quorum);
+            PermissionDenied when the identity is refused. Each names every server and what it does.
+        """
+        end = time.monotonic() + timeout_s
+        while not self.wait_connected(max(0.0, min(0.2, end - time.monotonic()))):
+            if self.identity_refused:  # it will not change its mind
+                msg = f"ZooKeeper at {self.hosts} refuses the identity of this process (authentication failed)"
+                raise PermissionDenied(msg, hint="do [security] dir and zookeeper_tls fit this cluster? rmgr doctor looks closer")
+            if time.monotonic() >= end:
+                break
+        else:
+            return
+        raise explain(self.hosts, look_at_all(self.hosts, self._security), timeout_s)
+
+    def access(self, path: str, *, timeout_s: float = 10.0) -> Future[tuple[Acl, ...] | None]:
+        """The access list of a znode, None when it is absent. Its reader needs a right there."""
+        full = self._absolute(path)
+        return self._read(_Access(full), lambda entries: entries, timeout_s, full)
+
+    def set_access(self, path: str, entries: tuple[Acl, ...], *, timeout_s: float = 10.0) -> Future[None]:
+        """Replaces the access list of a znode; nothing happens when it is absent. Not in a multi: ZooKeeper has no such operation."""
+        full = self._absolute(path)
+        return self._read(SetACL(full, _to_kazoo(entries), -1), lambda _stat: None, timeout_s, full)
+
+    def renew(self, security: ZkSecurity) -> None:
+        """Another identity or other certificates from now on: the session goes on over a new connection that says so."""
+        self._security = security
+        link = self._link
+        assert isinstance(link, _Client)
+        link.adopt(security)
+        link.drop_link()
+
+    def _open(self, session: tuple[int, bytes] | None) -> _Client:
+        client = _Client(self.hosts, owner=self, session_timeout_s=self._wanted_timeout_s, security=self._security, session=session)
+        self._link = client
+        client.start_async()
+        return client
