@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord import paths
+from rmgr.daemons.leader.core.seals import Placings
+from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.resources import Request
@@ -63,6 +67,34 @@ def test_a_placed_call_returns_its_result(rig: Rig) -> None:
     put(rig, number)
     outcome = rig.outcomes(number, 1)[0]
     assert pickle.loads(outcome.value) == (42, "/hosts")
+
+
+def test_a_seal_is_looked_at_when_its_block_was_read_and_when_its_record_has_come(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = rig.start().agent().jobs._shared
+    rig.wait_registered()
+    has_come = threading.Event()
+    asked: list[int] = []
+    looked: list[str] = []
+    get, look = RecordCache.get, Placings.look
+
+    def slow_get(records: RecordCache, submission: int) -> Info | None:
+        asked.append(submission)
+        return get(records, submission) if has_come.is_set() else None
+
+    def counted(placings: Placings, node: str, name: str, *others: Any, **more: Any) -> str | None:
+        looked.append(name)
+        return look(placings, node, name, *others, **more)
+
+    monkeypatch.setattr(RecordCache, "get", slow_get)
+    monkeypatch.setattr(Placings, "look", counted)
+    number = rig.submit(Command(argv=("true",)), queue="batch")
+    put(rig, number)
+    wait_for(lambda: shared.wake() or asked.count(number) >= 10, "turns of the loop in which its record is not there")
+    assert len(looked) == 1
+    has_come.set()
+    wait_for(lambda: shared.wake() or len(looked) > 1, "its record")
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+    assert len(looked) == 2
 
 
 def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(rig: Rig) -> None:

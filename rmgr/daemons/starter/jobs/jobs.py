@@ -80,6 +80,7 @@ class _Coming:
     data: BlockData | None = None
     version: int = 0
     zxid: int = 0  #: that made the block
+    is_judged: bool = False  #: its seal was looked at; once more when its record has come, for keys are revoked meanwhile
 
 
 class Jobs:
@@ -166,7 +167,7 @@ class Jobs:
                     again.append(guid)
             elif coming.key in self._node.blocks:
                 del self._coming[guid]
-            elif (why := self._unseen(coming, coming.data)) is None:
+            elif (coming.is_judged and not self._is_read(coming.key)) or (why := self._unseen(coming, coming.data)) is None:
                 continue
             elif (info := self._shared.records.get(coming.key.submission)) is not None or (why and self._is_nobodys(coming.key)):
                 del self._coming[guid]
@@ -181,6 +182,8 @@ class Jobs:
                 failpoint("starter.job_taken")
                 self._node.claimed(block)
                 taken.append(block)
+            else:
+                coming.is_judged = True
         if again:
             self._read(again)
         if taken:
@@ -194,6 +197,10 @@ class Jobs:
         if not why and seal is not None and seal.incarnation != self._node.incarnation and why is not None:
             return "it was placed for another incarnation of this node"
         return why
+
+    def _is_read(self, key: BlockKey) -> bool:
+        """The record of its submission has come, or there is none for it."""
+        return self._shared.records.get(key.submission) is not None or self._is_nobodys(key)
 
     def _is_nobodys(self, key: BlockKey) -> bool:
         return self._shared.records.is_refused(key.submission)
