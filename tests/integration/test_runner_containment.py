@@ -341,7 +341,7 @@ STARTER = textwrap.dedent(
 def starter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[int], str]]:
     """(a Starter of its own process with running work, its directory, the pids of its work, the mark of its slot)."""
     exclusive = getattr(request.function, "exclusive", "0")
-    script = tmp_path / "starter/main.py"
+    script = tmp_path / "starter.py"
     script.write_text(STARTER)
     (tmp_path / "daemon.py").write_text(DAEMON)
     process = subprocess.Popen(
