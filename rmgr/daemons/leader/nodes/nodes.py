@@ -19,7 +19,7 @@ from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped, Unknown
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import user_mark
-from rmgr.daemons.leader.core.mirror import names_below
+from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.nodes.clear import Clearer
 from rmgr.errors import WrongCluster
 from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble, TroubleKind
@@ -115,7 +115,7 @@ class NodeKeeper:
 
     def hurry(self) -> bool:
         """Whether nothing is being read."""
-        waits = [mirror.hurry() for mirror in (self._names, self._starters, self._drained, self._troubled, self._revoked)]
+        waits = [cache.hurry() for cache in (self._names, self._starters, self._drained, self._troubled, self._revoked)]
         return not any(waits) and not self._unread
 
     def takes_work(self, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.admitted import not_admitted
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
-from rmgr.daemons.leader.core.mirror import Mirror
+from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.errors import InvalidRecord, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, job_id
@@ -28,20 +28,20 @@ class Arrivals:
         self._context = context
         self._placer = placer
 
-    def look(self, state: ClusterState, queue: str, mirror: Mirror[list[str]], now_us: int) -> None:
+    def look(self, state: ClusterState, queue: str, cache: WatchedCache[list[str]], now_us: int) -> None:
         """Compares the names that wait in the queue with what is known. Raises: StateConflict when the state must be made again."""
         placer = self._placer
         partition = placer.queues[queue].partition
-        for gone in placer.book.went(queue, mirror):
+        for gone in placer.book.went(queue, cache):
             placer.tell(state, "job_withdrawn", gone, partition)
             placer.because(Cause.JOB_WITHDRAWN)
-        for name, key in list(placer.book.came(queue, mirror)):
+        for name, key in list(placer.book.came(queue, cache)):
             try:
-                self._came(state, queue, mirror.path, name, key, now_us)
+                self._came(state, queue, cache.path, name, key, now_us)
             except StateConflict:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of one job
-                self._context.aside.add(f"{mirror.path}/{name}", None, error)
+                self._context.aside.add(f"{cache.path}/{name}", None, error)
                 placer.book.waiting.pop(job_id(key.submission, key.first), None)
                 self.refuse(queue, name, f"{type(error).__name__}: {error}")
 

@@ -17,7 +17,7 @@ from rmgr.coord.ports import Store
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import allows, node_mark
-from rmgr.daemons.leader.core.mirror import Mirror, data_of
+from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
@@ -57,7 +57,7 @@ class UserRequest:
     end_s: float
     begun: bool = False
     sent: bool = False
-    order: Mirror[Stamped] | None = None
+    order: WatchedCache[Stamped] | None = None
     block: str = ""
     gone_s: float | None = None
     before: keys.Checkpoint | None = None

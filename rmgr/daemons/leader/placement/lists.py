@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from rmgr.coord.multi import Stat
 from rmgr.daemons.leader.core.context import LeaderContext, Thunk
-from rmgr.daemons.leader.core.mirror import Mirror
+from rmgr.daemons.leader.core.watched_cache import WatchedCache
 
 #: Names below which a list is simply read.
 LONG = 200
@@ -21,8 +21,8 @@ QUIET_S = 2.0
 _LEAST_S = 0.02
 
 
-class LongList(Mirror[list[str]]):
-    """A mirror of names, `took` of which (counted since ever) were taken out by answered commits of ours; `value` still has those."""
+class LongList(WatchedCache[list[str]]):
+    """A cache of names, `took` of which (counted since ever) were taken out by answered commits of ours; `value` still has those."""
 
     __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
 
@@ -35,7 +35,7 @@ class LongList(Mirror[list[str]]):
         self._moved_s = -math.inf
 
     def refresh(self) -> None:
-        """See `Mirror.refresh`."""
+        """See `WatchedCache.refresh`."""
         if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
             self._context.stat(self.path, self._note)  # it is answered before the list
         super().refresh()

@@ -16,7 +16,7 @@ from typing import Any
 from rmgr.coord import paths
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allows, node_of
-from rmgr.daemons.leader.core.mirror import Mirror, names_below
+from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.arrivals import Arrivals
 from rmgr.daemons.leader.placement.asks import Asks
@@ -98,8 +98,8 @@ class Placer:
         self._stages: tuple[Stage, ...] = ()  # those that run in this process
         self._specs: dict[str, PipelineSpec] = {}
         self._half_life_us = 0
-        self._pending: dict[str, Mirror[list[str]]] = {}
-        self._running: dict[str, Mirror[list[str]]] = {}
+        self._pending: dict[str, WatchedCache[list[str]]] = {}
+        self._running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()  #: paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
         self.records = SubmissionRecords(context, self.book, self.wake)
@@ -133,14 +133,14 @@ class Placer:
         kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
         if self.state is not None:
             self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}
-        self._read_again([mirror for mirror in (*self._pending.values(), *self._running.values()) if mirror.is_watched])
+        self._read_again([cache for cache in (*self._pending.values(), *self._running.values()) if cache.is_watched])
         self.stops.resync()
         self.asks.resync()
 
-    def _read_again(self, lists: list[Mirror[list[str]]]) -> None:
+    def _read_again(self, lists: list[WatchedCache[list[str]]]) -> None:
         """Some of them at a time: the loop has other things to do."""
-        for mirror in lists[:_AT_ONCE]:
-            mirror.refresh()
+        for cache in lists[:_AT_ONCE]:
+            cache.refresh()
         if len(lists) > _AT_ONCE:
             self._context.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
 
@@ -319,45 +319,45 @@ class Placer:
 
     # -- facts
 
-    def _waiting_in(self, queue: str) -> Mirror[list[str]]:
+    def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
         path = paths.pending(queue)
-        mirror = LongList(self._context, path, lambda: self._listed(path, mirror), lambda: self.book.took[queue])
-        mirror.is_chatty, mirror.pace_s = True, PACE_S
-        mirror.refresh()
-        return mirror
+        cache = LongList(self._context, path, lambda: self._listed(path, cache), lambda: self.book.took[queue])
+        cache.is_chatty, cache.pace_s = True, PACE_S
+        cache.refresh()
+        return cache
 
-    def _list(self, path: str, *, watched: bool = True) -> Mirror[list[str]]:
-        mirror = names_below(self._context, path, lambda: self._listed(path, mirror))
-        mirror.is_chatty, mirror.is_watched = True, watched
-        mirror.pace_s = PACE_S
-        mirror.refresh()
-        return mirror
+    def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
+        cache = names_below(self._context, path, lambda: self._listed(path, cache))
+        cache.is_chatty, cache.is_watched = True, watched
+        cache.pace_s = PACE_S
+        cache.refresh()
+        return cache
 
     def watch_head(self, node: str) -> None:
         """A job runs there, or the last one has gone."""
-        mirror = self._running.get(node)
-        if mirror is None:
-            mirror = self._running[node] = self._list(paths.running_node(node))
+        cache = self._running.get(node)
+        if cache is None:
+            cache = self._running[node] = self._list(paths.running_node(node))
         wanted = self.book.has_jobs(node)
-        if wanted and not mirror.is_watched:
-            mirror.is_watched = True
-            mirror.refresh()
-        mirror.is_watched = wanted
+        if wanted and not cache.is_watched:
+            cache.is_watched = True
+            cache.refresh()
+        cache.is_watched = wanted
 
-    def pending(self, queue: str) -> Mirror[list[str]] | None:
+    def pending(self, queue: str) -> WatchedCache[list[str]] | None:
         """The names that wait there."""
         return self._pending.get(queue)
 
     def look_at(self, path: str) -> None:
         """A list is to be compared again, as it is now."""
         self.news.add(path)
-        for mirror in (*self._pending.values(), *self._running.values()):
-            if mirror.path == path:
-                mirror.refresh()
+        for cache in (*self._pending.values(), *self._running.values()):
+            if cache.path == path:
+                cache.refresh()
         self.wake()
 
-    def _listed(self, path: str, mirror: Mirror[list[str]]) -> None:
-        mirror.pace_s = PACE_S + PACE_A_NAME_S * len(mirror.value or ())
+    def _listed(self, path: str, cache: WatchedCache[list[str]]) -> None:
+        cache.pace_s = PACE_S + PACE_A_NAME_S * len(cache.value or ())
         self.news.add(path)
         self.wake()
 
@@ -398,9 +398,9 @@ class Placer:
                 self.tell_nodes(state)
                 self.asks.look_at_marks(state)
                 self._orders.look_for_losses()
-            for queue, mirror in self._pending.items():
-                if mirror.path in news and mirror.is_known:
-                    self.arrivals.look(state, queue, mirror, now_us)
+            for queue, cache in self._pending.items():
+                if cache.path in news and cache.is_known:
+                    self.arrivals.look(state, queue, cache, now_us)
         except StateConflict as error:
             self.rebuild(error.message)
 
@@ -473,7 +473,7 @@ class Placer:
         for node in {placed.node for placed in self.book.placed.values()}:
             self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))
-        self.news = {mirror.path for mirror in (*self._pending.values(), *self._running.values())}
+        self.news = {cache.path for cache in (*self._pending.values(), *self._running.values())}
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.
         self._causes = frozenset({Cause.TAKE_OVER, Cause.JOB_ENDED, Cause.JOB_SUBMITTED})

@@ -21,7 +21,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
-from rmgr.daemons.leader.core.mirror import Mirror
+from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.daemons.leader.records.book import PlacedJob
 from rmgr.daemons.leader.records.records import Records, decode_records
@@ -62,8 +62,8 @@ class Rebuild:
         self,
         context: LeaderContext,
         placer: Placer,
-        pending: Mapping[str, Mirror[list[str]]],
-        running: Mapping[str, Mirror[list[str]]],
+        pending: Mapping[str, WatchedCache[list[str]]],
+        running: Mapping[str, WatchedCache[list[str]]],
         partitions: set[str],
     ) -> None:
         self._context = context
@@ -77,15 +77,15 @@ class Rebuild:
         self._work: Generator[bool, None, ClusterState] | None = None
         self.promised: dict[int, list[str]] = {}  #: waiting job -> nodes on which its promise stands
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
-        for mirror in (*pending.values(), *running.values()):
-            mirror.refresh()
+        for cache in (*pending.values(), *running.values()):
+            cache.refresh()
         for partition in self._partitions:
             self._read(paths.placing(partition), partial(self._on_records, partition))
 
     def step(self, half_life_us: int) -> ClusterState | None:
         """The state, once it is made; what comes, or is still to do, wakes the placer for the next step."""
         lists = (*self._pending.values(), *self._running.values())
-        if len(self.records) < len(self._partitions) or any(mirror.asked_s < self._began_s for mirror in lists):
+        if len(self.records) < len(self._partitions) or any(cache.asked_s < self._began_s for cache in lists):
             return None
         if self._reading:
             return None  # each answer wakes us

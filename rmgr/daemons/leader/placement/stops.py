@@ -17,7 +17,7 @@ from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
-from rmgr.daemons.leader.core.mirror import Mirror, data_of
+from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.records.book import PlacedJob
 from rmgr.daemons.leader.records.view import label
 from rmgr.model.block import BlockData, BlockKey
@@ -66,7 +66,7 @@ class PendingStop:
     guid: str
     run: Running
     route: str = ""
-    order: Mirror[Stamped] | None = None
+    order: WatchedCache[Stamped] | None = None
     is_obeyed: bool = False
     is_gone: bool = False
     is_back: bool = False

@@ -1,6 +1,6 @@
 """What the scheduler's driver knows of waiting and placed jobs: the names it has seen, whose they are, and which of them are old news.
 
-A list of names is read again and again (`leader_mirror`), and may be older than what a commit of ours has just made. So each entry that
+A list of names is read again and again (`core/watched_cache.py`), and may be older than what a commit of ours has just made. So each entry that
 came of a commit has the time of its answer, and only a list that was asked for later counts against it.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rmgr.coord import paths
 from rmgr.daemons.leader.core.facts import Known
-from rmgr.daemons.leader.core.mirror import Mirror
+from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import Allocation, job_id, task_of
 from rmgr.model.submission import Submission
@@ -99,13 +99,13 @@ class Book:
 
     # -- pending --------------------------------------------------------------------------------------------------------------
 
-    def came(self, queue: str, mirror: Mirror[list[str]]) -> Iterator[tuple[str, BlockKey]]:
+    def came(self, queue: str, cache: WatchedCache[list[str]]) -> Iterator[tuple[str, BlockKey]]:
         """Names under `pending` that are not accounted for; `settle` or `wait` accounts for them."""
         taken = self._taken.setdefault(queue, {})
-        for name in sorted(set(mirror.value or ()) - self._seen.setdefault(queue, set()) - self.spoilt, key=paths.claim_order):
+        for name in sorted(set(cache.value or ()) - self._seen.setdefault(queue, set()) - self.spoilt, key=paths.claim_order):
             taken_s = taken.get(name)
             if taken_s is not None:
-                if mirror.asked_s <= taken_s:
+                if cache.asked_s <= taken_s:
                     continue
                 del taken[name]  # it was taken, and has come back
             try:
@@ -113,13 +113,13 @@ class Book:
             except ValueError:
                 self.odd[name] = "its name is none of a block"
 
-    def went(self, queue: str, mirror: Mirror[list[str]]) -> list[int]:
+    def went(self, queue: str, cache: WatchedCache[list[str]]) -> list[int]:
         """Waiting jobs whose names are gone from the list; they are forgotten."""
-        seen, names = self._seen.setdefault(queue, set()), set(mirror.value or ())
+        seen, names = self._seen.setdefault(queue, set()), set(cache.value or ())
         gone = seen - names
         seen -= gone
         taken = self._taken.get(queue, {})
-        for name in [name for name, taken_s in taken.items() if taken_s < mirror.asked_s and name not in names]:
+        for name in [name for name, taken_s in taken.items() if taken_s < cache.asked_s and name not in names]:
             del taken[name]  # no list that is older will come
         found = []
         for name in gone:
@@ -175,8 +175,8 @@ class Book:
         self._there[placed.node].discard(job)
         return placed
 
-    def ended(self, node: str, mirror: Mirror[list[str]]) -> list[int]:
+    def ended(self, node: str, cache: WatchedCache[list[str]]) -> list[int]:
         """Jobs of this head that are not there any more."""
-        names = frozenset(mirror.value or ())
+        names = frozenset(cache.value or ())
         there = ((job, self.placed[job]) for job in self._there.get(node, ()))
-        return sorted(job for job, placed in there if placed.name not in names and mirror.asked_s > placed.since_s)
+        return sorted(job for job, placed in there if placed.name not in names and cache.asked_s > placed.since_s)

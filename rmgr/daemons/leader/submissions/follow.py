@@ -21,7 +21,7 @@ from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import read_fragment
 from rmgr.coord.view import Progress
 from rmgr.daemons.leader.core.context import LeaderContext, Thunk
-from rmgr.daemons.leader.core.mirror import data_of, names_below
+from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.outcome import Fragment, Outcome
@@ -162,8 +162,8 @@ class Followed:
     def stop(self) -> None:
         """Forgets its watches; nothing follows. Idempotent."""
         self._stopped = True
-        for mirror in (self._record, self._tail, self._failed):
-            mirror.stop()
+        for cache in (self._record, self._tail, self._failed):
+            cache.stop()
         for timer in (self.timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
@@ -188,7 +188,7 @@ class Followed:
 
     def hurry(self) -> bool:
         """What the pace has put off is read now. Returns: something is being read."""
-        reading = [mirror.hurry() for mirror in (self._record, self._tail, self._failed)]
+        reading = [cache.hurry() for cache in (self._record, self._tail, self._failed)]
         if self._look_timer is not None:
             self._look()
         return any(reading) or self._reading

@@ -13,7 +13,7 @@ from rmgr.coord.keeping import GONE_S
 from rmgr.coord.multi import Stamped
 from rmgr.coord.owner_ops import is_owner
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.mirror import names_below
+from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
 from rmgr.model.node import SubmitterEntry
 from rmgr.model.submission import Phase, Submission

@@ -16,7 +16,7 @@ from rmgr.coord.leader_ops import order
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.mirror import Mirror, data_of, names_below
+from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
 from rmgr.model.identity import Role
@@ -44,7 +44,7 @@ class RevokedKeeper:
         self._mark = mark
         self._nodes = nodes
         self._names = names_below(context, paths.REVOKED, self._on_names)
-        self._mirrors: dict[str, Mirror[Stamped]] = {}
+        self._caches: dict[str, WatchedCache[Stamped]] = {}
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
 
     def start(self) -> None:
@@ -54,8 +54,8 @@ class RevokedKeeper:
     def resync(self) -> None:
         """Reads again, watches or not."""
         self._names.refresh()
-        for mirror in self._mirrors.values():
-            mirror.refresh()
+        for cache in self._caches.values():
+            cache.refresh()
 
     def bar_of(self, followed: Followed) -> Bar | None:
         """What is asked of a submission, None: its user has lost no key since it was made. Cost: 0.2 us where he has lost none ever."""
@@ -75,12 +75,12 @@ class RevokedKeeper:
 
     def _on_names(self) -> None:
         for name in self._names.value or ():
-            if name not in self._mirrors:
-                mirror = self._mirrors[name] = data_of(self._context, paths.revoked(name), partial(self._on_record, name))
-                mirror.refresh()
+            if name not in self._caches:
+                cache = self._caches[name] = data_of(self._context, paths.revoked(name), partial(self._on_record, name))
+                cache.refresh()
 
     def _on_record(self, name: str) -> None:
-        found = self._mirrors[name].value
+        found = self._caches[name].value
         if found is None:
             return
         try:
@@ -89,7 +89,7 @@ class RevokedKeeper:
             self._context.log.error("revocation_unreadable", target=name, error=error.message)
             return
         if record.role not in (Role.USER, Role.OPERATOR) or record.others:
-            self._mirrors[name].is_watched = False
+            self._caches[name].is_watched = False
             return
         self._of_user.setdefault(record.name, {})[name] = found.stat.czxid, record
         for followed in self._followed.values():

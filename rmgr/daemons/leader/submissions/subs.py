@@ -18,7 +18,7 @@ from rmgr.coord.keeping import Abandon, Bar, BreakOff, Close, Collect, DropFaile
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader.core.context import LeaderContext, version_of
-from rmgr.daemons.leader.core.mirror import Mirror, names_below
+from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.submissions.collect import Collector
 from rmgr.daemons.leader.submissions.duties import Duties
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
@@ -64,7 +64,7 @@ class SubmissionKeeper:
         self._revoked = RevokedKeeper(context, self.followed, self._mark, nodes)
         self._collector = Collector(context, self._is_known, self._ended)
         self._bucket_names = names_below(context, paths.SUBS, self._on_buckets)
-        self._buckets: dict[str, Mirror[list[str]]] = {}
+        self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
         self._owners = LivingOwners(context, self._on_owners)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
@@ -90,8 +90,8 @@ class SubmissionKeeper:
         """Compares memory with znodes, a part of the submissions each time."""
         self._owners.refresh()
         self._bucket_names.refresh()
-        for mirror in self._buckets.values():
-            mirror.refresh()
+        for cache in self._buckets.values():
+            cache.refresh()
         self._revoked.resync()
         self._turn += 1
         for followed in list(self.followed.values()):
@@ -110,7 +110,7 @@ class SubmissionKeeper:
         for followed in list(self._young.values()):
             self._grow(followed)
         reading = [followed.hurry() for followed in self.followed.values() if not followed.is_closed]
-        lists = [mirror.hurry() for mirror in (self._bucket_names, *self._buckets.values())]
+        lists = [cache.hurry() for cache in (self._bucket_names, *self._buckets.values())]
         return not any(reading) and not any(lists) and self.is_loaded
 
     def ownerless(self) -> frozenset[int]:
@@ -137,15 +137,15 @@ class SubmissionKeeper:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=_number):
-            mirror = names_below(self._context, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
-            mirror.pace_s = LISTS_S
-            self._buckets[name] = mirror
-            mirror.refresh()
+            cache = names_below(self._context, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            cache.pace_s = LISTS_S
+            self._buckets[name] = cache
+            cache.refresh()
 
     def _on_bucket(self, name: str) -> None:
         """Cost: O(names) in comparisons, parsed are those that are new."""
-        mirror, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
-        there = frozenset(mirror.value or ()) if mirror is not None else frozenset()
+        cache, bucket, known = self._buckets.get(name), int(name), self._listed.setdefault(name, {})
+        there = frozenset(cache.value or ()) if cache is not None else frozenset()
         for child in known.keys() - there:
             self._forget(self.followed[known[child]])
         numbers = map(paths.parse_number, there - known.keys())
@@ -155,7 +155,7 @@ class SubmissionKeeper:
             known[str(number)] = number
             self._waiting.append(followed)
         self._context.metrics.submissions.set(len(self.followed))
-        if mirror is None:
+        if cache is None:
             self._listed.pop(name)
         elif not known:
             self._tidy_bucket(name)

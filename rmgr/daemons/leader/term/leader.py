@@ -15,7 +15,7 @@ from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.coord.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.mirror import data_of, names_below
+from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.census import Census

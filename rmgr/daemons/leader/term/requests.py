@@ -16,7 +16,7 @@ from rmgr.coord import paths, request_ops, validity
 from rmgr.coord.multi import Outcome, Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.mirror import names_below
+from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.placement.asks import Asks
 from rmgr.errors import RmgrError
 from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of

@@ -1,7 +1,7 @@
 """One znode, or one list of children, kept in memory: read, watched, read again when the watch fires.
 
 A watch is a hint: it is one-shot, changes in between are not seen, and none arrives while the link is down (then all
-fire at once). So a mirror always reads the present state, at most once per `pace_s`, and never counts events.
+fire at once). So a cache always reads the present state, at most once per `pace_s`, and never counts events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T", Stamped, list[str])
 _RETRY_S = 1.0
 
 
-class Mirror(Generic[T]):
+class WatchedCache(Generic[T]):
     """What stands at `path`: `value` (None: nothing there), once `is_known`.
 
     Args:
@@ -128,14 +128,14 @@ class Mirror(Generic[T]):
             self._timer = None
 
 
-def data_of(context: LeaderContext, path: str, changed: Thunk) -> Mirror[Stamped]:
-    """A mirror of the data and stat of a znode."""
-    return Mirror(context, context.get, path, changed)
+def data_of(context: LeaderContext, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+    """A cache of the data and stat of a znode."""
+    return WatchedCache(context, context.get, path, changed)
 
 
-def names_below(context: LeaderContext, path: str, changed: Thunk) -> Mirror[list[str]]:
-    """A mirror of the names of the children of a znode."""
-    return Mirror(context, context.children, path, changed)
+def names_below(context: LeaderContext, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+    """A cache of the names of the children of a znode."""
+    return WatchedCache(context, context.children, path, changed)
 
 
 def _same(old: T | None, new: T | None) -> bool:
