@@ -68,11 +68,11 @@ class Machine:
         """The class that the leader chooses for it, None = it ends FAILED. Whoever submits does not ask whether it is admitted."""
         number = self.bench.submitter.submit(1, block=1, queue="batch", rigid=rigid, request=request)
         self.bench.advance(1)
-        if (job := job_id(number, 0)) not in self.placer.book.placed:
+        if (job := job_id(number, 0)) not in self.placer.job_table.placed:
             assert self.bench.leader is not None
             assert [view.state for view in answers.jobs(self.bench.leader.snapshot(), (number,))] == [State.FAILED]
             return None
-        return self.placer.book.class_of(job)
+        return self.placer.job_table.class_of(job)
 
 
 @pytest.fixture

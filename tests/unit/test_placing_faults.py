@@ -157,8 +157,8 @@ def test_a_job_that_was_placed_by_a_dead_leader_is_not_placed_again(place: Calla
     bench.leader.close()
     bench.lead(bench.connect())
     bench.advance(0.5)
-    assert list(bench.leader.placer.book.placed) == [job_id(number, 0)]
-    assert not bench.leader.placer.book.waiting
+    assert list(bench.leader.placer.job_table.placed) == [job_id(number, 0)]
+    assert not bench.leader.placer.job_table.waiting
 
 
 def test_a_leader_whose_plan_is_never_carried_out_gives_way(place: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch) -> None:

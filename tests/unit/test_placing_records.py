@@ -8,7 +8,7 @@ import pytest
 
 from rmgr.coord.records import decode_record, encode_record
 from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.records import decode_records, encode_records
 from rmgr.errors import WrongCluster
 from rmgr.model.placing import Rigid
@@ -27,7 +27,7 @@ def test_since_when_cores_are_held_is_recorded_with_the_hold() -> None:
     nodes = tuple(Node(id=number, cores=2) for number in range(2))
     runs = Running(Job(id=7, submit_us=0, processes=2), 0, 1000, ((0, 0, 2),))
     state = ClusterState.restored(Snapshot(nodes=nodes, waiting=(Job(id=5, submit_us=0),), running=(runs,), holds=(hold,)))
-    data = encode_records(state.partitions["default"], names, Book(routes={5: "big"}, since={5: 77, 6: 1}), {})
+    data = encode_records(state.partitions["default"], names, JobTable(routes={5: "big"}, since={5: 77, 6: 1}), {})
     records = decode_records(data)
     assert (dict(records.since), dict(records.routes)) == ({5: 77}, {5: "big"})
     assert records.of_jobs("default", names, frozenset({5}), frozenset({7}))[2] == [hold]

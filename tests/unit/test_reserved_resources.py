@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.coord.records import decode_record
 from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.starter.execution.reservations import Reservations, _Promise
 from rmgr.model.placing import Reserved
@@ -21,7 +21,7 @@ def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
     job = Job(id=7 << 20, submit_us=0, processes=3, threads=2, memory_bytes=3 << 20, resources=(("gpu", 2),))
     hold = Hold(job.id, (Share(1, ((0, 0, 3),)),), (Share(2, ((0, 1, 1),)),))
     nobody: Any = None
-    records = Promises(nobody, Book(), names, nobody)._records(job, hold)
+    records = Promises(nobody, JobTable(), names, nobody)._records(job, hold)
     found = {node: decode_record(data, Reserved, node) for node, data in records.items()}
     assert {node: (one.memory_mib, one.resources) for node, one in found.items()} == {"n1": (6, (("gpu", 4),)), "n2": (0, ())}
 

@@ -32,17 +32,17 @@ class Arrivals:
         """Compares the names that wait in the queue with what is known. Raises: StateConflict when the state must be made again."""
         placer = self._placer
         partition = placer.queues[queue].partition
-        for gone in placer.book.went(queue, cache):
+        for gone in placer.job_table.went(queue, cache):
             placer.tell(state, "job_withdrawn", gone, partition)
             placer.because(Cause.JOB_WITHDRAWN)
-        for name, key in list(placer.book.came(queue, cache)):
+        for name, key in list(placer.job_table.came(queue, cache)):
             try:
                 self._came(state, queue, cache.path, name, key, now_us)
             except StateConflict:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of one job
                 self._context.aside.add(f"{cache.path}/{name}", None, error)
-                placer.book.waiting.pop(job_id(key.submission, key.first), None)
+                placer.job_table.waiting.pop(job_id(key.submission, key.first), None)
                 self.refuse(queue, name, f"{type(error).__name__}: {error}")
 
     def _came(self, state: ClusterState, queue: str, path: str, name: str, key: BlockKey, now_us: int) -> None:
@@ -62,12 +62,12 @@ class Arrivals:
             return
         known = job_id(key.submission, key.first)
         stop = placer.stops.by_job.get(known)
-        is_known = known in placer.book.waiting or known in placer.book.placed
+        is_known = known in placer.job_table.waiting or known in placer.job_table.placed
         if is_known or partition not in state.partitions or (stop is not None and not stop.is_back):
             placer.news.add(path)  # it was returned, and is still read on its node; or no node has come yet
             return
         try:
-            job = with_known(job_of(submission, key, partition, now_us), placer.book.known.get(known))
+            job = with_known(job_of(submission, key, partition, now_us), placer.job_table.known.get(known))
         except ValueError as error:
             self.refuse(queue, name, str(error))
             return
@@ -79,7 +79,7 @@ class Arrivals:
         if placer.mark(own) | placer.mark(extra) | placer.mark(whose):
             placer.tell_nodes(state)
         job = marked(marked(job, extra), whose)
-        placer.book.wait(queue, job.partition, name, key)
+        placer.job_table.wait(queue, job.partition, name, key)
         if not whose and placer.backoffs.came(known, key):
             placer.tell_nodes(state)
         if stop is not None:
@@ -90,8 +90,8 @@ class Arrivals:
 
     def refuse(self, queue: str, name: str, why: str) -> None:
         """It is no job that can be placed; told once, and its owner is told when he asks."""
-        book = self._placer.book
-        book.settle(queue, name)
-        if name not in book.odd:
+        job_table = self._placer.job_table
+        job_table.settle(queue, name)
+        if name not in job_table.odd:
             self._context.log.error("job_not_placeable", queue=queue, block=name, error=why)
-        book.odd[name] = why
+        job_table.odd[name] = why

@@ -21,7 +21,7 @@ from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
-from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
 from rmgr.model.node import InboxOrder, OrderKind
@@ -147,7 +147,7 @@ class Asks:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
                 self.context.after(_RETRY_S, self.placer.wake)
                 return []
-            placed = sorted(self.placer.book.placed.items())
+            placed = sorted(self.placer.job_table.placed.items())
             ask.parts = [self._part(ask, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)]
         asked = [one for part in ask.parts for one in self._step(state, part, now_us)]
         ask.is_over = all(part.is_over for part in ask.parts)
@@ -155,13 +155,13 @@ class Asks:
 
     def _part(self, ask: UserRequest, job: int) -> UserRequest:
         submission, index = task_of(job)
-        attempt = self.placer.book.placed[job].key.attempt
+        attempt = self.placer.job_table.placed[job].key.attempt
         request = replace(ask.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
         return UserRequest(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
 
     def _one(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
-        book, request, job, shown = self.placer.book, ask.request, ask.job, self._label(ask.job)
-        stop, placed, waiting = self.placer.stops.by_job.get(job), book.placed.get(job), book.waiting.get(job)
+        job_table, request, job, shown = self.placer.job_table, ask.request, ask.job, self._label(ask.job)
+        stop, placed, waiting = self.placer.stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
         if stop is not None:
             if stop.is_refused:
                 raise _refused(shown, stop.why)
@@ -188,7 +188,7 @@ class Asks:
             return [self._order_stop(state, ask, placed, now_us)]
         if waiting is not None:
             if ask.begun or 0 < request.attempt < waiting.key.attempt:
-                if request.to and book.marks.get(job) != _only(request.to):
+                if request.to and job_table.marks.get(job) != _only(request.to):
                     what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
                     raise _elsewhere(shown, request.to, what)
                 self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
@@ -208,7 +208,7 @@ class Asks:
         return self.context.clock() - ask.gone_s < limit_s
 
     def _label(self, job: int) -> str:
-        return label(job, self.placer.book.submissions)
+        return label(job, self.placer.job_table.submissions)
 
     def _over(self, ask: UserRequest, told: str) -> None:
         ask.told, ask.is_over = told, True
@@ -251,15 +251,15 @@ class Asks:
         order = stop_order(job, why=DRAIN if request.node else USER, detail=request.detail, grace_us=request.grace_us)
         stop = self.placer.stops.begin(state, run, ask.guid, now_us)
         if mark:
-            self.placer.book.marks[job] = mark
+            self.placer.job_table.marks[job] = mark
         else:
-            self.placer.book.marks.pop(job, None)
+            self.placer.job_table.marks.pop(job, None)
         ask.begun = True
         return SentOrder(job, ask.guid, order, stop)
 
     def _redirect(self, ask: UserRequest, stop: PendingStop) -> None:
         """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
-        marks, to = self.placer.book.marks, ask.request.to
+        marks, to = self.placer.job_table.marks, ask.request.to
         if to or ask.job not in marks:
             here = [self.placer.names.name(node) for node in nodes_of(stop.run.placement)]
             marks[ask.job] = self._mark_for(stop.run.job, stop.placed, to, here)
@@ -293,7 +293,7 @@ class Asks:
     def _could(self, job: Job, mark: str) -> bool:
         """Open nodes that the mark allows could run the job if they were empty."""
         shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
-        submission = self.placer.book.submissions.get(task_of(job.id)[0])
+        submission = self.placer.job_table.submissions.get(task_of(job.id)[0])
         # A mark of an earlier move is over.
         own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
 
@@ -305,28 +305,28 @@ class Asks:
 
     def mark_of(self, job_: int, job: Job) -> str:
         """Where the next start of a job that comes to its queue must be: "" = anywhere, also where it has become impossible."""
-        mark = self.placer.book.marks.get(job_, "")
+        mark = self.placer.job_table.marks.get(job_, "")
         if mark and not self._could(job, mark):
-            del self.placer.book.marks[job_]
+            del self.placer.job_table.marks[job_]
             return ""
         return mark
 
     def look_at_marks(self, state: ClusterState) -> None:
         """Nodes have changed: a job that waits for one that is gone waits for any."""
-        for job_, mark in list(self.placer.book.marks.items()):
-            waiting = self.placer.book.waiting.get(job_)
+        for job_, mark in list(self.placer.job_table.marks.items()):
+            waiting = self.placer.job_table.waiting.get(job_)
             job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None
             if job is None or mark not in job.features:
                 continue
             plain = replace(job, features=tuple(name for name in job.features if name != mark))
             if not self._could(plain, mark):
-                del self.placer.book.marks[job_]
+                del self.placer.job_table.marks[job_]
                 self.placer.tell(state, "job_requeued", plain)
 
     # -- checkpoints of a job that goes on
 
     def _order_checkpoint(self, ask: UserRequest, placed: PlacedJob) -> None:
-        submission = self.placer.book.submissions.get(ask.request.submission)
+        submission = self.placer.job_table.submissions.get(ask.request.submission)
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
             why = f"job {self._label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")

@@ -33,8 +33,8 @@ def views_of(placer: Placer) -> tuple[QueueView, ...]:
     if not any(placer.classes.values()):
         return ()
     expected = promised_starts(placer.state, placer.plan)
-    waiting = Counter((one.partition, placer.book.class_of(job)) for job, one in placer.book.waiting.items())
-    running = Counter((one.partition, placer.book.class_of(job)) for job, one in placer.book.placed.items())
+    waiting = Counter((one.partition, placer.job_table.class_of(job)) for job, one in placer.job_table.waiting.items())
+    running = Counter((one.partition, placer.job_table.class_of(job)) for job, one in placer.job_table.placed.items())
     views = []
     for partition, ladder in sorted(placer.classes.items()):
         part = placer.state.partitions.get(partition) if placer.state is not None else None
@@ -52,7 +52,7 @@ def views_of(placer: Placer) -> tuple[QueueView, ...]:
 
 def _told(placer: Placer, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
     """What the scheduler's records say of it."""
-    records = placer.book.submissions
+    records = placer.job_table.submissions
     promised = [
         PromiseView(
             job=label(job, records),
@@ -62,7 +62,7 @@ def _told(placer: Placer, part: Partition, queue: QueueClass, view: ClassView, e
             expected_start_us=expected.get(job, 0),
         )
         for job, hold in sorted(part.holds.items())
-        if placer.book.class_of(job) == queue.name
+        if placer.job_table.class_of(job) == queue.name
     ]
     fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
     return replace(view, promised=tuple(promised), fired=fired)

@@ -18,7 +18,7 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
-from rmgr.daemons.leader.records.book import Book, PlacedJob, Waiting
+from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob, Waiting
 from rmgr.daemons.leader.records.records import encode_records
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import said
@@ -77,7 +77,7 @@ class PlanExecution:
     def __init__(
         self,
         context: LeaderContext,
-        book: Book,
+        job_table: JobTable,
         names: Names,
         nodes: NodeKeeper,
         stops: Stops,
@@ -85,12 +85,12 @@ class PlanExecution:
         broke: Callable[[str, str], None] = lambda _partition, _error: None,
         promises: Promises | None = None,
     ) -> None:
-        self.promises = promises if promises is not None else Promises(context, book, names, lambda _why: None)
+        self.promises = promises if promises is not None else Promises(context, job_table, names, lambda _why: None)
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
         self._context = context
-        self._book = book
+        self._job_table = job_table
         self._names = names
         self._nodes = nodes
         self._done: Callable[[str], None] | None = None
@@ -131,7 +131,7 @@ class PlanExecution:
         if not starts:
             self._commit(state, decisions, now_us)
             return
-        waiting = [self._book.waiting[start.job_id] for start in starts]
+        waiting = [self._job_table.waiting[start.job_id] for start in starts]
         wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
         then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
         self._context.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
@@ -159,19 +159,19 @@ class PlanExecution:
         for decision in decisions:
             self._at = decision
             if type(decision) is Route:
-                self._book.routes[decision.job_id] = decision.to
+                self._job_table.routes[decision.job_id] = decision.to
             elif type(decision) is HoldCores:
-                self._book.since.setdefault(decision.job_id, now_us)
+                self._job_table.since.setdefault(decision.job_id, now_us)
                 promised[decision.job_id] = None
             elif type(decision) is ReleaseHold:
                 promised[decision.job_id] = None
-                self._book.since.pop(decision.job_id, None)
+                self._job_table.since.pop(decision.job_id, None)
             elif isinstance(decision, Migrate | Preempt):
                 left[decision.job_id] = (_stretch(state, decision), decision)
             if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject and decision.job_id not in left:
-                    self._refuse(decision.job_id, said(decision.why, self._book.submissions))
+                    self._refuse(decision.job_id, said(decision.why, self._job_table.submissions))
                 elif isinstance(decision, Suspend | Resume):
                     asked.append(self._paused(state, decision))
                 continue
@@ -190,7 +190,7 @@ class PlanExecution:
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
             self._at = move
-            moved, detail = type(move) is Migrate, said(move.why, self._book.submissions)
+            moved, detail = type(move) is Migrate, said(move.why, self._job_table.submissions)
             order = stop_order(job, why=POLICY, detail=detail, kill=not moved, unsaved=GO_ON if moved else "")
             guid = machine.guid()[:12]
             asked.append(SentOrder(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
@@ -217,19 +217,19 @@ class PlanExecution:
         job, stops = decision.job_id, type(decision) is Suspend
         if not stops:
             run = state.partitions[decision.partition].running[job]
-            self._book.stays[job] = (run.start_us, run.end_us)
+            self._job_table.stays[job] = (run.start_us, run.end_us)
         submission, index = task_of(job)
         order = InboxOrder(
             order=OrderKind.SUSPEND if stops else OrderKind.RESUME,
             submission=submission,
             index=index,
-            detail=said(decision.why, self._book.submissions)[:500],
+            detail=said(decision.why, self._job_table.submissions)[:500],
         )
         return SentOrder(job, machine.guid()[:12], order)
 
     def _ask_ops(self, asked: SentOrder) -> list[Op]:
         """[] where its head is not known any more: everything is read again."""
-        placed = self._book.placed.get(asked.job)
+        placed = self._job_table.placed.get(asked.job)
         version = None if placed is None else self._nodes.version_of(placed.node)
         if placed is None or version is None:
             self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
@@ -244,9 +244,9 @@ class PlanExecution:
 
     def _refuse(self, job: int, why: str) -> None:
         """No queue and no machine of this cluster will ever run it: it ends here."""
-        waiting, found = self._book.waiting.get(job), self._blocks[job]
+        waiting, found = self._job_table.waiting.get(job), self._blocks[job]
         data = None if waiting is None or found is None else self._data_of(waiting, found)
-        self._book.waiting.pop(job, None)
+        self._job_table.waiting.pop(job, None)
         if waiting is None or found is None or data is None:
             return
         key = waiting.key
@@ -263,21 +263,21 @@ class PlanExecution:
             return data
         except RmgrError as error:
             self._context.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
-            self._book.spoilt.add(waiting.name)
+            self._job_table.spoilt.add(waiting.name)
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
         """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
-        waiting = self._book.waiting[job]
+        waiting = self._job_table.waiting[job]
         self._context.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
-        self._book.spoilt.add(waiting.name)
-        self._book.odd[waiting.name] = f"{type(error).__name__}: {error}"
+        self._job_table.spoilt.add(waiting.name)
+        self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
     def _chosen(self, start: Start, found: Stamped, now_us: int) -> _Chosen | None:
-        waiting = self._book.waiting.get(start.job_id)
+        waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
-        submission = self._book.submissions.get(number)
+        submission = self._job_table.submissions.get(number)
         data = None if waiting is None or submission is None else self._data_of(waiting, found)
         if waiting is None or submission is None or data is None:
             return None
@@ -372,7 +372,7 @@ class PlanExecution:
             part = state.partitions.get(partition)
             users = state if state.usage_half_life_us and not at else None
             orders = {job: (stop.placed.key.attempt, stop.guid, stop.asked_us) for job, stop in self._stops.by_job.items()}
-            data = b"" if part is None else encode_records(part, self._names, self._book, orders, users=users)
+            data = b"" if part is None else encode_records(part, self._names, self._job_table, orders, users=users)
             if data == before or (not data and version is None):
                 continue
             if len(data) > MAX_PLACING_BYTES:
@@ -392,7 +392,7 @@ class PlanExecution:
                     self._stops.watch(one.stop)
             answered_s = self._context.clock()
             for job, assigned in jobs:
-                self._book.place(job, assigned.running, assigned.allocation, answered_s)
+                self._job_table.place(job, assigned.running, assigned.allocation, answered_s)
             heads = {assigned.allocation.head for _, assigned in jobs}
             for head in sorted(heads):
                 self._placed(head)
@@ -423,7 +423,7 @@ class PlanExecution:
         self._context.after(_RETRY_S, partial(self.prepare, nodes))
 
     def look_for_holds(self, nodes: list[str]) -> None:
-        """Deletes those of jobs that are gone: the leader before did not come to it. The book must be whole."""
+        """Deletes those of jobs that are gone: the leader before did not come to it. The job table must be whole."""
         for node in nodes:
             again = partial(self._context.after, _RETRY_S, partial(self.look_for_holds, [node]))
             self._context.children(paths.hold(node), partial(self._on_holds, node), failed=again)
@@ -431,7 +431,7 @@ class PlanExecution:
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         self.promises.look_after(node, names)
         for _, (submission, index, attempt) in paths.holds_in(names):
-            placed = self._book.placed.get(job_id(submission, index))
+            placed = self._job_table.placed.get(job_id(submission, index))
             if placed is None or placed.key.attempt != attempt:
                 self._unhold(node, submission, index, attempt)
 
@@ -452,7 +452,7 @@ class PlanExecution:
 
     def look_for_losses(self) -> None:
         """Heads of jobs that have lost a node elsewhere are told, once."""
-        for job, placed in self._book.placed.items():
+        for job, placed in self._job_table.placed.items():
             if placed.is_lost or not placed.allocation.helpers:
                 continue
             for node, _ in placed.allocation.helpers:

@@ -30,7 +30,7 @@ from rmgr.daemons.leader.placement.rebuild import Rebuild
 from rmgr.daemons.leader.placement.rests import NodeBackoffs
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.pipeline import classes_of, configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.leader.records.record import Recording
 from rmgr.daemons.leader.records.reserved import Promises
@@ -68,7 +68,7 @@ class Placer:
     def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
-        self.book = Book()
+        self.job_table = JobTable()
         self.names = Names()
         self.faults = Faults(context, self._others_place)
         self._is_other_log = False  # another pipeline places somewhere since the log began
@@ -87,8 +87,8 @@ class Placer:
         self._foreign = Foreign(context, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
         self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
         self.stops = Stops(context, self)
-        self.promises = Promises(context, self.book, self.names, self.rebuild)
-        self._orders = PlanExecution(context, self.book, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
+        self.promises = Promises(context, self.job_table, self.names, self.rebuild)
+        self._orders = PlanExecution(context, self.job_table, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
         self.asks = Asks(context, self, self._orders, nodes)
         self.backoffs = NodeBackoffs(context, self.nodes_changed)
         self.arrivals = Arrivals(context, self)
@@ -102,7 +102,7 @@ class Placer:
         self._running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()  #: paths of lists that have changed
         self._marks: set[str] = set()  # of requests that name nodes
-        self.records = SubmissionRecords(context, self.book, self.wake)
+        self.records = SubmissionRecords(context, self.job_table, self.wake)
         self._nodes_changed = False
         self._causes: frozenset[Cause] = frozenset()
         self._now_us = context.wall_us()
@@ -130,9 +130,9 @@ class Placer:
         if self._orders.busy_s > _STUCK_S:  # an answer was lost, or what was to be done with it failed: nothing would be placed any more
             self._context.depose("the plan of a pass is not carried out")
             return
-        kept = {task_of(job)[0] for job in (*self.book.waiting, *self.book.placed)}
+        kept = {task_of(job)[0] for job in (*self.job_table.waiting, *self.job_table.placed)}
         if self.state is not None:
-            self.book.submissions = {number: record for number, record in self.book.submissions.items() if number in kept}
+            self.job_table.submissions = {number: record for number, record in self.job_table.submissions.items() if number in kept}
         self._read_again([cache for cache in (*self._pending.values(), *self._running.values()) if cache.is_watched])
         self.stops.resync()
         self.asks.resync()
@@ -221,7 +221,7 @@ class Placer:
         self._due = False
         if self._closed or self._passes.is_running or self._orders.is_busy:
             return  # both end with a turn
-        if not self.queues and not self.book.placed:
+        if not self.queues and not self.job_table.placed:
             return
         if self.state is None:
             self._try_build()
@@ -236,7 +236,7 @@ class Placer:
             return
         if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
             self._pass(self.state)
-        self._context.metrics.waiting_jobs.set(len(self.book.waiting))
+        self._context.metrics.waiting_jobs.set(len(self.job_table.waiting))
         self._measured.soon()
 
     def _pass(self, state: ClusterState) -> None:
@@ -301,7 +301,7 @@ class Placer:
 
     def may_move(self, job: int) -> bool:
         """Its user lets it go back to its queue."""
-        submission = self.book.submissions.get(task_of(job)[0])
+        submission = self.job_table.submissions.get(task_of(job)[0])
         return submission is None or submission.resubmit
 
     def _begin_log(self, state: ClusterState) -> None:
@@ -321,7 +321,7 @@ class Placer:
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
         path = paths.pending(queue)
-        cache = LongList(self._context, path, lambda: self._listed(path, cache), lambda: self.book.took[queue])
+        cache = LongList(self._context, path, lambda: self._listed(path, cache), lambda: self.job_table.took[queue])
         cache.is_chatty, cache.pace_s = True, PACE_S
         cache.refresh()
         return cache
@@ -338,7 +338,7 @@ class Placer:
         cache = self._running.get(node)
         if cache is None:
             cache = self._running[node] = self._list(paths.running_node(node))
-        wanted = self.book.has_jobs(node)
+        wanted = self.job_table.has_jobs(node)
         if wanted and not cache.is_watched:
             cache.is_watched = True
             cache.refresh()
@@ -389,7 +389,7 @@ class Placer:
         try:
             for node in sorted(paths.running_of(path) for path in news):
                 if node in self._running:
-                    for job in self.book.ended(node, self._running[node]):
+                    for job in self.job_table.ended(node, self._running[node]):
                         self._ended(state, job, now_us)
             self.stops.settle(state, now_us)
             if self._nodes_changed:
@@ -405,7 +405,7 @@ class Placer:
             self.rebuild(error.message)
 
     def _ended(self, state: ClusterState, job: int, now_us: int) -> None:
-        placed = self.book.leave(job)
+        placed = self.job_table.leave(job)
         if job not in self.stops.by_job:  # else it was asked to
             self.backoffs.left(job, placed)
         self.watch_head(placed.node)
@@ -451,7 +451,7 @@ class Placer:
     def _try_build(self) -> None:
         """One step of it; what comes wakes us."""
         if self._rebuild_of is None:
-            self.book.forget_jobs()
+            self.job_table.forget_jobs()
             self.stops.forget()
             self._look_at_nodes()
             self._rebuild_of = Rebuild(
@@ -470,7 +470,7 @@ class Placer:
         self._begin_log(built)
         self._orders.adopt(records)
         self.asks.rebuilt()
-        for node in {placed.node for placed in self.book.placed.values()}:
+        for node in {placed.node for placed in self.job_table.placed.values()}:
             self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))
         self.news = {cache.path for cache in (*self._pending.values(), *self._running.values())}

@@ -23,7 +23,7 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.placement.stops import PendingStop
-from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.records import Records, decode_records
 from rmgr.daemons.leader.records.reserved import Standing
 from rmgr.model.block import BlockKey
@@ -109,7 +109,7 @@ class Rebuild:
         there: list[tuple[str, BlockKey]] = []  # (path, key) under /running
         numbers: dict[int, None] = {}
         for queue, pending in self._pending.items():
-            for at, (name, key) in enumerate(placer.book.came(queue, pending)):
+            for at, (name, key) in enumerate(placer.job_table.came(queue, pending)):
                 numbers[key.submission] = None
                 if key.count == 1 and key.first < MAX_INDEX:
                     waiting.append((queue, name, key))
@@ -211,12 +211,12 @@ class Rebuild:
         placer, now_us = self._placer, self._placer.now_us()
         remembered = self._remembered()
         routes = {job: queue for records in remembered.values() for job, queue in records.routes}
-        book = placer.book
+        job_table = placer.job_table
         for records in remembered.values():
-            book.since |= dict(records.since)
-            book.marks |= dict(records.marks)
-            book.pins |= dict(records.pins)
-            book.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
+            job_table.since |= dict(records.since)
+            job_table.marks |= dict(records.marks)
+            job_table.pins |= dict(records.pins)
+            job_table.stays |= {job: (start_us, end_us) for job, start_us, end_us in records.stays}
         queued = {job: at_us for records in remembered.values() for job, at_us in records.queued}
         asked = {one.job: one for records in remembered.values() for one in records.stops}
         stood = {job: (since_us, start_us, end_us) for one in remembered.values() for job, start_us, end_us, since_us in one.suspended}
@@ -232,7 +232,7 @@ class Rebuild:
             submission = placer.submission(key.submission)
             assert submission is not None
             job = self._queued(self._routed(self._known(job, submission, answered, moves), routes), queued)
-            book.run(job.id, PlacedJob(queue, job.partition, key, paths.block_name(key), allocation))
+            job_table.run(job.id, PlacedJob(queue, job.partition, key, paths.block_name(key), allocation))
             run = running_of(job, allocation, submission, placer.names)
             if job.id in asked and asked[job.id].attempt == key.attempt:
                 start_us, end_us = asked[job.id].start_us, asked[job.id].end_us
@@ -241,13 +241,13 @@ class Rebuild:
                 since_us, start_us, end_us = stood[job.id]
                 suspended.append(Suspended(run._replace(start_us=start_us, end_us=end_us), since_us))
             else:
-                start_us, end_us = book.stays.get(job.id, (run.start_us, run.end_us))
+                start_us, end_us = job_table.stays.get(job.id, (run.start_us, run.end_us))
                 running.append(run._replace(start_us=start_us, end_us=end_us))
         jobs: list[Job] = []
         for at, (queue, name, key) in enumerate(waiting):
             if at % _SOME == 0:
                 yield True
-            job = None if job_id(key.submission, key.first) in placer.book.placed else self._job(queue, key, now_us)
+            job = None if job_id(key.submission, key.first) in placer.job_table.placed else self._job(queue, key, now_us)
             if job is not None and not self._is_misplaced(job, queue, name, key):
                 if job.id in asked and asked[job.id].attempt < key.attempt:
                     queued.setdefault(job.id, now_us)  # it came back while nobody led
@@ -259,7 +259,7 @@ class Rebuild:
                 for mark in (placer.asks.mark_of(job.id, job), placer.whose(job.user)):
                     placer.mark(mark)
                     job = marked(job, mark)
-                book.wait(queue, job.partition, name, key)
+                job_table.wait(queue, job.partition, name, key)
                 jobs.append(job)
         for number in {key.submission for _, _, key in waiting}:
             submission = placer.submission(number)
@@ -275,9 +275,9 @@ class Rebuild:
             one = asked.get(job_)
             guid, asked_us = (one.guid, one.asked_us) if one is not None else ("", None)
             placer.stops.adopt(
-                PendingStop(job=job_, placed=book.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
+                PendingStop(job=job_, placed=job_table.placed[job_], guid=guid, run=run, asked_us=asked_us, route=routes.get(job_, ""))
             )
-        pinned = [run.job for run in running if not placer.may_move(run.job.id) or book.pins.get(run.job.id, now_us) > now_us]
+        pinned = [run.job for run in running if not placer.may_move(run.job.id) or job_table.pins.get(run.job.id, now_us) > now_us]
         return ClusterState.restored(
             Snapshot(
                 nodes=tuple(machine),
@@ -313,13 +313,13 @@ class Rebuild:
         if why:
             placer.arrivals.refuse(queue, name, why)
         else:
-            placer.book.odd.pop(name, None)
+            placer.job_table.odd.pop(name, None)
         return bool(why)
 
     def _routed(self, job: Job, routes: Mapping[int, str]) -> Job:
         if job.id not in routes:
             return job
-        self._placer.book.routes[job.id] = routes[job.id]
+        self._placer.job_table.routes[job.id] = routes[job.id]
         return replace(job, queue=routes[job.id])
 
     def _known(self, job: Job, submission: Submission, answered: bool, moves: int) -> Job:
@@ -327,14 +327,14 @@ class Rebuild:
         known = known_of(submission, answered, moves)
         found = with_known(job, known)
         if found is not job:
-            self._placer.book.learn(job.id, known)
+            self._placer.job_table.learn(job.id, known)
         return found
 
     def _queued(self, job: Job, queued: Mapping[int, int]) -> Job:
         """One that was given up stands in its queue since then."""
         if job.id not in queued:
             return job
-        self._placer.book.queued[job.id] = queued[job.id]
+        self._placer.job_table.queued[job.id] = queued[job.id]
         return replace(job, queued_us=queued[job.id])
 
     def _remembered(self) -> dict[str, Records]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.model.block import BlockKey
 
 #: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.

@@ -18,7 +18,7 @@ from rmgr.coord.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
-from rmgr.daemons.leader.records.book import PlacedJob
+from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.view import label
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, OrderKind
@@ -128,8 +128,10 @@ class Stops:
     def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
         """The job is about to be asked: the scheduler hears that it neither waits nor runs. `watch` follows when it was asked."""
         placer, job = self._placer, run.job.id
-        route = placer.book.routes.get(job, "")
-        stop = PendingStop(job=job, placed=placer.book.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
+        route = placer.job_table.routes.get(job, "")
+        stop = PendingStop(
+            job=job, placed=placer.job_table.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy
+        )
         self.by_job[job] = stop
         placer.tell(state, "job_stopping", run, now_us)
         placer.because(Cause.JOB_ENDED)
@@ -220,14 +222,14 @@ class Stops:
 
     def learn(self, job: int, data: BlockData) -> None:
         """Its block was read: whether its program has answered, and how often it was moved, is told the scheduler in the next turn."""
-        submission = self._placer.book.submissions.get(task_of(job)[0])
+        submission = self._placer.job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._learned[job] = known_of(submission, data.answered, data.moves)
             self._placer.wake()
 
     def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
-        """Also of one that was just given to its nodes, before the book says so. False: it is known already, or the job is gone."""
-        placed = self._placer.book.placed.get(job) or self._placer.book.waiting.get(job)
+        """Also of one that was just given to its nodes, before the job table says so. False: it is known already, or the job is gone."""
+        placed = self._placer.job_table.placed.get(job) or self._placer.job_table.waiting.get(job)
         run = None if placed is None else state.partitions[placed.partition].running.get(job)
         if placed is None or run is None or known == (run.job.saves, run.job.moves):
             return False
@@ -237,10 +239,10 @@ class Stops:
 
     def _remember(self, job: Job) -> None:
         """Where its record does not say so."""
-        submission = self._placer.book.submissions.get(task_of(job.id)[0])
+        submission = self._placer.job_table.submissions.get(task_of(job.id)[0])
         known = (job.saves, job.moves)
         if submission is None or known_of(submission, False, 0) != known:
-            self._placer.book.learn(job.id, known)
+            self._placer.job_table.learn(job.id, known)
 
     # -- facts
 
@@ -249,7 +251,7 @@ class Stops:
         for stop in list(self.by_job.values()):
             if stop.is_ended or (stop.is_back and self._left_again(stop)):
                 self._close(stop)
-                self._placer.book.marks.pop(stop.job, None)
+                self._placer.job_table.marks.pop(stop.job, None)
                 self._placer.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
                 self._placer.because(Cause.JOB_ENDED)
         self._look_at_refused(state, now_us)
@@ -274,14 +276,14 @@ class Stops:
         """It waits again: the job comes back with what is remembered of it."""
         stop = self.by_job[job.id]
         self._close(stop)
-        book = self._placer.book
+        job_table = self._placer.job_table
         if stop.is_taken_back:  # as if it had never left
             now_us = stop.run.job.queued_us
             self._placer.tell(state, "job_stopping", stop.run, self._placer.now_us())
         if not stop.is_taken_back or now_us > job.submit_us:
-            book.queued[job.id] = now_us
+            job_table.queued[job.id] = now_us
         if stop.route:
-            book.routes[job.id] = stop.route
+            job_table.routes[job.id] = stop.route
             job = replace(job, queue=stop.route)
         before = stop.run.job
         is_moved = stop.by_policy and job.restarts > before.restarts
@@ -302,14 +304,14 @@ class Stops:
         if not part.has_room_for(stop.run):
             self._take_back(part, stop, now_us)
             return  # when it is back; where others have begun there on what else was free, when they are done
-        book = self._placer.book
+        job_table = self._placer.job_table
         self._close(stop)
         self.is_dirty = True
         self.refusals[stop.job] = stop.why
-        book.marks.pop(stop.job, None)
+        job_table.marks.pop(stop.job, None)
         self._placer.tell(state, "job_went_on", stop.job, now_us, stop.placed.partition)
         run = part.running[stop.job]
-        book.stays[stop.job] = (run.start_us, run.end_us)
+        job_table.stays[stop.job] = (run.start_us, run.end_us)
         self.pin(state, stop.job, stop.placed.partition, until_us=now_us + PIN_US)
         self._placer.because(Cause.TIMER)
 
@@ -323,14 +325,14 @@ class Stops:
             job = run.job.id
             if stop.asked_us is not None and run.start_us < stop.asked_us:
                 return
-            placed = self._placer.book.placed.get(job)
+            placed = self._placer.job_table.placed.get(job)
             if job in self._begun or placed is None or wanted.isdisjoint(nodes_of(run.placement)):
                 continue
             if job not in self.by_job:
-                why = f"job {label(stop.job, self._placer.book.submissions)} goes on where it is, and this one has not begun"
+                why = f"job {label(stop.job, self._placer.job_table.submissions)} goes on where it is, and this one has not begun"
                 order = stop_order(job, why=POLICY, detail=why, unsaved=GO_ON, unbegun=True)
                 taken = PendingStop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
-                taken.route = self._placer.book.routes.get(job, "")
+                taken.route = self._placer.job_table.routes.get(job, "")
                 self.by_job[job] = taken
                 self._taken.append(SentOrder(job, taken.guid, order, taken))
             return
@@ -349,24 +351,24 @@ class Stops:
 
     def started(self, state: ClusterState, job: int, data: BlockData) -> None:
         """A job is on its nodes: one that runs once, whatever happens, is not sent back by a policy. data: of its block, as it waited."""
-        submission = self._placer.book.submissions.get(task_of(job)[0])
+        submission = self._placer.job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._tell_known(state, job, known_of(submission, data.answered, data.moves))
         if not self._placer.may_move(job):
-            self.pin(state, job, self._placer.book.waiting[job].partition)
+            self.pin(state, job, self._placer.job_table.waiting[job].partition)
 
     def pin(self, state: ClusterState, job: int, partition: str, *, until_us: int = 0) -> None:
         """Policies may not send it back: until then, or (0) as long as it runs."""
         if until_us:
-            self._placer.book.pins[job] = until_us
+            self._placer.job_table.pins[job] = until_us
             self._context.after(PIN_US / 1e6 + 0.1, self._placer.wake)
         self._placer.tell(state, "job_pinned", job, True, partition)
 
     def _unpin(self, state: ClusterState, now_us: int) -> None:
-        pins = self._placer.book.pins
+        pins = self._placer.job_table.pins
         for job in [job for job, until_us in pins.items() if until_us <= now_us]:
             del pins[job]
-            placed = self._placer.book.placed.get(job)
+            placed = self._placer.job_table.placed.get(job)
             if placed is not None and job in state.partitions[placed.partition].pinned and self._placer.may_move(job):
                 self._placer.tell(state, "job_pinned", job, False, placed.partition)
                 self._placer.because(Cause.TIMER)

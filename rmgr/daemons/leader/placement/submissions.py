@@ -9,7 +9,7 @@ from itertools import islice
 from rmgr.coord import paths, validity
 from rmgr.coord.multi import Stamped
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.errors import RmgrError
 from rmgr.model.submission import Submission
 
@@ -22,25 +22,25 @@ _MOST_ODD = 1000
 
 
 class SubmissionRecords:
-    """Records by number, kept in the book. nobodys: those that were not there, or cannot be read, when they were read last.
+    """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
     odd: why the latter cannot."""
 
-    def __init__(self, context: LeaderContext, book: Book, wake: Callable[[], None]) -> None:
+    def __init__(self, context: LeaderContext, job_table: JobTable, wake: Callable[[], None]) -> None:
         self.nobodys: set[int] = set()
         self._context = context
-        self._book = book
+        self._job_table = job_table
         self._wake = wake
         self._wanted: list[int] = []
         self.odd: dict[int, str] = {}
 
     def get(self, number: int) -> Submission | None:
         """Its record; None while it is being read, or when it is gone."""
-        if number not in self._book.submissions:
-            self._book.submissions[number] = None
+        if number not in self._job_table.submissions:
+            self._job_table.submissions[number] = None
             if not self._wanted:
                 self._context.soon(self._read)
             self._wanted.append(number)
-        return self._book.submissions[number]
+        return self._job_table.submissions[number]
 
     def _read(self) -> None:
         wanted, self._wanted = self._wanted, []
@@ -57,12 +57,12 @@ class SubmissionRecords:
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         try:
-            self._book.submissions[number] = None if found is None else validity.submission(found.data, number)
+            self._job_table.submissions[number] = None if found is None else validity.submission(found.data, number)
         except RmgrError as error:
             if self.odd.get(number) != error.message:  # told once
                 self._context.log.error("submission_unreadable", submission=number, error=error.message)
                 self.odd = {**dict(islice(self.odd.items(), _MOST_ODD)), number: error.message}
-        if self._book.submissions.get(number) is None:
+        if self._job_table.submissions.get(number) is None:
             self.nobodys.add(number)
             self._context.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
         else:
@@ -71,5 +71,5 @@ class SubmissionRecords:
 
     def _unread(self, numbers: list[int]) -> None:
         for number in numbers:
-            self._book.submissions.pop(number, None)
+            self._job_table.submissions.pop(number, None)
         self._wake()

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.sched.job import Placement, Reservation, spans_of
 from rmgr.sched.partition import Partition
 from rmgr.sched.records import Hold, Note, Share, Usage
@@ -101,12 +101,17 @@ def decode_records(data: bytes) -> Records:
 
 
 def encode_records(
-    part: Partition, names: Names, book: Book, orders: Mapping[int, tuple[int, str, int | None]], *, users: ClusterState | None = None
+    part: Partition,
+    names: Names,
+    job_table: JobTable,
+    orders: Mapping[int, tuple[int, str, int | None]],
+    *,
+    users: ClusterState | None = None,
 ) -> bytes:
     """b"" when there is nothing to remember. Cost: O(records), however many jobs wait.
 
     Args:
-        book: what the leader remembers of jobs. orders: (attempt, order, since) of those that were asked to give their nodes up.
+        job_table: what the leader remembers of jobs. orders: (attempt, order, since) of those that were asked to give their nodes up.
         users: whose use stands in this partition's record, None: in another's, or it is not kept.
     """
 
@@ -120,22 +125,22 @@ def encode_records(
         tables = (part.jobs, part.running, part.suspended, part.stopping)
         return tuple(sorted((job, value) for job, value in kept.items() if any(job in table for table in tables)))
 
-    since, holds = book.since, sorted(part.holds.values())
+    since, holds = job_table.since, sorted(part.holds.values())
     stopping = [(run, orders[job]) for job, run in sorted(part.stopping.items()) if job in orders]
     found = Records(
         reservations=tuple((r.job_id, r.start_us, named(r.placement), r.policy) for r in sorted(part.reservations.values())),
         notes=tuple((note.policy, note.kind, note.id, note.value) for note in sorted(notes_of(part))),
         holds=tuple((hold.job_id, hold.policy, shares(hold.waits_for), shares(hold.held)) for hold in holds),
         usage=tuple(tuple(use) for use in sorted(users.usage.values())) if users is not None else (),  # type: ignore[misc]  # its fields
-        routes=here(book.routes),
+        routes=here(job_table.routes),
         runs=_runs(users) if users is not None else (),
         since=tuple((hold.job_id, since[hold.job_id]) for hold in holds if hold.job_id in since),
         stops=tuple(Stopped(run.job.id, attempt, guid, run.start_us, run.end_us, asked_us) for run, (attempt, guid, asked_us) in stopping),
         suspended=tuple((job, one.run.start_us, one.run.end_us, one.since_us) for job, one in sorted(part.suspended.items())),
-        stays=tuple((job, *stay) for job, stay in here(book.stays)),
-        queued=here(book.queued),
-        marks=here(book.marks),
-        pins=here(book.pins),
+        stays=tuple((job, *stay) for job, stay in here(job_table.stays)),
+        queued=here(job_table.queued),
+        marks=here(job_table.marks),
+        pins=here(job_table.pins),
     )
     return b"" if users is None and found == Records() else _pack.encode(found)
 

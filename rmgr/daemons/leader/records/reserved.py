@@ -14,7 +14,7 @@ from rmgr.coord import paths, place_ops
 from rmgr.coord.multi import Committed, Op, Outcome, Unknown
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names
-from rmgr.daemons.leader.records.book import Book
+from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import job_id, run_label, task_of
 from rmgr.model.resources import MIB
@@ -36,9 +36,9 @@ _RETRY_S = 0.5
 class Promises:
     """What stands below `/holds` of waiting jobs. broken: told why everything must be read again."""
 
-    def __init__(self, context: LeaderContext, book: Book, names: Names, broken: Callable[[str], None]) -> None:
+    def __init__(self, context: LeaderContext, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
         self._context = context
-        self._book = book
+        self._job_table = job_table
         self._names = names
         self._broken = broken
         self._there: dict[int, dict[str, bytes]] = {}  # job -> node -> record
@@ -118,11 +118,11 @@ class Promises:
             shares.setdefault(self._names.name(node), []).append((label, cores))
 
     def _label(self, run_id: int) -> str:
-        known = self._book.placed.get(run_id) or self._book.waiting.get(run_id)  # the same commit may place it
+        known = self._job_table.placed.get(run_id) or self._job_table.waiting.get(run_id)  # the same commit may place it
         return "" if known is None else run_label(*task_of(run_id), known.key.attempt)
 
     def _runs(self, hold: Hold) -> list[tuple[str, BlockKey]]:
-        placed = (self._book.placed.get(share.run_id) for share in hold.waits_for)
+        placed = (self._job_table.placed.get(share.run_id) for share in hold.waits_for)
         return [(one.node, one.key) for one in placed if one is not None]
 
     def _nodes(self, hold: Hold) -> set[str]:

@@ -43,24 +43,24 @@ def view_of(placer: Placer) -> PlacingView:
     state, plan = placer.state, placer.plan
     jobs: dict[tuple[int, int], PlacedView] = {}
     promised = promised_starts(state, plan)
-    records = placer.book.submissions
-    for job, waiting in placer.book.waiting.items():
+    records = placer.job_table.submissions
+    for job, waiting in placer.job_table.waiting.items():
         why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
         jobs[task_of(job)] = PlacedView(
             state="waiting",
             what=why.rule,
             blocker=_blocker(why, records),
-            reason=said(why, records) + _next_start(placer.book.marks.get(job, "")),
+            reason=said(why, records) + _next_start(placer.job_table.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
-            route=placer.book.class_of(job),
-            saves=placer.book.known.get(job, NOTHING_KNOWN)[0],
-            moves=placer.book.known.get(job, NOTHING_KNOWN)[1],
+            route=placer.job_table.class_of(job),
+            saves=placer.job_table.known.get(job, NOTHING_KNOWN)[0],
+            moves=placer.job_table.known.get(job, NOTHING_KNOWN)[1],
         )
-    for name, reason in placer.book.odd.items():
+    for name, reason in placer.job_table.odd.items():
         for _, key in paths.blocks_in((name,)):
             told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
             jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
-    for job, placed in placer.book.placed.items():
+    for job, placed in placer.job_table.placed.items():
         stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
         if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
@@ -70,7 +70,7 @@ def view_of(placer: Placer) -> PlacingView:
             state=doing,
             reason="" if run is None else _stays(run.job, placer.pipeline[0]),
             nodes=placed.allocation.shares,
-            route=placer.book.class_of(job),
+            route=placer.job_table.class_of(job),
         )
     return PlacingView(
         partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)), shares=_shares(placer, state)
@@ -178,14 +178,14 @@ def _ledger(placer: Placer, state: ClusterState | None, promised: Mapping[int, i
     found = []
     for part in state.partitions.values() if state is not None else ():
         for job, hold in sorted(part.holds.items()):
-            waiting = placer.book.waiting.get(job)
+            waiting = placer.job_table.waiting.get(job)
             found += [
                 HeldView(
                     queue=waiting.queue if waiting is not None else "",
-                    job=label(job, placer.book.submissions),
+                    job=label(job, placer.job_table.submissions),
                     node=placer.names.name(node),
                     cores=count,
-                    since_us=placer.book.since.get(job, 0),
+                    since_us=placer.job_table.since.get(job, 0),
                     expected_start_us=promised.get(job, 0),
                 )
                 for node, count in by_node(share.cores for share in hold.held).items()

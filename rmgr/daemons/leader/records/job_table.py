@@ -1,7 +1,7 @@
 """What the scheduler's driver knows of waiting and placed jobs: the names it has seen, whose they are, and which of them are old news.
 
-A list of names is read again and again (`core/watched_cache.py`), and may be older than what a commit of ours has just made. So each entry that
-came of a commit has the time of its answer, and only a list that was asked for later counts against it.
+A list of names is read again and again (`core/watched_cache.py`), and may be older than what a commit of ours has just made. So each
+entry that came of a commit has the time of its answer, and only a list that was asked for later counts against it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PlacedJob:
 
 
 @dataclass(slots=True)
-class Book:
+class JobTable:
     """Jobs by the scheduler's id. submissions: records by number; None: asked for."""
 
     waiting: dict[int, Waiting] = field(default_factory=dict)
