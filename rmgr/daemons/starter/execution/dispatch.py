@@ -21,7 +21,7 @@ from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMAND
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.execution.launch import Kit, PlacedWork
+from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork
 from rmgr.daemons.starter.health.trust import Gate, refusal_of
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.daemons.starter.staging.stage import Staged, Stager
@@ -81,8 +81,8 @@ class Dispatcher:
         self._environ = environ
         self._output_cap = output_cap
         self._on_unstartable = on_unstartable
-        self._kits: dict[BlockKey, Kit] = {}
-        self._coming: set[BlockKey] = set()  #: blocks whose kits are on their way
+        self._launches: dict[BlockKey, LaunchSpec] = {}
+        self._coming: set[BlockKey] = set()  #: blocks whose launch specifications are on their way
         self.is_held_up = False  #: the first block that waits does not fit: nothing may be claimed meanwhile
 
     def forget(self, block: ClaimedBlock) -> None:
@@ -90,7 +90,7 @@ class Dispatcher:
         block.is_dropped = True
         if isinstance(block.payloads, Arguments) and not block.data.keyed:
             block.payloads = None  # a file may go with it, and what is referred to in circles stays for long
-        self._kits.pop(block.key, None)
+        self._launches.pop(block.key, None)
         self._coming.discard(block.key)
         self._stager.forget(block)
         if self._jobs is not None and block.is_placed:
@@ -100,18 +100,18 @@ class Dispatcher:
         """Waiting work of these users starts only after their accounts were looked up again. Cost: O(blocks)."""
         for key, block in self._blocks.items():
             if block.info.record.user in users:
-                self._kits.pop(key, None)
+                self._launches.pop(key, None)
 
     def doubt(self, block: ClaimedBlock) -> None:
         """What of it has not begun is verified again before it may."""
         block.is_verified = False
-        self._kits.pop(block.key, None)
+        self._launches.pop(block.key, None)
 
     def forget_lost(self) -> None:
         """Files that tasks need may have been removed: what is known of them is looked at anew."""
-        for key, kit in list(self._kits.items()):
-            if not all(map(os.path.lexists, kit.files)):
-                del self._kits[key]
+        for key, launch in list(self._launches.items()):
+            if not all(map(os.path.lexists, launch.files)):
+                del self._launches[key]
         for block in self._blocks.values():
             if isinstance(block.payloads, Arguments) and block.payloads.path and not os.path.lexists(block.payloads.path):
                 block.payloads = None
@@ -133,18 +133,18 @@ class Dispatcher:
             needs = block.info.needs
             if needs and lacking and any(name in lacking for name, _ in needs):
                 continue
-            kit = self._kit(block)
-            if kit is None:
+            launch = self._launch(block)
+            if launch is None:
                 self._coming.add(block.key)
                 is_reserved = is_reserved or block.is_placed
                 continue
-            if isinstance(kit, FetchFailure):
-                self._on_unstartable(block, block.take_ready(), kit)
+            if isinstance(launch, FetchFailure):
+                self._on_unstartable(block, block.take_ready(), launch)
                 continue
             if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
                 is_reserved = is_crowded = is_reserved or block.seat is None
                 continue
-            waits_for_room = self._start(block, kit)
+            waits_for_room = self._start(block, launch)
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
                 is_crowded = is_crowded or waits_for_room
@@ -171,19 +171,19 @@ class Dispatcher:
         for block in self._blocks.values():
             if ahead >= _AHEAD_BYTES:
                 return
-            if block.data.keyed and block.ready and isinstance(self._kit(block), Kit) and not self._stager.read_ahead(block):
+            if block.data.keyed and block.ready and isinstance(self._launch(block), LaunchSpec) and not self._stager.read_ahead(block):
                 return
             if block.data.row and block.ready:
                 if block.payloads is None:
-                    self._kit(block)
+                    self._launch(block)
                 ahead += sum(len(block.payload(index)) for index in block.ready) if block.payloads is not None else _BATCH_BYTES
 
     # -- one block ---------------------------------------------------------------------------------------------------------
 
-    def _kit(self, block: ClaimedBlock) -> Kit | FetchFailure | None:
-        kit = self._kits.get(block.key)
-        if kit is not None:
-            return kit
+    def _launch(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
+        launch = self._launches.get(block.key)
+        if launch is not None:
+            return launch
         refusal = refusal_of(block, self._gate)
         if refusal is None or isinstance(refusal, FetchFailure):
             return refusal
@@ -209,44 +209,44 @@ class Dispatcher:
         shape = info.shape(key.cores, key.memory_mib, environ=self._environ, output_cap=self._output_cap)
         if self._jobs is not None and block.is_placed:
             shape = self._jobs.shape(block, shape)
-        made = self._python_kit(block, info, shape) if info.is_python else self._command_kit(info, shape)
-        if isinstance(made, Kit):
+        made = self._python_launch(block, info, shape) if info.is_python else self._command_launch(info, shape)
+        if isinstance(made, LaunchSpec):
             made = self._own(made, info)
-        if isinstance(made, Kit):
-            self._kits[key] = made
+        if isinstance(made, LaunchSpec):
+            self._launches[key] = made
             self._coming.discard(key)
         return made
 
-    def _own(self, kit: Kit, info: Info) -> Kit | FetchFailure | None:
-        """The kit with files that its user may read, and workers that are his alone."""
-        if self._separate and kit.spec is not None:
-            size = kit.shape.cores, kit.shape.memory_bytes
+    def _own(self, launch: LaunchSpec, info: Info) -> LaunchSpec | FetchFailure | None:
+        """The launch specification with files that its user may read, and workers that are his alone."""
+        if self._separate and launch.spec is not None:
+            size = launch.shape.cores, launch.shape.memory_bytes
             own = info.own_specs.get(size)
             if own is None:
-                own = info.own_specs[size] = replace(kit.spec, group=f"{info.record.user}/{kit.spec.group}")
-            kit.spec = own
+                own = info.own_specs[size] = replace(launch.spec, group=f"{info.record.user}/{launch.spec.group}")
+            launch.spec = own
         accounts, account = self._accounts, info.account
         if accounts is None or account is None:
-            return kit
+            return launch
         archives = []
-        for archive in kit.spec.archives if kit.spec is not None else ():
+        for archive in launch.spec.archives if launch.spec is not None else ():
             mine = accounts.copy(account, archive)
             if not isinstance(mine, str):
                 return mine
             archives.append(mine)
-        if kit.spec is not None:
-            kit.spec = replace(kit.spec, archives=tuple(archives))
-        for blob in (kit.blob, kit.stdin):
+        if launch.spec is not None:
+            launch.spec = replace(launch.spec, archives=tuple(archives))
+        for blob in (launch.blob, launch.stdin):
             mine = accounts.copy(account, blob.path) if blob is not None else ""
             if not isinstance(mine, str):
                 return mine
-            if blob is kit.blob and blob is not None:
-                kit.blob = replace(blob, path=mine)
+            if blob is launch.blob and blob is not None:
+                launch.blob = replace(blob, path=mine)
             elif blob is not None:
-                kit.stdin = replace(blob, path=mine)
-        return kit
+                launch.stdin = replace(blob, path=mine)
+        return launch
 
-    def _python_kit(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
+    def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
         blob = self._fetcher.blobs.get(keys.function(block.data.function))
         if info.python:
@@ -257,7 +257,7 @@ class Dispatcher:
             return spec
         if blob is None or isinstance(blob, FetchFailure):
             return blob
-        return Kit(shape, spec=spec, function=block.data.function, blob=blob)
+        return LaunchSpec(shape, spec=spec, function=block.data.function, blob=blob)
 
     def _python_trouble(self, info: Info, node: str) -> FetchFailure | str | None:
         """Why the interpreter that a user chose cannot be used, "" if it can, None while that is being looked at."""
@@ -270,24 +270,24 @@ class Dispatcher:
         why = f"{info.account.name} cannot use the Python interpreter {info.python} on node {node}: {problem}"
         return FetchFailure(Reason.START_FAILED, why, blames_node=False)
 
-    def _command_kit(self, info: Info, shape: BatchShape) -> Kit | FetchFailure | None:
+    def _command_launch(self, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
         command = info.record.command
         if command is None:
-            return Kit(shape, command=Command())
-        kit = Kit(shape, command=command)
+            return LaunchSpec(shape, command=Command())
+        launch = LaunchSpec(shape, command=command)
         if command.script_sha256:
             script = self._fetcher.blobs.get(keys.upload(command.script_sha256))
             if script is None or isinstance(script, FetchFailure):
                 return script
-            kit.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
+            launch.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
         if command.stdin_sha256:
             stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
             if stdin is None or isinstance(stdin, FetchFailure):
                 return stdin
-            kit.stdin = stdin
-        return kit
+            launch.stdin = stdin
+        return launch
 
-    def _start(self, block: ClaimedBlock, kit: Kit) -> bool:
+    def _start(self, block: ClaimedBlock, launch: LaunchSpec) -> bool:
         """Hands out what it can. True: tasks of it could start if there were room."""
         key, info, now_s = block.key, block.info, machine.monotonic()
         task_s = self._times.of(block.kind)
@@ -297,31 +297,33 @@ class Dispatcher:
             startable = self._stager.startable(block)
             if not startable:
                 return False
-            lane = self._lane(block, info, kit, task_s, now_s)
+            lane = self._lane(block, info, launch, task_s, now_s)
             if lane is None:
                 return not any(lane.serial is block for lane in self._lanes)
             if block.data.serial:
                 lane.serial = block
             # All that it had may have been taken back before it came to it, and be on its way still: a single one is not taken back.
             most = 1 if lane.lags(_BATCH_BYTES) else BATCH_TASKS if block.data.serial else size
-            self._send(lane, block, kit, min(most, startable), now_s)
+            self._send(lane, block, launch, min(most, startable), now_s)
         return False
 
-    def _lane(self, block: ClaimedBlock, info: Info, kit: Kit, task_s: float | None, now_s: float) -> WorkerLane | None:
+    def _lane(self, block: ClaimedBlock, info: Info, launch: LaunchSpec, task_s: float | None, now_s: float) -> WorkerLane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
         size = cores, memory_mib, needs = self._lanes.size_of(block)
         if block.data.serial:
             mine = next((lane for lane in self._lanes if lane.serial is block), None)
             if mine is not None:
                 return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
-            return self._lanes.open_for(info, kit.spec, *size)
-        lane = self._lanes.open_for(info, kit.spec, *size)
+            return self._lanes.open_for(info, launch.spec, *size)
+        lane = self._lanes.open_for(info, launch.spec, *size)
         if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit or block.is_placed:
             return lane
         running = [
             lane
             for lane in self._lanes
-            if lane.is_for(info, kit.spec, cores, memory_mib, needs) and self._has_little(lane, task_s) and not self._is_long(lane, now_s)
+            if lane.is_for(info, launch.spec, cores, memory_mib, needs)
+            and self._has_little(lane, task_s)
+            and not self._is_long(lane, now_s)
         ]
         return min(running, key=lambda lane: len(lane.tasks), default=None)
 
@@ -333,10 +335,10 @@ class Dispatcher:
         low_s = LOW_S if lane.worker is not None else LOW_COMMANDS_S
         return now_s is not None and len(lane.tasks) <= max(1, int(low_s / max(now_s, task_s)))
 
-    def _send(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, count: int, now_s: float) -> None:
+    def _send(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, count: int, now_s: float) -> None:
         indices = block.hand_out(count)
-        send = self._send_calls if kit.spec is not None else self._send_commands
-        sent = send(lane, block, kit, indices)
+        send = self._send_calls if launch.spec is not None else self._send_commands
+        sent = send(lane, block, launch, indices)
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s
         if not sent:  # the worker is going: its end is on the way
@@ -346,9 +348,9 @@ class Dispatcher:
             if not lane.tasks:
                 self._lanes.give_up(lane)
 
-    def _send_calls(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
+    def _send_calls(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, indices: list[int]) -> bool:
         assert lane.worker is not None
-        assert kit.blob is not None
+        assert launch.blob is not None
         next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
         plain, keyed, tasks, argument = block.info.array is None, block.data.keyed, lane.tasks, block.payload
         items, size = [], 0
@@ -368,10 +370,10 @@ class Dispatcher:
             shown = -1 if plain else label(index)
             items.append(TaskItem(seq, index, attempt, shown, payload) if there is None else TaskItem(seq, index, attempt, shown, **there))
         batch = TaskBatch(
-            shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
-            function=kit.function,
-            blob=b"" if kit.blob.path else kit.blob.data,
-            path=str(kit.blob.path),
+            shape=launch.shape if not lane.is_special else _with(launch.shape, lane),
+            function=launch.function,
+            blob=b"" if launch.blob.path else launch.blob.data,
+            path=str(launch.blob.path),
             keyed=block.data.keyed,
             items=tuple(items),
         )
@@ -379,8 +381,8 @@ class Dispatcher:
         failpoint("starter.running")
         return sent
 
-    def _send_commands(self, lane: WorkerLane, block: ClaimedBlock, kit: Kit, indices: list[int]) -> bool:
-        command = kit.command
+    def _send_commands(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, indices: list[int]) -> bool:
+        command = launch.command
         assert command is not None
         info: Info = block.info
         is_staged, has_named = self._stager.is_needed(block), bool(command.out or command.err)
@@ -406,12 +408,12 @@ class Dispatcher:
             )
         sent = lane.slot.run(
             CommandBatch(
-                shape=kit.shape if not lane.is_special else _with(kit.shape, lane),
+                shape=launch.shape if not lane.is_special else _with(launch.shape, lane),
                 argv=command.argv,
-                script=kit.script,
+                script=launch.script,
                 cwd=command.cwd,
-                stdin=b"" if kit.stdin is None or kit.stdin.path else kit.stdin.data,
-                stdin_path=str(kit.stdin.path) if kit.stdin is not None else "",
+                stdin=b"" if launch.stdin is None or launch.stdin.path else launch.stdin.data,
+                stdin_path=str(launch.stdin.path) if launch.stdin is not None else "",
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
                 items=tuple(items),

@@ -13,7 +13,7 @@ from rmgr.model.submission import Command
 
 
 @dataclass(slots=True)
-class Kit:
+class LaunchSpec:
     """What all tasks of a block need to start."""
 
     shape: BatchShape
