@@ -35,8 +35,8 @@ from rmgr.daemons.starter.checkpoint.taking import NOTHING, check, put_away, tak
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
+from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.daemons.starter.staging.outputs import Ending
-from rmgr.daemons.starter.staging.spares import Spares, Untouched
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.block import PastAttempt
 from rmgr.model.node import InboxOrder
@@ -88,7 +88,7 @@ class Checkpoints:
         self._numbers: dict[ClaimedBlock, int] = {}
         self._own: dict[ClaimedBlock, LocalPart] = {}
         self._places: dict[ClaimedBlock, Path] = {}
-        self._spares = Spares(shared.after, self._remove)
+        self._pool = DirectoryPool(shared.after, self._remove)
         self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
@@ -123,13 +123,13 @@ class Checkpoints:
         """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
         place = self._places.get(block)
         if place is None:
-            place = self._places[block] = self._spares.take(_uid(block)) or self._fresh(block)
+            place = self._places[block] = self._pool.take(_uid(block)) or self._fresh(block)
             self._untouched.lent(place)
         return place
 
     def forget_lost(self) -> None:
         """Directories were removed: those of jobs that have not started are made again."""
-        self._spares.forget_lost()
+        self._pool.forget_lost()
         for block in [block for block, place in self._places.items() if block.ready and not place.is_dir()]:
             self._untouched.forget(self._places.pop(block))
 
@@ -457,7 +457,7 @@ class Checkpoints:
         was_asked = self._own.pop(block, None) is not None
         place = self._places.pop(block, None)
         if place is not None and not was_asked and self._untouched.is_as_made(place):
-            self._spares.give(_uid(block), place)
+            self._pool.give(_uid(block), place)
         elif place is not None:
             try:
                 self._remove(place)

@@ -34,8 +34,8 @@ from rmgr.daemons.starter.jobs.barrier import Barriers
 from rmgr.daemons.starter.jobs.ranks import Door
 from rmgr.daemons.starter.jobs.verdict import Verdicts
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
+from rmgr.daemons.starter.staging.directory_pool import DirectoryPool
 from rmgr.daemons.starter.staging.outputs import Ending
-from rmgr.daemons.starter.staging.spares import Spares
 from rmgr.errors import CoordinationUnavailable, RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.frames import BatchShape
@@ -121,7 +121,7 @@ class Jobs:
         self._begun = Begun()
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
-        self._spares = Spares(shared.after, Path.unlink)
+        self._pool = DirectoryPool(shared.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
         self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
@@ -329,7 +329,7 @@ class Jobs:
             return place
         assert allocation is not None
         if not allocation.helpers:
-            place = self._places[key] = self._spares.take(allocation.processes) or self._another_name(key, allocation)
+            place = self._places[key] = self._pool.take(allocation.processes) or self._another_name(key, allocation)
             return place
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
         self._shared.home.check()
@@ -368,7 +368,7 @@ class Jobs:
 
     def forget_lost(self) -> None:
         """Directories were removed: those of jobs that have not started are made again."""
-        self._spares.forget_lost()
+        self._pool.forget_lost()
         self.checkpoints.forget_lost()
         for block in self._node.blocks.values():
             if block.ready and block.key in self._places and not self._places[block.key].exists():
@@ -468,7 +468,7 @@ class Jobs:
         place = self._places.pop(block.key, None)
         allocation = block.data.allocation
         if place is not None and allocation is not None and not allocation.helpers:
-            self._spares.give(allocation.processes, place)
+            self._pool.give(allocation.processes, place)
         elif place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
 

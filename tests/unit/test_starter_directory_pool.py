@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.staging import spares as starter_spares
-from rmgr.daemons.starter.staging.spares import Spares, Untouched
+from rmgr.daemons.starter.staging import directory_pool as directory_pool
+from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.runtime import machine
 
 
-def test_a_spare_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[Callable[[], None]] = []
     now_s = [100.0]
     monkeypatch.setattr(machine, "monotonic", lambda: now_s[0])
-    spares = Spares(lambda _delay_s, call: later.append(call), Path.rmdir)
+    pool = DirectoryPool(lambda _delay_s, call: later.append(call), Path.rmdir)
     places = [tmp_path / name for name in "abc"]
     for place in places:
         place.mkdir()
-        spares.give(1000, place)
+        pool.give(1000, place)
     assert len(later) == 1
-    assert spares.take(1001) is None
-    assert spares.take(1000) == places[2]
+    assert pool.take(1001) is None
+    assert pool.take(1000) == places[2]
     now_s[0] += 0.5
     later.pop()()
     assert len(later) == 1, "one was wanted half a second ago"
@@ -32,22 +32,22 @@ def test_a_spare_is_for_its_kind_and_goes_after_a_moment(tmp_path: Path, monkeyp
     now_s[0] += 1.0
     later.pop()()
     assert [place.exists() for place in places] == [False, True, True]
-    assert spares.take(1000) is None
+    assert pool.take(1000) is None
     assert not later
 
 
 def test_no_more_than_a_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starter_spares, "MOST", 1)
+    monkeypatch.setattr(directory_pool, "MOST", 1)
     removed: list[Path] = []
-    spares = Spares(lambda _delay_s, _call: None, removed.append)
-    spares.give(0, tmp_path / "a")
-    spares.give(0, tmp_path / "b")
+    pool = DirectoryPool(lambda _delay_s, _call: None, removed.append)
+    pool.give(0, tmp_path / "a")
+    pool.give(0, tmp_path / "b")
     assert removed == [tmp_path / "b"]
 
 
 @pytest.mark.parametrize("aged", [False, True])
 def test_a_directory_that_somebody_has_changed_is_not_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aged: bool) -> None:
-    monkeypatch.setattr(starter_spares, "blind_ns", lambda _marks: 0 if aged else 10**12)
+    monkeypatch.setattr(directory_pool, "blind_ns", lambda _marks: 0 if aged else 10**12)
     untouched = Untouched()
 
     def lend(name: str) -> Path:
