@@ -24,10 +24,10 @@ from rmgr.daemons.leader.placement.classes import ClassMetrics, views_of
 from rmgr.daemons.leader.placement.faults import INSTEAD, Faults
 from rmgr.daemons.leader.placement.foreign import Foreign
 from rmgr.daemons.leader.placement.lists import LongList
+from rmgr.daemons.leader.placement.node_backoffs import NodeBackoffs
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import Passes
 from rmgr.daemons.leader.placement.rebuild import Rebuild
-from rmgr.daemons.leader.placement.rests import NodeBackoffs
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
 from rmgr.daemons.leader.records.job_table import JobTable
