@@ -1,7 +1,7 @@
-"""What is to be done for a submission, from what is known of it: facts in, duties out. Pure and level-triggered.
+"""What is to be done for a submission, from what is known of it: facts in, reconcile actions out. Pure and level-triggered.
 
-Asked again after every change; a duty that was carried out changes the facts, so that it is not named again. Nothing
-is remembered between two questions: a new leader that reads the same facts names the same duties.
+Asked again after every change; an action that was carried out changes the facts, so that it is not named again. Nothing
+is remembered between two questions: a new leader that reads the same facts names the same actions.
 
 Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
 and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
@@ -26,7 +26,7 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Phase, Submission, Tail
 
-#: A living owner that has not done its duty for so long gets help from the leader.
+#: A living owner that has not done its part for so long gets help from the leader.
 PATIENCE_S = 30.0
 #: An owner whose entry has been missing for so long has gone: its lease was over before, this is for one that connects anew.
 GONE_S = 10.0
@@ -34,7 +34,7 @@ GONE_S = 10.0
 PAGE_FRAGMENTS = 180
 
 
-# -- duties -------------------------------------------------------------------------------------------------------------------
+# -- reconcile actions -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class BreakOff:
     """More of its tasks have failed than its user allows: the rest is cancelled."""
 
 
-Duty = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
+ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
 
 
 # -- facts --------------------------------------------------------------------------------------------------------------------
@@ -153,12 +153,12 @@ class Facts:
 class ReconcilePlan:
     """What is to be done now, and when to ask again if nothing changes before (None: a change will tell)."""
 
-    duties: tuple[Duty, ...]
+    actions: tuple[ReconcileAction, ...]
     again_s: float | None = None
 
 
 def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> ReconcilePlan:
-    """Duties towards one submission.
+    """Reconcile actions for one submission.
 
     Args:
         now_s: monotonic, for everything that decides about work. now_us: wall clock, for retention only.
@@ -167,8 +167,8 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     submission = facts.submission
     if submission.phase is Phase.CLOSED:
         left_us = submission.closed_us + settings.retention_us - now_us
-        return ReconcilePlan(duties=(Collect(),)) if left_us <= 0 else ReconcilePlan(duties=(), again_s=now_s + left_us / 1e6)
-    asks: list[tuple[float, Duty]] = [*_failed(facts), *_ends(facts, settings)]
+        return ReconcilePlan(actions=(Collect(),)) if left_us <= 0 else ReconcilePlan(actions=(), again_s=now_s + left_us / 1e6)
+    asks: list[tuple[float, ReconcileAction]] = [*_failed(facts), *_ends(facts, settings)]
     if facts.bar is not None and is_to_be_barred(submission, facts.bar):
         asks.append((now_s, facts.bar))
     elif is_to_be_broken_off(submission, facts.failures) and facts.ended_s is None:
@@ -181,10 +181,10 @@ def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) 
     if page is not None:
         asks.append((now_s, page))
     later = [due_s for due_s, _ in asks if due_s > now_s]
-    return ReconcilePlan(duties=tuple(duty for due_s, duty in asks if due_s <= now_s), again_s=min(later, default=None))
+    return ReconcilePlan(actions=tuple(action for due_s, action in asks if due_s <= now_s), again_s=min(later, default=None))
 
 
-def _failed(facts: Facts) -> Iterable[tuple[float, Duty]]:
+def _failed(facts: Facts) -> Iterable[tuple[float, ReconcileAction]]:
     patience_s = PATIENCE_S if facts.owner_alive else 0.0
     for item in facts.failed:
         if facts.submission.phase is Phase.CANCELLED:
@@ -193,11 +193,11 @@ def _failed(facts: Facts) -> Iterable[tuple[float, Duty]]:
             yield item.seen_s + (item.backoff_s or 0.0) + patience_s, Resubmit(item.first, item.count, item.attempt)
 
 
-def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, Duty]]:
+def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, ReconcileAction]]:
     if facts.ended_s is not None:
         yield facts.ended_s, Close()
     elif not facts.tail.complete:
-        end: Duty = Abandon() if is_to_be_abandoned(facts.submission, facts.tail) else EndTail()
+        end: ReconcileAction = Abandon() if is_to_be_abandoned(facts.submission, facts.tail) else EndTail()
         if facts.submission.phase is Phase.CANCELLED:
             yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
         elif not facts.owner_alive:

@@ -38,7 +38,7 @@ FILES = (
     "unit/test_starter_joint.py",
     "unit/test_starter_lanes.py",
     "unit/test_starter_parts.py",
-    "unit/test_starter_spares.py",
+    "unit/test_starter_directory_pool.py",
     "unit/test_store_watch.py",
     "unit/test_zk_guard.py",
     "unit/test_zk_pings.py",

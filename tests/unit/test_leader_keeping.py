@@ -1,4 +1,4 @@
-"""Duties of the leader towards a submission: one table of facts and what follows from them."""
+"""Reconcile actions of the leader for a submission: one table of facts and what follows from them."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def plan(known: Facts, now_s: float = 100.0, now_us: int = 0) -> ReconcilePlan:
 
 
 def test_the_leader_resubmits_for_a_dead_owner_at_once() -> None:
-    assert plan(facts(owner_alive=False, active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0),))).duties == (Resubmit(0, 2, 1),)
+    assert plan(facts(owner_alive=False, active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0),))).actions == (Resubmit(0, 2, 1),)
 
 
 def test_back_off_is_counted_from_when_the_leader_saw_the_failure() -> None:
     known = facts(active_s=100.0, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=4.0),))
-    assert plan(known, 103.9) == ReconcilePlan(duties=(), again_s=104.0)
-    assert plan(known, 104.0).duties == (Resubmit(0, 2, 1),)
+    assert plan(known, 103.9) == ReconcilePlan(actions=(), again_s=104.0)
+    assert plan(known, 104.0).actions == (Resubmit(0, 2, 1),)
 
 
 def test_a_living_owner_is_given_time_and_then_helped() -> None:
     known = facts(owner_alive=True, failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=1.0),))
-    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=101.0 + PATIENCE_S)
-    assert plan(known, 101.0 + PATIENCE_S).duties == (Resubmit(0, 2, 1),)
+    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=101.0 + PATIENCE_S)
+    assert plan(known, 101.0 + PATIENCE_S).actions == (Resubmit(0, 2, 1),)
 
 
 def test_failed_ranges_of_a_cancelled_submission_end_whoever_owns_it() -> None:
@@ -82,51 +82,51 @@ def test_failed_ranges_of_a_cancelled_submission_end_whoever_owns_it() -> None:
         active_s=100.0,
         failed=(FailedSeen(0, 2, 1, seen_s=100.0, backoff_s=50.0),),
     )
-    assert plan(known).duties == (DropFailed(0, 2, 1),)
+    assert plan(known).actions == (DropFailed(0, 2, 1),)
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_ended_submission_without_owner_is_closed_at_once() -> None:
-    assert plan(facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)).duties == (Close(),)
+    assert plan(facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0)).actions == (Close(),)
 
 
 def test_the_end_waits_for_no_owner() -> None:
     known = facts(tail=Tail(next=4, complete=True), final=4, ended_s=100.0, owner_alive=True)
-    assert plan(known).duties == (Close(),)
+    assert plan(known).actions == (Close(),)
 
 
 @pytest.mark.parametrize("phase", [Phase.OPEN, Phase.HELD])
 def test_a_queue_whose_owner_died_stays_open_until_retention_is_over(phase: Phase) -> None:
     known = facts(submission=a_submission(phase=phase), active_s=100.0)
-    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=160.0)
-    assert plan(known, 160.0).duties == (EndTail(),)
+    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=160.0)
+    assert plan(known, 160.0).actions == (EndTail(),)
 
 
 def test_an_executor_ends_when_its_program_has_been_gone_for_a_while() -> None:
     known = facts(submission=a_submission(ends_with_owner=True), active_s=99.0, gone_s=100.0)
-    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=100.0 + GONE_S)
-    assert plan(known, 100.0 + GONE_S).duties == (EndTail(),)
-    assert plan(replace(known, final=4), 100.0 + GONE_S).duties == (EndTail(),), "also when all its work was done"
-    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == ReconcilePlan(duties=()), "it is back"
+    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=100.0 + GONE_S)
+    assert plan(known, 100.0 + GONE_S).actions == (EndTail(),)
+    assert plan(replace(known, final=4), 100.0 + GONE_S).actions == (EndTail(),), "also when all its work was done"
+    assert plan(replace(known, gone_s=None, owner_alive=True), 100.0 + GONE_S) == ReconcilePlan(actions=()), "it is back"
     queue = replace(known, submission=a_submission())
-    assert plan(queue, 100.0 + GONE_S).duties == (), "somebody may attach to a TaskQueue"
+    assert plan(queue, 100.0 + GONE_S).actions == (), "somebody may attach to a TaskQueue"
 
 
 def test_what_a_list_waits_for_is_cancelled_when_its_program_goes_before_it_is_released() -> None:
     anchor = a_submission(ends_with_owner=True, phase=Phase.HELD, reason=Reason.USER_HOLD)
     known = facts(submission=anchor, tail=Tail(), active_s=99.0, gone_s=100.0)
-    assert plan(known, 101.0) == ReconcilePlan(duties=(), again_s=100.0 + GONE_S)
-    assert plan(known, 100.0 + GONE_S).duties == (Abandon(),)
+    assert plan(known, 101.0) == ReconcilePlan(actions=(), again_s=100.0 + GONE_S)
+    assert plan(known, 100.0 + GONE_S).actions == (Abandon(),)
     released = replace(known, submission=replace(anchor, phase=Phase.OPEN, reason=""))
-    assert plan(released, 100.0 + GONE_S).duties == (EndTail(),), "its release let all go; it ends as COMPLETED"
+    assert plan(released, 100.0 + GONE_S).actions == (EndTail(),), "its release let all go; it ends as COMPLETED"
     with_tasks = replace(known, tail=Tail(next=4))
-    assert plan(with_tasks, 100.0 + GONE_S).duties == (EndTail(),), "an Executor that somebody holds keeps what it was given"
+    assert plan(with_tasks, 100.0 + GONE_S).actions == (EndTail(),), "an Executor that somebody holds keeps what it was given"
     gone, multi = keeping.abandoned(anchor, 3)
     assert (gone.phase, gone.reason) == (Phase.CANCELLED, Reason.OWNER_GONE)
     assert multi.ops == (Set(paths.sub(7), encode_record(gone), 3),), "a release on the same version loses"
-    assert plan(replace(known, submission=gone), 100.0 + GONE_S).duties == (EndTail(),)
+    assert plan(replace(known, submission=gone), 100.0 + GONE_S).actions == (EndTail(),)
 
 
 def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
@@ -141,19 +141,19 @@ def test_what_was_cancelled_without_a_task_stays_so_when_it_is_closed() -> None:
 
 
 def test_a_queue_whose_owner_lives_is_never_ended_by_the_leader() -> None:
-    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == ReconcilePlan(duties=())
+    assert plan(facts(owner_alive=True, active_s=0.0), 10_000.0) == ReconcilePlan(actions=())
 
 
 def test_a_cancelled_queue_takes_nothing_more() -> None:
     known = facts(submission=a_submission(phase=Phase.CANCELLED), active_s=100.0)
-    assert plan(known).duties == (EndTail(),)
-    assert plan(replace(known, owner_alive=True)) == ReconcilePlan(duties=(), again_s=100.0 + PATIENCE_S), "its owner does it"
+    assert plan(known).actions == (EndTail(),)
+    assert plan(replace(known, owner_alive=True)) == ReconcilePlan(actions=(), again_s=100.0 + PATIENCE_S), "its owner does it"
 
 
 def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
     known = facts(submission=a_submission(phase=Phase.CLOSED, closed_us=1_000_000), tail=Tail(next=4, complete=True), final=4)
-    assert plan(known, 5.0, now_us=31_000_000) == ReconcilePlan(duties=(), again_s=35.0)
-    assert plan(known, 5.0, now_us=61_000_000).duties == (Collect(),)
+    assert plan(known, 5.0, now_us=31_000_000) == ReconcilePlan(actions=(), again_s=35.0)
+    assert plan(known, 5.0, now_us=61_000_000).actions == (Collect(),)
 
 
 # -- sweeps, pages, dependencies ----------------------------------------------------------------------------------------------
@@ -161,22 +161,22 @@ def test_a_closed_submission_is_collected_when_its_retention_is_over() -> None:
 
 def test_blocks_are_looked_at_until_nothing_stands_in_the_wrong_place() -> None:
     known = facts(owner_alive=True, swept=False, sweep_s=101.0)
-    assert plan(known) == ReconcilePlan(duties=(), again_s=101.0)
-    assert plan(known, 101.0).duties == (SweepPending(),)
-    assert plan(replace(known, swept=True), 101.0) == ReconcilePlan(duties=())
+    assert plan(known) == ReconcilePlan(actions=(), again_s=101.0)
+    assert plan(known, 101.0).actions == (SweepPending(),)
+    assert plan(replace(known, swept=True), 101.0) == ReconcilePlan(actions=())
 
 
 def test_old_fragments_are_paged_out_by_the_owner_first() -> None:
     known = facts(owner_alive=True, base=10, applied=10 + 201)
-    assert plan(known).duties == ()
-    assert plan(replace(known, applied=10 + 401)).duties == (Page(10, 180),)
-    assert plan(replace(known, owner_alive=False, active_s=100.0)).duties == (Page(10, 180),)
+    assert plan(known).actions == ()
+    assert plan(replace(known, applied=10 + 401)).actions == (Page(10, 180),)
+    assert plan(replace(known, owner_alive=False, active_s=100.0)).actions == (Page(10, 180),)
 
 
 def test_a_dependent_submission_is_weighed_and_one_held_by_its_user_is_not() -> None:
     waiting = facts(submission=a_submission(phase=Phase.HELD, reason=Reason.DEPENDENCY), owner_alive=True)
-    assert plan(waiting).duties == (Weigh(),)
-    assert plan(replace(waiting, submission=a_submission(phase=Phase.HELD, reason=Reason.USER_HOLD))).duties == ()
+    assert plan(waiting).actions == (Weigh(),)
+    assert plan(replace(waiting, submission=a_submission(phase=Phase.HELD, reason=Reason.USER_HOLD))).actions == ()
 
 
 @given(
@@ -203,7 +203,7 @@ def test_asking_again_when_told_to_always_finds_something_to_do(
     if first.again_s is not None:
         assert first.again_s > 100.0
         later = keeping.plan(known, SETTINGS, now_s=first.again_s, now_us=100_000_000 + round((first.again_s - 100.0) * 1e6) + 1)
-        assert len(later.duties) > len(first.duties)
+        assert len(later.actions) > len(first.actions)
 
 
 # -- blocks -------------------------------------------------------------------------------------------------------------------

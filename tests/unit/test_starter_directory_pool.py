@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.daemons.starter.staging import directory_pool as directory_pool
+from rmgr.daemons.starter.staging import directory_pool
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.runtime import machine
 

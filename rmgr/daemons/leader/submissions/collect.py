@@ -59,7 +59,7 @@ class Collector:
         self._context.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
         self._context.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
 
-    def collect(self, followed: Followed, _duty: Collect, done: Done) -> None:
+    def collect(self, followed: Followed, _action: Collect, done: Done) -> None:
         """Removes a submission whose retention is over."""
         self._line.append((followed, done))
         self._next()

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from rmgr.coord import paths, validity
 from rmgr.coord.dependencies import SubmissionEnd
-from rmgr.coord.keeping import Bar, Duty, Facts, FailedSeen
+from rmgr.coord.keeping import Bar, Facts, FailedSeen, ReconcileAction
 from rmgr.coord.multi import Stamped, Stat
 from rmgr.coord.records import read_fragment
 from rmgr.coord.view import Progress
@@ -43,7 +43,7 @@ class Followed:
 
     Args:
         changed: called with this after each change. gone: called when its record does not exist.
-    Attributes besides the facts: doing: duties under way. retry_s: when a duty that did not succeed is due again.
+    Attributes besides the facts: doing: actions under way. retry_s: when a action that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
     record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
@@ -65,8 +65,8 @@ class Followed:
         self.swept = True
         self.sweep_s = -math.inf
         self.held_tasks = 0
-        self.doing: set[Duty] = set()
-        self.retry_s: dict[Duty, tuple[float, float]] = {}
+        self.doing: set[ReconcileAction] = set()
+        self.retry_s: dict[ReconcileAction, tuple[float, float]] = {}
         self.timer: Timer | None = None
         self.endings: dict[int, SubmissionEnd] = {}
         self.is_loading = False

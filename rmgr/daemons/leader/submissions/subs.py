@@ -1,6 +1,6 @@
 """All submissions of the cluster: found by their directories, followed, and asked after every change what they need.
 
-`coord.keeping.plan` names the duties, `leader_duties`, `leader_sweep` and `leader_collect` do them; this file holds
+`coord.keeping.plan` names the reconcile actions; `actions.py`, `sweep.py` and `collect.py` do them; this file holds
 the memory, the order of loading after a take-over, dependencies, and the retries of what did not succeed.
 """
 
@@ -14,13 +14,26 @@ from functools import partial
 from rmgr.coord import keeping, keys, paths, validity
 from rmgr.coord.closing import decode_summary
 from rmgr.coord.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
-from rmgr.coord.keeping import Abandon, Bar, BreakOff, Close, Collect, DropFailed, Duty, EndTail, Page, Resubmit, SweepPending, Weigh
+from rmgr.coord.keeping import (
+    Abandon,
+    Bar,
+    BreakOff,
+    Close,
+    Collect,
+    DropFailed,
+    EndTail,
+    Page,
+    ReconcileAction,
+    Resubmit,
+    SweepPending,
+    Weigh,
+)
 from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.view import overall_state
 from rmgr.daemons.leader.core.context import LeaderContext, version_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
+from rmgr.daemons.leader.submissions.actions import ReconcileActions
 from rmgr.daemons.leader.submissions.collect import Collector
-from rmgr.daemons.leader.submissions.duties import Duties
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.leader.submissions.owners import LivingOwners
@@ -58,7 +71,7 @@ class SubmissionKeeper:
         self.followed: dict[int, Followed] = {}
         self._context = context
         self._settings = settings
-        self._duties = Duties(context, settings)
+        self._actions = ReconcileActions(context, settings)
         self._sweeper = Sweeper(context, nodes, self._is_known)
         self._ended = EndedKeeper(context)
         self._revoked = RevokedKeeper(context, self.followed, self._mark, nodes)
@@ -254,7 +267,7 @@ class SubmissionKeeper:
         if followed.is_loaded:
             self._mark(followed)
 
-    # -- duties
+    # -- actions
 
     def reconsider(self) -> None:
         """The settings have changed: what any submission needs, and when, may be something else now."""
@@ -292,15 +305,15 @@ class SubmissionKeeper:
         facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
         plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._context.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
-        for duty in plan.duties:
-            due_s = followed.retry_s.get(duty, (-math.inf, 0.0))[0]
-            if duty in followed.doing:
+        for action in plan.actions:
+            due_s = followed.retry_s.get(action, (-math.inf, 0.0))[0]
+            if action in followed.doing:
                 continue
             if due_s > now_s:
                 again.append(due_s)
                 continue
-            followed.doing.add(duty)
-            self._do(followed, duty, partial(self._done, followed, duty))
+            followed.doing.add(action)
+            self._do(followed, action, partial(self._done, followed, action))
         if followed.timer is not None:
             followed.timer.cancel()
             followed.timer = None
@@ -308,39 +321,39 @@ class SubmissionKeeper:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
             followed.timer = self._context.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed))
 
-    def _do(self, followed: Followed, duty: Duty, done: Callable[[bool], None]) -> None:
-        match duty:
+    def _do(self, followed: Followed, action: ReconcileAction, done: Callable[[bool], None]) -> None:
+        match action:
             case Resubmit():
-                self._duties.resubmit(followed, duty, done)
+                self._actions.resubmit(followed, action, done)
             case DropFailed():
-                self._duties.drop(followed, duty, done)
+                self._actions.drop(followed, action, done)
             case Bar():
-                self._duties.bar(followed, duty, done)
+                self._actions.bar(followed, action, done)
             case BreakOff():
-                self._duties.break_off(followed, duty, done)
+                self._actions.break_off(followed, action, done)
             case SweepPending():
                 self._sweeper.sweep(followed, done)
             case Weigh():
                 self._weigh(followed, done)
             case Abandon():
-                self._duties.abandon(followed, duty, done)
+                self._actions.abandon(followed, action, done)
             case EndTail():
-                self._duties.end_tail(followed, duty, done)
+                self._actions.end_tail(followed, action, done)
             case Close():
-                self._duties.close(followed, duty, done)
+                self._actions.close(followed, action, done)
             case Page():
-                self._duties.page(followed, duty, done)
+                self._actions.page(followed, action, done)
             case Collect():
-                self._collector.collect(followed, duty, done)
+                self._collector.collect(followed, action, done)
 
-    def _done(self, followed: Followed, duty: Duty, success: bool) -> None:
-        followed.doing.discard(duty)
+    def _done(self, followed: Followed, action: ReconcileAction, success: bool) -> None:
+        followed.doing.discard(action)
         if success:
-            followed.retry_s.pop(duty, None)
+            followed.retry_s.pop(action, None)
         else:
-            delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(duty, (-math.inf, _RETRY_S / 2))[1] * 2)
-            followed.retry_s[duty] = (self._context.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
-        if self.followed.get(followed.number) is followed and not (success and isinstance(duty, Weigh)):
+            delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
+            followed.retry_s[action] = (self._context.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
+        if self.followed.get(followed.number) is followed and not (success and isinstance(action, Weigh)):
             self._mark(followed)
 
     # -- dependencies

@@ -1,6 +1,6 @@
 """A leadership: what one leader knows and does between its TAKE-OVER and the loss of its fence.
 
-Facts come in by watches and a jittered resync, duties go out as fenced multis; no decision lives anywhere but in
+Facts come in by watches and a jittered resync, reconcile actions go out as fenced multis; no decision lives anywhere but in
 committed znodes, so that a successor reads the same facts and goes on. Liveness is read first, then the rest.
 """
 

@@ -19,7 +19,7 @@ IDLE_S, MOST = 1.0, 64
 
 
 class DirectoryPool:
-    """Lends directories of one node again. after: calls later, in the owner's thread. remove: takes one away for good; may raise OSError."""
+    """Lends directories of one node again. after: calls later, in its thread. remove: takes one away for good; may raise OSError."""
 
     def __init__(self, after: Callable[[float, Callable[[], None]], object], remove: Callable[[Path], None]) -> None:
         self._after = after

@@ -1,7 +1,7 @@
-"""Duties towards submissions carried out: each reads what it needs, writes to the store where it must, commits one multi.
+"""Carries out reconcile actions for submissions: each reads what it needs, writes to the store where it must, commits one multi.
 
-What is due is decided by `coord.keeping.plan`; every duty here ends with `done(True)`, or with `done(False)` and is
-tried again later if it is still due. A successor that finds a duty half done finds it due again and does it again:
+What is due is decided by `coord.keeping.plan`; every action here ends with `done(True)`, or with `done(False)` and is
+tried again later if it is still due. A successor that finds a action half done finds it due again and does it again:
 store rows are written before the commit that makes them count, under the same keys.
 """
 
@@ -57,7 +57,7 @@ from rmgr.runtime.failpoint import failpoint
 Done = Callable[[bool], None]
 
 
-class Duties:
+class ReconcileActions:
     """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
 
     def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings]) -> None:
@@ -66,48 +66,48 @@ class Duties:
 
     # -- failed ranges
 
-    def resubmit(self, followed: Followed, duty: Resubmit, done: Done) -> None:
+    def resubmit(self, followed: Followed, action: Resubmit, done: Done) -> None:
         """A failed range waits again, or ends."""
-        self._read_failed(followed, duty, partial(self._resubmit, followed, duty, done), done)
+        self._read_failed(followed, action, partial(self._resubmit, followed, action, done), done)
 
-    def _resubmit(self, followed: Followed, duty: Resubmit, done: Done, found: Stamped) -> None:
+    def _resubmit(self, followed: Followed, action: Resubmit, done: Done, found: Stamped) -> None:
         submission = followed.submission
         assert submission is not None
         if submission.phase is Phase.CANCELLED:
             done(True)  # the plan says something else now
             return
-        failed = self._believed(followed, duty, done, found)
+        failed = self._believed(followed, action, done, found)
         if failed is None:
             return
         max_losses = self._settings().max_losses
-        if self._waits(followed, duty, failed, submission.backoff_us, max_losses):
+        if self._waits(followed, action, failed, submission.backoff_us, max_losses):
             done(True)
             return
         # Under a cap it waits aside like the rest, and is brought back when there is room.
         gate = submission.phase is Phase.OPEN and not submission.max_running
         multi, final = leader_ops.resubmit(
-            submission, duty.first, duty.count, duty.attempt, failed, found.version, gate=gate, max_losses=max_losses
+            submission, action.first, action.count, action.attempt, failed, found.version, gate=gate, max_losses=max_losses
         )
         failpoint("leader.before_resubmit")
-        self._context.commit(multi, partial(self._resubmitted, followed, duty, failed, final, done))
+        self._context.commit(multi, partial(self._resubmitted, followed, action, failed, final, done))
 
-    def _believed(self, followed: Followed, duty: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
+    def _believed(self, followed: Followed, action: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
         """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
-        path, submission = _failed_path(followed, duty), followed.submission
+        path, submission = _failed_path(followed, action), followed.submission
         assert submission is not None
         try:
             failed = validity.decode(found.data, FailedRange, path)
-            validity.check_failed(failed, submission, duty.first, duty.count, where=path)
+            validity.check_failed(failed, submission, action.first, action.count, where=path)
         except RmgrError as error:
-            multi = leader_ops.distrust(submission, duty.first, duty.count, duty.attempt, found.version, error.message)
+            multi = leader_ops.distrust(submission, action.first, action.count, action.attempt, found.version, error.message)
             self._context.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._context.epoch)
-            self._context.commit(multi, partial(self._dropped, followed, duty, done))
+            self._context.commit(multi, partial(self._dropped, followed, action, done))
             return None
         return failed
 
-    def _waits(self, followed: Followed, duty: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
+    def _waits(self, followed: Followed, action: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
         """Its back-off, known only now that the record was read, is not over."""
-        name = f"{duty.first}.{duty.count}.{duty.attempt}"
+        name = f"{action.first}.{action.count}.{action.attempt}"
         seen = followed.failed.get(name)
         if seen is None or seen.backoff_s is not None:
             return False
@@ -117,25 +117,25 @@ class Duties:
         return seen.seen_s + backoff_s > self._context.clock()
 
     def _resubmitted(
-        self, followed: Followed, duty: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
+        self, followed: Followed, action: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
     ) -> None:
         if isinstance(outcome, Committed):
-            self._told_of(followed, duty)
+            self._told_of(followed, action)
             if final is None:
                 self._context.metrics.requeued_blocks.inc()
                 if followed.submission is not None and followed.submission.max_running:
                     followed.swept = False
             else:
-                self._context.metrics.given_up.inc(duty.count)
+                self._context.metrics.given_up.inc(action.count)
             if followed.submission is not None and (final is not None or failed.reason in LOSSES):
-                call = partial(_forget_outputs, submission=followed.submission, duty=duty, failed=failed, is_final=final is not None)
+                call = partial(_forget_outputs, submission=followed.submission, action=action, failed=failed, is_final=final is not None)
                 self._context.store(call, lambda _: None, lambda _: None)
             self._context.log.info(
                 "failed_range_settled",
                 submission=followed.number,
-                first=duty.first,
-                count=duty.count,
-                attempt=duty.attempt,
+                first=action.first,
+                count=action.count,
+                attempt=action.attempt,
                 reason=failed.reason,
                 outcome="INITIAL" if final is None else f"FAILED/{final.reason}",
                 epoch=self._context.epoch,
@@ -145,57 +145,63 @@ class Duties:
             if isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
                 self._context.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
             followed.refresh_failed()
-        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
+        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
 
-    def drop(self, followed: Followed, duty: DropFailed, done: Done) -> None:
+    def drop(self, followed: Followed, action: DropFailed, done: Done) -> None:
         """A failed range of a cancelled submission ends CANCELLED."""
-        self._read_failed(followed, duty, partial(self._drop, followed, duty, done), done)
+        self._read_failed(followed, action, partial(self._drop, followed, action, done), done)
 
-    def _drop(self, followed: Followed, duty: DropFailed, done: Done, found: Stamped) -> None:
+    def _drop(self, followed: Followed, action: DropFailed, done: Done, found: Stamped) -> None:
         submission = followed.submission
         assert submission is not None
-        failed = self._believed(followed, duty, done, found)
+        failed = self._believed(followed, action, done, found)
         if failed is None:
             return
         multi = leader_ops.cancel_failed(
-            submission, duty.first, duty.count, duty.attempt, failed, found.version, reason=cancel_reason(submission)
+            submission, action.first, action.count, action.attempt, failed, found.version, reason=cancel_reason(submission)
         )
         failpoint("leader.before_drop_failed")
-        clean = partial(_forget_outputs, submission=submission, duty=duty, failed=failed, is_final=False)
-        self._context.commit(multi, partial(self._dropped, followed, duty, done, clean=clean if failed.reason in LOSSES else None))
+        clean = partial(_forget_outputs, submission=submission, action=action, failed=failed, is_final=False)
+        self._context.commit(multi, partial(self._dropped, followed, action, done, clean=clean if failed.reason in LOSSES else None))
 
     def _dropped(
-        self, followed: Followed, duty: Resubmit | DropFailed, done: Done, outcome: Outcome, *, clean: Callable[[Store], None] | None = None
+        self,
+        followed: Followed,
+        action: Resubmit | DropFailed,
+        done: Done,
+        outcome: Outcome,
+        *,
+        clean: Callable[[Store], None] | None = None,
     ) -> None:
         if isinstance(outcome, Committed):
-            self._told_of(followed, duty)
+            self._told_of(followed, action)
             if clean is not None:
                 self._context.store(clean, lambda _: None, lambda _: None)
         else:
             followed.refresh_failed()
-        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, duty)))
+        done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
 
-    def _read_failed(self, followed: Followed, duty: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:
+    def _read_failed(self, followed: Followed, action: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:
         def arrived(found: Stamped | None) -> None:
             if found is None or followed.submission is None:  # its owner was faster
-                self._told_of(followed, duty)
+                self._told_of(followed, action)
                 followed.refresh_failed()
                 done(True)
             else:
                 then(found)
 
-        self._context.get(_failed_path(followed, duty), arrived, failed=partial(done, False))
+        self._context.get(_failed_path(followed, action), arrived, failed=partial(done, False))
 
-    def _told_of(self, followed: Followed, duty: Resubmit | DropFailed) -> None:
-        followed.failed.pop(f"{duty.first}.{duty.count}.{duty.attempt}", None)
+    def _told_of(self, followed: Followed, action: Resubmit | DropFailed) -> None:
+        followed.failed.pop(f"{action.first}.{action.count}.{action.attempt}", None)
 
     # -- revoked
 
-    def bar(self, followed: Followed, duty: Bar, done: Done) -> None:
+    def bar(self, followed: Followed, action: Bar, done: Done) -> None:
         """The key of its user was revoked."""
         submission = followed.submission
         assert submission is not None
-        changed, multi = barred(submission, followed.version, duty)
+        changed, multi = barred(submission, followed.version, action)
         failpoint("leader.before_bar")
         self._context.commit(multi, partial(self._barred, followed, changed, done))
 
@@ -210,7 +216,7 @@ class Duties:
 
     # -- too many failures
 
-    def break_off(self, followed: Followed, _duty: BreakOff, done: Done) -> None:
+    def break_off(self, followed: Followed, _action: BreakOff, done: Done) -> None:
         """More of its tasks have failed than its user allows."""
         submission, failures = followed.submission, followed.progress.failures
         assert submission is not None
@@ -234,7 +240,7 @@ class Duties:
 
     # -- a list of jobs that was never released
 
-    def abandon(self, followed: Followed, _duty: Abandon, done: Done) -> None:
+    def abandon(self, followed: Followed, _action: Abandon, done: Done) -> None:
         """Who submitted it went before it was all there."""
         submission = followed.submission
         assert submission is not None
@@ -256,7 +262,7 @@ class Duties:
 
     # -- the end
 
-    def end_tail(self, followed: Followed, _duty: EndTail, done: Done) -> None:
+    def end_tail(self, followed: Followed, _action: EndTail, done: Done) -> None:
         """Nothing will be added any more."""
         tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._context.epoch}")
         path = paths.tail(followed.number)
@@ -273,7 +279,7 @@ class Duties:
             followed.refresh()
         done(isinstance(outcome, Committed))
 
-    def close(self, followed: Followed, _duty: Close, done: Done) -> None:
+    def close(self, followed: Followed, _action: Close, done: Done) -> None:
         """The summary goes to the history, then the record becomes CLOSED."""
         rows = followed.rows
         self._context.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
@@ -314,10 +320,10 @@ class Duties:
 
     # -- pages
 
-    def page(self, followed: Followed, duty: Page, done: Done) -> None:
+    def page(self, followed: Followed, action: Page, done: Done) -> None:
         """The oldest fragments go to one row of the store; /done says that they are there."""
         fragments: list[bytes] = []
-        last = duty.first + duty.count - 1
+        last = action.first + action.count - 1
 
         def arrived(found: Stamped | None) -> None:
             if found is not None:
@@ -325,29 +331,29 @@ class Duties:
 
         def complete(found: Stamped | None) -> None:
             arrived(found)
-            if len(fragments) == duty.count:
-                self._write_page(followed, duty, fragments, done)
+            if len(fragments) == action.count:
+                self._write_page(followed, action, fragments, done)
             else:  # paged by somebody else
                 followed.refresh()
                 done(False)
 
-        for number in range(duty.first, last):
+        for number in range(action.first, last):
             self._context.get(paths.fragment(followed.number, number), arrived)
         self._context.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
-    def _write_page(self, followed: Followed, duty: Page, encoded: list[bytes], done: Done) -> None:
+    def _write_page(self, followed: Followed, action: Page, encoded: list[bytes], done: Done) -> None:
         fragments = tuple(read_fragment(data) for data in encoded)
         # As they are: a newer release may know more. What is no fragment would spoil the page.
         kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
-        key, data = keys.page(followed.number, duty.first), join_page(kept)
+        key, data = keys.page(followed.number, action.first), join_page(kept)
         paged, version = paged_with(followed.paged, fragments), followed.done_version
 
         def commit(_: None) -> None:
-            if followed.paged.base != duty.first:
+            if followed.paged.base != action.first:
                 done(True)
                 return
             failpoint("leader.before_page")
-            multi = leader_ops.page(followed.number, paged, version, duty.first, duty.count)
+            multi = leader_ops.page(followed.number, paged, version, action.first, action.count)
             self._context.commit(multi, partial(self._paged, followed, paged, done))
 
         self._context.store(lambda store: store.put(key, data), commit, lambda _: done(False))
@@ -362,8 +368,8 @@ class Duties:
         done(isinstance(outcome, Committed))
 
 
-def _failed_path(followed: Followed, duty: Resubmit | DropFailed) -> str:
-    return paths.failed_range(followed.number, duty.first, duty.count, duty.attempt)
+def _failed_path(followed: Followed, action: Resubmit | DropFailed) -> str:
+    return paths.failed_range(followed.number, action.first, action.count, action.attempt)
 
 
 def _was_done(outcome: Outcome, path: str) -> bool:
@@ -380,5 +386,5 @@ def _read_rows(store: Store, *, rows: list[Fragment]) -> list[tuple[Fragment, tu
     return [(fragment, decode_outcomes(found[fragment.row][0])) for fragment in rows if fragment.row in found]
 
 
-def _forget_outputs(store: Store, *, submission: Submission, duty: Resubmit | DropFailed, failed: FailedRange, is_final: bool) -> None:
-    delete_outputs(store, submission, duty.first, duty.count, duty.attempt, failed, is_final=is_final)
+def _forget_outputs(store: Store, *, submission: Submission, action: Resubmit | DropFailed, failed: FailedRange, is_final: bool) -> None:
+    delete_outputs(store, submission, action.first, action.count, action.attempt, failed, is_final=is_final)
