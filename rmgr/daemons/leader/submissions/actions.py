@@ -1,7 +1,7 @@
 """Carries out reconcile actions for submissions: each reads what it needs, writes to the store where it must, commits one multi.
 
 What is due is decided by `coord.keeping.plan`; every action here ends with `done(True)`, or with `done(False)` and is
-tried again later if it is still due. A successor that finds a action half done finds it due again and does it again:
+tried again later if it is still due. A successor that finds an action half done finds it due again and does it again:
 store rows are written before the commit that makes them count, under the same keys.
 """
 

@@ -43,7 +43,7 @@ class Followed:
 
     Args:
         changed: called with this after each change. gone: called when its record does not exist.
-    Attributes besides the facts: doing: actions under way. retry_s: when a action that did not succeed is due again.
+    Attributes besides the facts: doing: actions under way. retry_s: when an action that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
     record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
