@@ -5,7 +5,10 @@ its own quotas end that before: what is too much is refused (`errors.QuotaReache
 A quota counts whatever is there, a Starter's outcomes below `/subs` too: it is the last wall, behind the bounds of gateways.
 
 Sizes: two million waiting tasks take 113 B of heap each, in blocks of 256 below `/queues`, 44 % of the 512 MiB of `rmgr dev`. A znode
-takes some 400 B beside its data. All subtrees full together take seven eighths of the heap.
+takes some 400 B beside its data. All subtrees full together take seven eighths of the heap, and leave 80 MiB of it at least (five
+eighths of a heap of less than 128 MiB): a server keeps the last 500 requests, which takes 2.8 times their bytes, and some 6 MiB for
+itself (measured: with requests of 64 KiB one of 128 MiB ends when 33 MiB are written, with such of 16 KiB at 100). So what is left
+bears requests of 40 KiB, from a heap of 128 MiB on, and a block of 256 tasks is one of 30.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from rmgr.coord import paths
 #: Heap of a server where nobody says how large it is (MiB): that of ZooKeeper's own scripts.
 HEAP_MIB = 1000
 _SMALLEST_MIB = 64
+#: Znodes of a subtree, whatever the heap: what one user may leave there must not be all of it.
+_FEWEST = 1280
+#: What all subtrees leave free, if that is more than an eighth of the heap, and less than five eighths of it.
+_FREE_MIB = 80
 _MIB = 1 << 20
 
 
@@ -55,7 +62,8 @@ SHARES: Mapping[str, QuotaShare] = {
 def limits(heap_mib: int) -> dict[str, Quota]:
     """Root -> quota, for servers with a heap of so many MiB."""
     heap = max(heap_mib, _SMALLEST_MIB)
-    return {root: Quota(share.znodes * heap, share.percent * heap * _MIB // 100) for root, share in SHARES.items()}
+    counted = min(heap, (heap - min(_FREE_MIB, heap * 5 // 8)) * 8 // 7)  # a heap of which an eighth is free
+    return {root: Quota(max(share.znodes * counted, _FEWEST), share.percent * counted * _MIB // 100) for root, share in SHARES.items()}
 
 
 _NUMBER = re.compile(rb"(count|bytes|countHardLimit|byteHardLimit)=(-?\d+)")

@@ -10,6 +10,8 @@ from rmgr.model.identity import Role
 
 #: What a task that waits costs of heap, and a znode beside its data, on a real server (bytes).
 TASK, ZNODE = 113, 400
+#: What a server needs beside its znodes, for the last 500 requests of a block each.
+FREE_MIB = 80
 #: Of `rmgr dev`.
 DEV_MIB = 512
 
@@ -27,9 +29,10 @@ def test_two_million_waiting_tasks_fit() -> None:
 
 
 def test_all_of_them_full_leave_room_in_the_heap() -> None:
-    for heap_mib in (64, DEV_MIB, quotas.HEAP_MIB):
+    for heap_mib in (64, 100, 128, 256, DEV_MIB, quotas.HEAP_MIB):
         full = sum(quota.data_bytes + quota.znodes * ZNODE for quota in quotas.limits(heap_mib).values())
         assert full < 0.9 * heap_mib * 2**20
+        assert full < (1.02 * max(0.375 * heap_mib, heap_mib - FREE_MIB) + 3) * 2**20
 
 
 def test_a_small_heap_counts_as_one_that_a_server_can_start_with() -> None:

@@ -27,7 +27,7 @@ import structlog
 #: Connections that one address (of IPv6 a /64) may begin a second while the daemon is busy: at most a tenth of its time.
 PER_S = 30.0
 #: It is busy when its process computes for such a part of the time; how often that is looked at, and how often connections are.
-BUSY_PART, _QUIET_S, _LOOK_S = 0.3, 1.0, 0.25
+BUSY_PART, _QUIET_S, _LOOK_S = 0.3, 2.0, 0.25
 #: Of a machine with very many connections they are looked at less often: so many times as long as a look takes lies between two.
 _SELDOM = 20
 #: Over how many looks an address is judged, how long it stays bounded after it was, and how many are.
@@ -50,8 +50,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Network
 class PortGuard:
     """Args: port: where this process listens already. per_s: see `PER_S`.
 
-    Cost: a look at the process's clock each second; while it is busy, reading the kernel's table four times a second (1 us a connection
-    of the machine). Where the system has no such table or filter nothing is bounded, which is told once.
+    Cost: a look at the process's clock every two seconds; while it is busy, reading the kernel's table four times a second (1 us a
+    connection of the machine). Where the system has no such table or filter nothing is bounded, which is told once.
     """
 
     def __init__(self, port: int, per_s: float | None = None) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc.server import RpcServer
 
 #: How often the server is asked, how long an answer may take, and after how long without any it is mute. A flood costs some seconds.
-_ASK_S, _ANSWER_S, MUTE_S = 5.0, 10.0, 60.0
+_ASK_S, _ANSWER_S, MUTE_S = 15.0, 10.0, 60.0
 #: How long a daemon's own server may take to let it in at the start, and how long it is not asked again.
 _GREET_S, _AGAIN_S = 30.0, 0.2
 _NO_CALL = "it answers no call"
