@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 GROUP = "rmgr.policies"
 RULE = (
     "one frozen dataclass with `name: ClassVar[str]` and `plan(self, draft, causes)`; of several, POLICY = ... names the one. "
-    "rmgr/sched/README.md has an example"
+    "rmgr/docs/policies.md has an example"
 )
 MEND = "mend it, then: rmgr policy check FILE.py; -v shows the whole traceback"
 

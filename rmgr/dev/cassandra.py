@@ -325,7 +325,7 @@ class CassandraNode(ServerProcess):
             "endpoint_snitch": "SimpleSnitch",
             # Periodic sync, the default, lets a killed node forget what it acknowledged in the last 0.1 s; there may be no other.
             # "batch" syncs as soon as the disk is free, for all that wait by then. "group" waits 5 ms before: a put takes 10 ms
-            # instead of 3, a put of a new key 20 instead of 6, and a stream of puts is no faster (README.md of the package, Figures).
+            # instead of 3, a put of a new key 20 instead of 6, and a stream of puts is no faster (rmgr/docs/decisions/store.md).
             "commitlog_sync": "batch",
             "commitlog_sync_period": "0ms",
             "data_file_directories": [str(self.data_dir / "data")],

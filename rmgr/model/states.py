@@ -1,7 +1,7 @@
 """One enum of states, one of reasons, and the transition table, used by znodes, store, CLI and API alike.
 
 Any change of state that is not an edge of `TRANSITIONS` raises `InvalidTransition` with the item's story.
-The diagram in `rmgr/README.md` is generated from this table.
+The diagram in `rmgr/model/README.md` is generated from this table.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def check_transition(item: str, old: State, new: State, story: Sequence[str] = (
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, for `rmgr/README.md` (a test compares)."""
+    """The table as a Mermaid state diagram, for `rmgr/model/README.md` (a test compares)."""
     lines = ["stateDiagram-v2", "    [*] --> INITIAL", "    [*] --> HELD"]
     lines += [f"    {old} --> {new}: {why.removeprefix('job: ')}" for (old, new), why in TRANSITIONS.items()]
     lines += [f"    {state} --> [*]" for state in State if state.is_final]

@@ -252,6 +252,6 @@ def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(new
     assert seen == set(EDGES)
 
 
-def test_the_readme_shows_the_table_as_a_diagram() -> None:
+def test_the_document_shows_the_table_as_a_diagram() -> None:
     assert diagram().count(" --> ") == len(EDGES) + 1
-    assert f"```mermaid\n{diagram()}\n```" in (Path(__file__).parents[2] / "rmgr/sched/README.md").read_text()
+    assert f"```mermaid\n{diagram()}\n```" in (Path(__file__).parents[2] / "rmgr/docs/policies.md").read_text()

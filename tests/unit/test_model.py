@@ -40,7 +40,7 @@ def test_the_diagram_has_every_edge():
 
 
 def test_the_map_shows_the_diagram_of_the_table():
-    map_of_the_house = Path(__file__).parents[2] / "rmgr" / "README.md"
+    map_of_the_house = Path(__file__).parents[2] / "rmgr" / "model" / "README.md"
     assert f"```mermaid\n{diagram()}\n```" in map_of_the_house.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The policies that rmgr/sched/README.md prints: they load, type-check and do what they say; the first is at most 40 lines long."""
+"""The policies that rmgr/docs/policies.md prints: they load, type-check and do what they say; the first is at most 40 lines long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import rmgr.sched
+import rmgr
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Send, Start
@@ -20,7 +20,7 @@ from rmgr.sched.records import Call, Server
 from rmgr.sched.state import ClusterState
 
 HOUR_US = 3_600_000_000
-TEXT = (Path(rmgr.sched.__file__).parent / "README.md").read_text("utf-8")
+TEXT = (Path(rmgr.__file__).parent / "docs/policies.md").read_text("utf-8")
 NAMES = ("keep_room", "nearest")
 SOURCES = dict(zip(NAMES, re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL), strict=True))
 SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
@@ -35,7 +35,7 @@ def example(request: pytest.FixtureRequest) -> Iterator[types.ModuleType]:
     del sys.modules[request.param]
 
 
-def test_every_policy_of_the_readme_type_checks(tmp_path: Path) -> None:
+def test_every_policy_of_the_document_type_checks(tmp_path: Path) -> None:
     assert len(SOURCES["keep_room"].splitlines()) <= 40
     for name, source in SOURCES.items():
         (tmp_path / f"{name}.py").write_text(source, "utf-8")
@@ -47,7 +47,7 @@ def test_every_policy_of_the_readme_type_checks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("example", ["keep_room"], indirect=True)
-def test_the_policy_of_the_readme_does_what_it_says(example: types.ModuleType) -> None:
+def test_the_policy_of_the_document_does_what_it_says(example: types.ModuleType) -> None:
     # 8 nodes. Jobs 1 (5 nodes) and 2 (2 nodes) are long, 3 (2 nodes) is short: 2 would leave 1 < 2 free, 3 may have them.
     state = ClusterState(Node(id=i) for i in range(8))
     for job_id, processes, limit_us in ((1, 5, 2 * HOUR_US), (2, 2, 2 * HOUR_US), (3, 2, HOUR_US)):
