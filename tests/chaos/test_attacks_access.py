@@ -5,6 +5,7 @@ mallory has ZooKeeper's secret of role user (`rmgr admin add-user --direct`); a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -233,6 +234,20 @@ def test_a_direct_user_gives_a_znode_access_lists_that_no_quota_counts(scene: Sc
     with ZkCoordinator.connect(hosts, CHROOT, security=security, acl=entries) as mallory:
         assert isinstance(mallory.commit(attempt(Create(f"{paths.TOKENS}/{unique()}", b"x"))).result(60), Committed)
     assert look_at_root(hosts, CHROOT, security).used[paths.TOKENS][0].data_bytes == before + 1
+
+
+def test_a_direct_user_sets_watches_and_opens_sessions_that_nobody_counts(scene: Scene) -> None:
+    assert scene.mallory.credentials.zookeeper_auth is not None
+    security = _as(*scene.mallory.credentials.zookeeper_auth)
+    with contextlib.ExitStack() as his:
+        for session in range(12):
+            one = his.enter_context(ZkCoordinator.connect(scene.cluster.zookeeper.hosts, CHROOT, security=security))
+            asked = [one.stat(f"{paths.NODES}/never-{session}-{at}", watch=_nothing) for at in range(500)]
+            assert {answer.result(60) for answer in asked} == {None}
+        scene.outcomes(scene.submit())
+
+
+def _nothing() -> None: ...
 
 
 # -- with a token -------------------------------------------------------------------------------------------------------------
