@@ -11,7 +11,7 @@ import pytest
 from rmgr.coord import paths
 from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.records import encode_block
-from rmgr.daemons.starter.pull.board import Candidate, PendingQueue
+from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from tests.harness.memory import MemoryCoordinator
@@ -50,8 +50,8 @@ class World:
         self.board.look(self.now_s, hungry=hungry)
 
     def pick(self, passed: frozenset[str] = frozenset()) -> BlockKey | None:
-        card = self.board.pick(self.now_s, passed)
-        return card.key if card is not None else None
+        candidate = self.board.pick(self.now_s, passed)
+        return candidate.key if candidate is not None else None
 
 
 def block(seq: int, *, priority: int = 0, first: int = 0, count: int = 10, submission: int = 1) -> BlockKey:
@@ -90,15 +90,15 @@ def test_a_partial_claim_leaves_a_rest_that_can_be_claimed_at_once(world: World)
     world.add(block(1))
     world.add(block(2))
     world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.fetch(card)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.fetch(candidate)
     world.deliver()
-    assert card.data == BlockData()
+    assert candidate.data == BlockData()
     rest = block(1, first=4, count=6)
-    left = world.board.take(card, (rest, BlockData()))
+    left = world.board.take(candidate, (rest, BlockData()))
     assert world.pick() == rest
-    world.board.taken(card)
+    world.board.taken(candidate)
     assert left is not None
     world.board.put_back(left, None)
     assert world.pick() == rest
@@ -108,11 +108,11 @@ def test_a_block_that_somebody_else_took_is_not_picked_again_and_the_list_is_rea
     world.add(block(1))
     world.add(block(2))
     world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.take(card, None)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.take(candidate, None)
     world.remove(block(1))
-    world.board.missed(card, None)
+    world.board.missed(candidate, None)
     assert world.pick() is None
     world.look()
     assert world.pick() == block(2)
@@ -121,11 +121,11 @@ def test_a_block_that_somebody_else_took_is_not_picked_again_and_the_list_is_rea
 def test_a_block_that_was_taken_and_came_back_is_picked_again(world: World) -> None:
     world.add(block(1))
     world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.take(card, None)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.take(candidate, None)
     world.remove(block(1))
-    world.board.taken(card)
+    world.board.taken(candidate)
     world.add(block(1))
     world.look()
     assert world.pick() == block(1)
@@ -134,12 +134,12 @@ def test_a_block_that_was_taken_and_came_back_is_picked_again(world: World) -> N
 def test_a_list_from_before_a_claim_does_not_bring_the_claimed_block_back(world: World) -> None:
     world.add(block(1))
     world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
     world.ask(hungry=True)  # answered, not delivered yet
-    world.board.take(card, None)
+    world.board.take(candidate, None)
     world.remove(block(1))
-    world.board.taken(card)
+    world.board.taken(candidate)
     world.deliver()
     assert world.pick() is None
 
@@ -162,12 +162,12 @@ def test_the_list_read_behind_the_last_claim_is_current_although_the_claim_fires
     world.add(block(1))
     world.deliver()
     world.look(hungry=True)
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.take(card, None)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.take(candidate, None)
     world.remove(block(1))  # the claim
     world.board.look_behind(world.now_s)
-    world.board.taken(card)
+    world.board.taken(candidate)
     world.deliver()
     assert world.board.is_current
     assert world.pick() is None
@@ -181,9 +181,9 @@ def test_nothing_is_read_behind_a_claim_that_leaves_others(world: World) -> None
     world.add(block(1))
     world.add(block(2))
     world.look(hungry=True)
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.take(card, None)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.take(candidate, None)
     world.board.look_behind(world.now_s)
     assert not world.board.is_reading
     assert world.pick() == block(2)
@@ -194,17 +194,17 @@ def test_the_blocks_of_a_submission_without_a_gate_are_left_alone_for_a_while(wo
     world.add(block(2, submission=8))
     world.look()
     now_s = world.now_s
-    card = world.board.pick(now_s)
-    assert card is not None
-    world.board.pause(card, now_s, 1.0)
+    candidate = world.board.pick(now_s)
+    assert candidate is not None
+    world.board.pause(candidate, now_s, 1.0)
     assert world.pick() == block(2, submission=8)
     assert world.board.next_pause_s(now_s) == now_s + 1.0
-    world.board.pause(card, now_s + 1.0, 1.0)
+    world.board.pause(candidate, now_s + 1.0, 1.0)
     assert world.board.next_pause_s(now_s) == now_s + 3.0, "longer each time, while it stands there"
     for _ in range(10):
-        world.board.pause(card, now_s, 1.0)
+        world.board.pause(candidate, now_s, 1.0)
     assert world.board.next_pause_s(now_s) == now_s + 60.0
-    path = paths.pending_block("q", card.key)
+    path = paths.pending_block("q", candidate.key)
     world.zk.commit(Multi(name="T", ops=(Delete(path),), proof=Gone(path))).result(60)
     world.now_s += 2.0
     world.look()
@@ -219,11 +219,11 @@ def test_competitors_spread_over_the_first_few() -> None:
             world.add(block(seq))
         world.look()
         for seq in (1, 2):
-            card = world.board.pick(world.now_s)
-            assert card is not None
-            assert seq == 2 or card.key == block(1), "without competition: in order"
-            world.board.take(card, None)
-            world.board.missed(card, None)
+            candidate = world.board.pick(world.now_s)
+            assert candidate is not None
+            assert seq == 2 or candidate.key == block(1), "without competition: in order"
+            world.board.take(candidate, None)
+            world.board.missed(candidate, None)
             world.look()
         picked.add(world.pick())
         world.zk.close()
@@ -240,9 +240,9 @@ def test_many_competitors_hardly_meet_where_there_are_blocks_for_all() -> None:
             world.add(key)
         world.look()
         for _ in range(6):
-            card = world.board.pick(world.now_s)
-            assert card is not None
-            world.board.missed(card, None)
+            candidate = world.board.pick(world.now_s)
+            assert candidate is not None
+            world.board.missed(candidate, None)
             world.look()
         picked.append(world.pick())
         world.zk.close()
@@ -254,32 +254,32 @@ def test_under_competition_what_is_left_of_a_block_of_ours_comes_first(world: Wo
         world.add(block(seq))
     world.look()
     for _ in range(2):
-        card = world.board.pick(world.now_s)
-        assert card is not None
-        world.board.missed(card, None)
-        world.remove(card.key)
+        candidate = world.board.pick(world.now_s)
+        assert candidate is not None
+        world.board.missed(candidate, None)
+        world.remove(candidate.key)
         world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    rest = replace(card.key, first=3, count=7)
-    world.board.take(card, (rest, BlockData()))
-    world.board.taken(card)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    rest = replace(candidate.key, first=3, count=7)
+    world.board.take(candidate, (rest, BlockData()))
+    world.board.taken(candidate)
     assert world.pick() == rest
 
 
 def test_whoever_comes_too_late_reads_again_after_a_while_and_whoever_wins_at_once(world: World) -> None:
-    card = Candidate(paths.block_name(block(1)), block(1))
+    candidate = BlockCandidate(paths.block_name(block(1)), block(1))
 
     def pause_s() -> float:
         """Between a reading and the next one, if a claim is lost meanwhile."""
         world.look()
-        world.board.missed(card, None)
+        world.board.missed(candidate, None)
         return world.board.next_look_s() - world.now_s
 
     assert pause_s() < 0.01
     assert 0.1 < max(pause_s() for _ in range(40)) < 0.3
     for _ in range(4):
-        world.board.taken(card)
+        world.board.taken(candidate)
     assert pause_s() < 0.01
 
 
@@ -292,12 +292,12 @@ def test_of_a_block_whose_data_nobody_may_write_nothing_is_believed(world: World
     path = paths.pending_block("q", block(1))
     world.zk.commit(Multi(name="T", ops=(Create(path, data),), proof=Exists(path))).result(60)
     world.look()
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.fetch(card)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.fetch(candidate)
     world.deliver()
-    assert card.refusal.startswith(paths.block_name(block(1)))
-    assert card.data == BlockData(resubmit=False, stamp="invalid")
+    assert candidate.refusal.startswith(paths.block_name(block(1)))
+    assert candidate.data == BlockData(resubmit=False, stamp="invalid")
 
 
 def test_a_name_that_is_no_blocks_is_looked_at_once_while_it_stands_there(world: World) -> None:
@@ -328,8 +328,8 @@ def test_a_queue_is_bare_only_as_long_as_a_watch_says_that_nothing_waits_there(w
     assert not world.board.is_bare
     world.look(hungry=True)
     assert not world.board.is_bare
-    card = world.board.pick(world.now_s)
-    assert card is not None
-    world.board.pause(card, world.now_s, 1.0)
+    candidate = world.board.pick(world.now_s)
+    assert candidate is not None
+    world.board.pause(candidate, world.now_s, 1.0)
     world.board.reset()
     assert not world.board.is_bare

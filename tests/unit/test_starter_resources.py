@@ -16,7 +16,7 @@ from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.pull.board import Candidate
+from rmgr.daemons.starter.pull.board import BlockCandidate
 from rmgr.daemons.starter.pull.pull import IdleMark, Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import BlockData, BlockKey
@@ -99,23 +99,27 @@ def test_a_worker_is_used_again_only_with_the_pieces_that_it_has_seen() -> None:
 
 
 class Board:
-    """The cards of a queue, in order."""
+    """The candidates of a queue, in order."""
 
     spec = QueueSpec(name="q")
     since = 0
     is_current, is_reading = True, False
 
-    def __init__(self, cards: Sequence[Candidate]) -> None:
-        self.cards = list(cards)
+    def __init__(self, candidates: Sequence[BlockCandidate]) -> None:
+        self.candidates = list(candidates)
 
-    def pick(self, _now_s: float, passed: set[str], without: set[int]) -> Candidate | None:
-        left = (card for card in self.cards if card.name not in passed and card.key.submission not in without and not card.is_unsuitable)
+    def pick(self, _now_s: float, passed: set[str], without: set[int]) -> BlockCandidate | None:
+        left = (
+            candidate
+            for candidate in self.candidates
+            if candidate.name not in passed and candidate.key.submission not in without and not candidate.is_unsuitable
+        )
         return next(left, None)
 
-    def take(self, card: Candidate, _rest: object) -> None:
-        self.cards.remove(card)
+    def take(self, candidate: BlockCandidate, _rest: object) -> None:
+        self.candidates.remove(candidate)
 
-    def fetch_ahead(self, _count: int) -> list[Candidate]:
+    def fetch_ahead(self, _count: int) -> list[BlockCandidate]:
         return []
 
     def __getattr__(self, _name: str) -> Any:
@@ -125,10 +129,10 @@ class Board:
 def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | None = None, cores: int = 8) -> list[int]:
     """Submissions, one task each and in this order, of which a node claims the block."""
     infos = {number: info(number, **need) for number, need in wants.items()}
-    cards = []
+    candidates = []
     for number in wants:
         key = BlockKey(priority=0, seq=number, submission=number, first=0, count=1, attempt=1, cores=1, memory_mib=0)
-        cards.append(Candidate(name=str(number), key=key, data=BlockData()))
+        candidates.append(BlockCandidate(name=str(number), key=key, data=BlockData()))
     has = HAS if resources is None else resources
     node = SimpleNamespace(
         name="n1",
@@ -144,9 +148,9 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
     puller = Puller(node, committer=committer, records=infos, times=times, log=None, on_claim=None)  # type: ignore[arg-type]
-    board = Board(cards)
+    board = Board(candidates)
     puller.run([board], 1.0)  # type: ignore[list-item]
-    return [number for number in wants if not any(card.key.submission == number for card in board.cards)]
+    return [number for number in wants if not any(candidate.key.submission == number for candidate in board.candidates)]
 
 
 def test_what_a_node_does_not_have_is_never_claimed_there() -> None:

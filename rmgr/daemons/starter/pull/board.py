@@ -46,7 +46,7 @@ _CLAIMS = 64
 
 
 @dataclass(slots=True, eq=False)
-class Candidate:
+class BlockCandidate:
     """A waiting block. data: None while it is fetched. is_taken: a claim of it is under way.
 
     refusal: why nothing of it may run, whatever its data say ("" = it may): it is claimed whole, and ends.
@@ -92,7 +92,7 @@ class PendingQueue:
         self._clock = clock or machine.monotonic
         self._names: list[str] = []
         self._at = 0
-        self._cards: dict[str, Candidate] = {}
+        self._candidates: dict[str, BlockCandidate] = {}
         self._strange: set[str] = set()  #: names in the list that are no block's
         self._paused_s: dict[int, float] = {}
         self._pausing: dict[int, str] = {}  #: the block for whose sake
@@ -126,7 +126,7 @@ class PendingQueue:
     def reset(self) -> None:
         """A new session: watches and answers of the old one mean nothing."""
         self._generation += 1
-        self._names, self._cards, self._at = [], {}, 0
+        self._names, self._candidates, self._at = [], {}, 0
         self._reading = self._watched = False
         self._stale = True
 
@@ -134,7 +134,7 @@ class PendingQueue:
 
     def pick(
         self, now_s: float, passed: frozenset[str] | set[str] = frozenset(), without: frozenset[int] | set[int] = frozenset()
-    ) -> Candidate | None:
+    ) -> BlockCandidate | None:
         """The block to claim next: the first one, or one of the first few of its priority while others compete for them.
 
         passed, without: none of these blocks, none of these submissions.
@@ -145,110 +145,117 @@ class PendingQueue:
         if self._stale or self._reading:
             return None
         self._trim()
-        few: list[Candidate] = []
+        few: list[BlockCandidate] = []
         for at in range(self._at, len(self._names)):
-            card = self._card(self._names[at])
-            if card is None or card.is_taken or card.gone or card.is_unsuitable or card.name in passed or card.key.submission in without:
+            candidate = self._candidate(self._names[at])
+            if (
+                candidate is None
+                or candidate.is_taken
+                or candidate.gone
+                or candidate.is_unsuitable
+                or candidate.name in passed
+                or candidate.key.submission in without
+            ):
                 continue
-            if self._paused_s.get(card.key.submission, -math.inf) > now_s:
+            if self._paused_s.get(candidate.key.submission, -math.inf) > now_s:
                 continue
-            if few and card.key.priority != few[0].key.priority:
+            if few and candidate.key.priority != few[0].key.priority:
                 break
-            few.append(card)
+            few.append(candidate)
             if len(few) >= self._spread:
                 break
         if len(few) <= 1:
             return few[0] if few else None
         return min(few, key=self._taste)
 
-    def _taste(self, card: Candidate) -> tuple[bool, float]:
+    def _taste(self, candidate: BlockCandidate) -> tuple[bool, float]:
         """Under competition: first what is left of a block of ours, then one at random, large ones (nobody eats of them yet) likelier."""
-        mixed = zlib.crc32(self._salt + card.name.encode()) * 0x9E3779B1 & 0xFFFFFFFF  # a checksum alone orders all salts alike
+        mixed = zlib.crc32(self._salt + candidate.name.encode()) * 0x9E3779B1 & 0xFFFFFFFF  # a checksum alone orders all salts alike
         share = (mixed + 1) / (1 << 32)
-        return not card.is_own, -math.log(share) / card.key.count**2
+        return not candidate.is_own, -math.log(share) / candidate.key.count**2
 
-    def fetch(self, card: Candidate) -> None:
+    def fetch(self, candidate: BlockCandidate) -> None:
         """Sees to it that the data of a candidate come."""
-        if card.data is None and not card.is_coming and not card.gone:
-            card.is_coming = True
-            future = self._coordinator.get(paths.pending_block(self.spec.name, card.key))
-            future.add_done_callback(lambda done: self._post(partial(self._fetched, card, done)))
+        if candidate.data is None and not candidate.is_coming and not candidate.gone:
+            candidate.is_coming = True
+            future = self._coordinator.get(paths.pending_block(self.spec.name, candidate.key))
+            future.add_done_callback(lambda done: self._post(partial(self._fetched, candidate, done)))
 
-    def fetch_ahead(self, count: int) -> list[Candidate]:
+    def fetch_ahead(self, count: int) -> list[BlockCandidate]:
         """The same for the first few candidates, and which they are; not while others compete for them.
 
         Cost: O(count + claims under way).
         """
-        few: list[Candidate] = []
+        few: list[BlockCandidate] = []
         if self._spread > 1:
             return few
         for at in range(self._at, min(len(self._names), self._at + count + _CLAIMS)):
-            card = self._card(self._names[at])
-            if card is None or card.is_taken or card.gone or card.is_unsuitable:
+            candidate = self._candidate(self._names[at])
+            if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
                 continue
-            self.fetch(card)
-            few.append(card)
+            self.fetch(candidate)
+            few.append(candidate)
             if len(few) == count:
                 break
         return few
 
     # -- what became of it -------------------------------------------------------------------------------------------------
 
-    def take(self, card: Candidate, rest: tuple[BlockKey, BlockData] | None) -> Candidate | None:
-        """A claim of `card` is under way; what it leaves behind is known already and can be claimed at once."""
-        card.is_taken = True
+    def take(self, candidate: BlockCandidate, rest: tuple[BlockKey, BlockData] | None) -> BlockCandidate | None:
+        """A claim of `candidate` is under way; what it leaves behind is known already and can be claimed at once."""
+        candidate.is_taken = True
         if rest is None:
             return None
         key, data = rest
-        left = Candidate(paths.block_name(key), key, data, is_own=True)
-        self._cards[left.name] = left
+        left = BlockCandidate(paths.block_name(key), key, data, is_own=True)
+        self._candidates[left.name] = left
         insort(self._names, left.name, lo=self._at, key=paths.claim_order)
         return left
 
-    def taken(self, card: Candidate) -> None:
+    def taken(self, candidate: BlockCandidate) -> None:
         """The claim was committed."""
-        self._lose(card)
+        self._lose(candidate)
         self._spread -= -(-self._spread // 8) if self._spread > 1 else 0
         self._late, self._has_won = self._late // 2, True
 
-    def missed(self, card: Candidate, rest: Candidate | None) -> None:
+    def missed(self, candidate: BlockCandidate, rest: BlockCandidate | None) -> None:
         """Somebody else was quicker: look again soon, and less at the very first ones."""
-        self._lose(card)
+        self._lose(candidate)
         if rest is not None:
             self._lose(rest)
-        self._too_late(card)
+        self._too_late(candidate)
 
-    def _too_late(self, card: Candidate) -> None:
+    def _too_late(self, candidate: BlockCandidate) -> None:
         self._spread = min(_SPREAD, self._spread * 2)
         self._late = min(_YIELDS, self._late + 1)
         self._gone += 1
         # What others left of the block may be more urgent than all of another priority.
-        self._stale = self._stale or self._gone >= _GONE or self._left(card.key.priority) < _ENOUGH
+        self._stale = self._stale or self._gone >= _GONE or self._left(candidate.key.priority) < _ENOUGH
 
     def _left(self, priority: int | None = None) -> int:
         """Candidates that are left (of a priority, if they come first), counted up to `_ENOUGH`. Cost: as `fetch_ahead`."""
         left = 0
         for at in range(self._at, len(self._names)):
-            card = self._card(self._names[at])
-            if card is None or card.is_taken or card.gone or card.is_unsuitable:
+            candidate = self._candidate(self._names[at])
+            if candidate is None or candidate.is_taken or candidate.gone or candidate.is_unsuitable:
                 continue
-            if left == _ENOUGH or (priority is not None and card.key.priority != priority):
+            if left == _ENOUGH or (priority is not None and candidate.key.priority != priority):
                 break
             left += 1
         return left
 
-    def put_back(self, card: Candidate, rest: Candidate | None) -> None:
+    def put_back(self, candidate: BlockCandidate, rest: BlockCandidate | None) -> None:
         """The claim was not made for another reason: the block is still there."""
-        card.is_taken = False
+        candidate.is_taken = False
         if rest is not None:
             self._lose(rest)
 
-    def pause(self, card: Candidate, now_s: float, for_s: float) -> None:
+    def pause(self, candidate: BlockCandidate, now_s: float, for_s: float) -> None:
         """Leaves the blocks of its submission alone for a while; twice as long each time, as long as the block stands there."""
-        for_s = min(_MOST_PAUSE_S, for_s * 2**card.pauses)
-        card.pauses += 1
-        self._paused_s[card.key.submission] = now_s + for_s
-        self._pausing[card.key.submission] = card.name
+        for_s = min(_MOST_PAUSE_S, for_s * 2**candidate.pauses)
+        candidate.pauses += 1
+        self._paused_s[candidate.key.submission] = now_s + for_s
+        self._pausing[candidate.key.submission] = candidate.name
 
     def next_pause_s(self, now_s: float) -> float | None:
         """When the first submission that is left alone comes up again."""
@@ -324,45 +331,47 @@ class PendingQueue:
         self._names = sorted([name for name in listed - self._strange if len(name) == _NAME_LENGTH], key=paths.claim_order)
         self._at = 0
         # A name that was gone when this list was asked for and stands in it is a block that came back.
-        self._cards = {
-            name: card for name, card in self._cards.items() if (name in listed or card.is_taken) and not 0 < card.gone < number
+        self._candidates = {
+            name: candidate
+            for name, candidate in self._candidates.items()
+            if (name in listed or candidate.is_taken) and not 0 < candidate.gone < number
         }
         self._wake()
 
-    def _fetched(self, card: Candidate, done: Future[Stamped | None]) -> None:
-        card.is_coming = False
+    def _fetched(self, candidate: BlockCandidate, done: Future[Stamped | None]) -> None:
+        candidate.is_coming = False
         try:
             found = done.result()
             if found is None:
-                self._lose(card)
-                self._too_late(card)
+                self._lose(candidate)
+                self._too_late(candidate)
             else:
-                card.data, card.refusal = _block_of(card.key, found.data)
-                card.version = found.version
+                candidate.data, candidate.refusal = _block_of(candidate.key, found.data)
+                candidate.version = found.version
         except RmgrError:
             self._next_read_s = self._clock() + _FAILED_PAUSE_S
         self._wake()
 
-    def _lose(self, card: Candidate) -> None:
-        card.gone, card.data = max(1, self._reads), None
+    def _lose(self, candidate: BlockCandidate) -> None:
+        candidate.gone, candidate.data = max(1, self._reads), None
 
-    def _card(self, name: str) -> Candidate | None:
-        card = self._cards.get(name)
-        if card is None:
+    def _candidate(self, name: str) -> BlockCandidate | None:
+        candidate = self._candidates.get(name)
+        if candidate is None:
             try:
-                card = Candidate(name, paths.parse_block(name))
+                candidate = BlockCandidate(name, paths.parse_block(name))
             except ValueError:
                 self._strange.add(name)  # submitters create here: looked at once while it stands there
                 return None
-            self._cards[name] = card
-        return card
+            self._candidates[name] = candidate
+        return candidate
 
     def _trim(self) -> None:
         """Moves past what is gone at the front, so that a long list costs nothing."""
         while self._at < len(self._names):
             name = self._names[self._at]
-            card = self._cards.get(name)
-            if name not in self._strange and (card is None or not (card.gone or card.is_unsuitable)):
+            candidate = self._candidates.get(name)
+            if name not in self._strange and (candidate is None or not (candidate.gone or candidate.is_unsuitable)):
                 return
             self._at += 1
 

@@ -23,7 +23,7 @@ from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, w
 from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.health.trust import Gate
-from rmgr.daemons.starter.pull.board import Candidate, PendingQueue
+from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.block import BlockData, BlockKey
@@ -78,8 +78,8 @@ class _Flying:
     queue: str
     data: BlockData
     board: PendingQueue
-    card: Candidate
-    rest: Candidate | None
+    candidate: BlockCandidate
+    rest: BlockCandidate | None
     clears_idle: bool
     block: ClaimedBlock  #: what it will be
 
@@ -202,8 +202,8 @@ class Puller:
                 if self._is_nearly_done():  # so that the COMPLETE of a short task can tell that the node is hungry again
                     board.look(now_s, hungry=True)
                 return False
-            card = board.pick(now_s, passed, self._without)
-            if card is None:
+            candidate = board.pick(now_s, passed, self._without)
+            if candidate is None:
                 board.look(now_s, hungry=appetite.cores > 0)
                 if board.is_current:
                     self._retry(board.next_pause_s(now_s))
@@ -212,49 +212,49 @@ class Puller:
                     return False
                 self._retry(max(board.next_look_s(), now_s + 0.001))
                 return appetite.cores == 0
-            verdict = self._consider(board, card, appetite, now_s)
+            verdict = self._consider(board, candidate, appetite, now_s)
             if verdict is None:
                 return False
             if not verdict:
-                passed.add(card.name)
+                passed.add(candidate.name)
 
-    def _consider(self, board: PendingQueue, card: Candidate, appetite: _Appetite, now_s: float) -> bool | None:
+    def _consider(self, board: PendingQueue, candidate: BlockCandidate, appetite: _Appetite, now_s: float) -> bool | None:
         """True: claimed. False: not this one, look at the next. None: this one, but not now."""
-        key = card.key
+        key = candidate.key
         info = self._records.get(key.submission)
         needs = info.needs if info is not None else ()
         if needs and any(name in self._lacking for name, _ in needs):
             self._without.add(key.submission)
             return False
-        if card.data is None or info is None or not self._claims % (self._together // 2 or 1):
+        if candidate.data is None or info is None or not self._claims % (self._together // 2 or 1):
             for coming in board.fetch_ahead(self._together):
                 self._records.get(coming.key.submission)
-        board.fetch(card)
+        board.fetch(candidate)
         if info is None:
             if not self._records.is_refused(key.submission):
                 return None
-            board.pause(card, now_s, _GATE_PAUSE_S)
+            board.pause(candidate, now_s, _GATE_PAUSE_S)
             return False
         if not self.suits(info, key):
-            card.is_unsuitable = True
+            candidate.is_unsuitable = True
             return False
         if self._accounts is not None and not info.refusal and not self._accounts.may_claim(info.record.user):
             self._without.add(key.submission)
             return False
-        if card.data is None:
+        if candidate.data is None:
             return None
-        if card.refusal or info.refusal:
-            self._claim(board, card, info, key.count)  # whole, to end it: nothing of it runs
+        if candidate.refusal or info.refusal:
+            self._claim(board, candidate, info, key.count)  # whole, to end it: nothing of it runs
             return True
         if why := not_admitted(board.spec, info.record, key, is_newer=0 < board.since < info.czxid):
-            if not card.pauses:
-                self._log.warning("block_not_admitted", node=self._node.name, block=card.name, why=why)
-            board.pause(card, now_s, _GATE_PAUSE_S)
+            if not candidate.pauses:
+                self._log.warning("block_not_admitted", node=self._node.name, block=candidate.name, why=why)
+            board.pause(candidate, now_s, _GATE_PAUSE_S)
             return False
-        if self._gate is not None and self._gate.is_barred(card.data.seal, info):
+        if self._gate is not None and self._gate.is_barred(candidate.data.seal, info):
             self._without.add(key.submission)
             return False
-        kind = card.data.function or info.kind
+        kind = candidate.data.function or info.kind
         task_s = self._times.of(kind)
         slots = self._node.lanes.slots_for(key.cores, needs)
         if task_s is not None:
@@ -264,8 +264,8 @@ class Puller:
             free = min(fitting, appetite.free_of(needs))
         take = claim_size(
             count=key.count,
-            serial=card.data.serial,
-            at_most_once=not card.data.resubmit,
+            serial=candidate.data.serial,
+            at_most_once=not candidate.data.resubmit,
             free=free,
             slots=slots,
             task_s=task_s,
@@ -278,11 +278,11 @@ class Puller:
                 self._without.add(key.submission)
                 return False
             if not free and appetite.cores > 0:  # it does not fit beside what runs: the node drains for it
-                if card.data.resubmit and not self._is_draining():
-                    self._claim(board, card, info, key.count if card.data.serial else 1)
+                if candidate.data.resubmit and not self._is_draining():
+                    self._claim(board, candidate, info, key.count if candidate.data.serial else 1)
                 return False if board.spec.backfill_pull else None
             return None
-        self._claim(board, card, info, take)
+        self._claim(board, candidate, info, take)
         return True
 
     def suits(self, info: Info, key: BlockKey) -> bool:
@@ -369,15 +369,15 @@ class Puller:
 
     # -- the claim -----------------------------------------------------------------------------------------------------------
 
-    def _claim(self, board: PendingQueue, card: Candidate, info: Info, take: int) -> None:
-        node, key = self._node, card.key
-        assert card.data is not None
+    def _claim(self, board: PendingQueue, candidate: BlockCandidate, info: Info, take: int) -> None:
+        node, key = self._node, candidate.key
+        assert candidate.data is not None
         data = msgspec.structs.replace(
-            card.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
+            candidate.data, incarnation=node.incarnation, claimed_us=machine.wall_us(), stamp=machine.guid()[:12], started=0
         )
         clears_idle = node.idle.present and not node.idle.changing
         multi, mine = ops.claim(
-            node.name, self._committer.fence(node.name), board.spec.name, key, data, card.version, take=take, was_idle=clears_idle
+            node.name, self._committer.fence(node.name), board.spec.name, key, data, candidate.version, take=take, was_idle=clears_idle
         )
         rest = None
         if take < key.count:
@@ -395,11 +395,11 @@ class Puller:
             rest = (rest_key, ops.cut(left, key.first, rest_key.first, rest_key.count))
         if clears_idle:
             node.idle.changing = True
-        left_card = board.take(card, rest)
+        left_behind = board.take(candidate, rest)
         part = ops.cut(data, key.first, mine.first, take)
         block = ClaimedBlock.claimed(node.name, board.spec.name, mine, part)
-        block.info, block.refusal = info, card.refusal
-        flying = _Flying(mine, info, board.spec.name, part, board, card, left_card, clears_idle, block)
+        block.info, block.refusal = info, candidate.refusal
+        flying = _Flying(mine, info, board.spec.name, part, board, candidate, left_behind, clears_idle, block)
         self._flying[mine] = flying
         self._seen = None
         self._claims += 1
@@ -421,7 +421,7 @@ class Puller:
             failpoint("starter.after_claim")
             if flying.clears_idle:
                 node.idle.present = False
-            flying.board.taken(flying.card)
+            flying.board.taken(flying.candidate)
             node.claimed(flying.block)
             self._on_claim(won=True)
             return
@@ -433,17 +433,17 @@ class Puller:
     def _lost(self, flying: _Flying, conflict: Conflict) -> None:
         """Why the claim was not made, and what to do differently."""
         now_s = machine.monotonic()
-        board, card = flying.board, flying.card
+        board, candidate = flying.board, flying.candidate
         if conflict.path == paths.gate(flying.key.submission):
-            board.put_back(card, flying.rest)
-            board.pause(card, now_s, _GATE_PAUSE_S)
+            board.put_back(candidate, flying.rest)
+            board.pause(candidate, now_s, _GATE_PAUSE_S)
         elif conflict.path == paths.idle(self._node.name):
             self._node.idle.present = False
             self._node.hands.look()
-            board.put_back(card, flying.rest)
+            board.put_back(candidate, flying.rest)
         elif conflict.path == paths.running_block(self._node.name, flying.key) and conflict.kind is ConflictKind.NODE_EXISTS:
-            self._log.error("claim_met_its_own_block", node=self._node.name, block=card.name)
-            board.pause(card, now_s, _GATE_PAUSE_S)
-            board.put_back(card, flying.rest)
+            self._log.error("claim_met_its_own_block", node=self._node.name, block=candidate.name)
+            board.pause(candidate, now_s, _GATE_PAUSE_S)
+            board.put_back(candidate, flying.rest)
         else:
-            board.missed(card, flying.rest)
+            board.missed(candidate, flying.rest)
