@@ -1,7 +1,7 @@
 """Whether a block goes straight to an idle node instead of into the queue (HAND, protocol.md 5): a commit less before it runs.
 
 Tried only when everything sent before is final, and with the node that ran the last of it: it fits, and it shows its
-hunger mark with the very commit that told the outcome. The multi itself finds out; when it is refused, the block is
+idle marker with the very commit that told the outcome. The multi itself finds out; when it is refused, the block is
 queued as ever, and the next tries wait longer. When several in a row were taken a direct line to the Starter pays
 (`lines.py`): it is told of the block while the HAND is on its way. Lives on the Submitter's thread.
 """

@@ -49,7 +49,7 @@ def fence_reason(claimed: int, *, revoked: bool = False, leaves: bool = False) -
 
 
 def tidy(epoch_version: int, node: str, node_version: int, *, orders: Iterable[str], idle: bool) -> Multi | None:
-    """TIDY: orders to a fenced node, and its mark of hunger, go; None when there is nothing (at most 190 orders at a time).
+    """TIDY: orders to a fenced node, and its idle marker, go; None when there is nothing (at most 190 orders at a time).
 
     The node's version is checked: once it has registered again these things are its own.
     """

@@ -104,7 +104,7 @@ def enqueue(
 
 
 def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int) -> Multi:
-    """HAND: the submission grows by one block, which goes straight to a node that shows its hunger mark (protocol.md 5).
+    """HAND: the submission grows by one block, which goes straight to a node that shows its idle marker (protocol.md 5).
 
     The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
     anywhere but at the tail means: ENQUEUE it instead. What is given back or fails later stands at the front of its priority.
@@ -268,7 +268,7 @@ def complete(
         fragment: outcomes that are final; None when every task of this part may run again.
         failed: (first, count, record) of attempts that may run again.
         orders: inbox guids obeyed by this.
-        go_idle: create the hunger mark as well.
+        go_idle: create the idle marker as well.
     """
     path = paths.running_block(node, key)
     fence = fence_check(node, node_version)
@@ -341,7 +341,7 @@ def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version:
 
 
 def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
-    """The hunger mark by itself, when no CLAIM or COMPLETE is under way to carry it."""
+    """The idle marker by itself, when no CLAIM or COMPLETE is under way to carry it."""
     path = paths.idle(node)
     fence = fence_check(node, node_version)
     op: Op = Create(path) if idle else Delete(path)

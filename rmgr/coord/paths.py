@@ -203,7 +203,7 @@ def parse_start_order(name: str) -> BlockKey | None:
 
 
 def idle(name: str) -> str:
-    """The hunger mark of a node."""
+    """The idle marker of a node."""
     return f"{IDLE}/{name}"
 
 

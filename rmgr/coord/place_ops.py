@@ -218,7 +218,7 @@ def complete(
     """COMPLETE of several jobs of one submission and attempt, each a whole block, in one fragment (alone: as `ops.complete`).
 
     Args:
-        blocks: (key, version of its running znode). orders: inbox guids obeyed by this. go_idle: create the hunger mark as well.
+        blocks: (key, version of its running znode). orders: inbox guids obeyed by this. go_idle: create the idle marker as well.
     """
     fence = fence_check(node, node_version)
     gone = [Delete(paths.running_block(node, key), version) for key, version in blocks]

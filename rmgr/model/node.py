@@ -44,7 +44,7 @@ class NodeRecord:
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
     protocol: int = 1  #: that it speaks, see `model/version.py`
     life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
-    takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its hunger mark
+    takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its idle marker
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = it has none
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
     leaves: bool = False  #: its Starter writes down that it ends in good order: gone without that word, it has died

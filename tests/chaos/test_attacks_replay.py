@@ -117,7 +117,7 @@ def test_nor_when_it_is_handed_to_the_node_itself(scene: Scene) -> None:
     tail = encode_record(Tail(next=key.count, complete=True))
     places = (Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)), Create(paths.gate(number)))
     handed = Create(paths.running_block("n1", replace(key, seq=HANDED_SEQ)), encode_block(data))
-    until("the node shows its hunger", lambda: scene.mallory.zk.stat(paths.idle("n1")).result(60) is not None)
+    until("the node shows its idle marker", lambda: scene.mallory.zk.stat(paths.idle("n1")).result(60) is not None)
     made = scene.mallory.commit(Create(paths.sub(number), record), *places, handed, Delete(paths.idle("n1")))
     assert isinstance(made, Committed), made
     _refused(scene, number)

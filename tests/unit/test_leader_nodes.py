@@ -187,7 +187,7 @@ def test_a_deposed_leader_commits_nothing_more(bench: Bench) -> None:
     assert bench.count(bench.metrics.fenced_writes) == 1
 
 
-def test_orders_and_hunger_of_a_fenced_node_are_tidied_away(bench: Bench) -> None:
+def test_orders_and_idle_marker_of_a_fenced_node_are_tidied_away(bench: Bench) -> None:
     bench.lead()
     starter = bench.starter("n1")
     committed(bench.outside, order("n1", "x", InboxOrder(order=OrderKind.CANCEL, submission=1)))

@@ -86,7 +86,7 @@ def test_a_job_alone_goes_at_once_and_what_ends_meanwhile_goes_together() -> Non
     assert gone == {paths.running_block("n1", block.key) for block in later} | {paths.inbox("n1", f"start-{at}") for at in (1, 2, 3)}
     bench.sent[3][1](Committed((0,)))
     assert bench.over == [first, *later]
-    assert bench.node.idle.present, "the first of them carried the mark of hunger"
+    assert bench.node.idle.present, "the first of them carried the idle marker"
     assert set(bench.crossed) == {f"start-{at}" for at in range(4)}
     assert all(block.sending is not None for block in (other, again))
 

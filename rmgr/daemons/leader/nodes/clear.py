@@ -1,4 +1,4 @@
-"""Clearing of fenced nodes: blocks that they had claimed are marked FAILED, orders to them and their hunger are taken away.
+"""Clearing of fenced nodes: blocks that they had claimed are marked FAILED, orders to them and their idle markers are taken away.
 
 A clearing begins after FENCE (`leader/nodes/nodes.py`), when the old incarnation can commit nothing any more.
 It ends when nothing is claimed, or with the node's return: what is left then is its own business.
@@ -142,7 +142,7 @@ class Clearer:
             self._context.after(0.0 if clearing.failed > clearing.before else _RETRY_S, partial(self._clear, name))
 
     def _tidy(self, name: str, clearing: _Clearing) -> None:
-        """Nothing is claimed any more: orders to the node, and its hunger, are of no use."""
+        """Nothing is claimed any more: orders to the node, and its idle marker, are of no use."""
         self._clearings.pop(name, None)
         self._cleared[name] = clearing.version
         if clearing.failed:

@@ -242,7 +242,7 @@ class NodeAgent:
             self.puller.is_hungry = False
         self._flush(now_s)
         self._claims.settle(now_s)
-        self._show_hunger(now_s)
+        self._show_idle(now_s)
         if hungry_nodes:
             self._split(hungry_nodes, now_s)
         if self._dispatch.level(now_s):
@@ -383,9 +383,9 @@ class NodeAgent:
         self._returning.discard(block.key)
         self._dispatch.forget(block)
 
-    # -- hunger, SPLIT, RETURN ---------------------------------------------------------------------------------------------
+    # -- idle marker, SPLIT, RETURN ---------------------------------------------------------------------------------------------
 
-    def _show_hunger(self, now_s: float) -> None:
+    def _show_idle(self, now_s: float) -> None:
         """The mark comes with a COMPLETE and goes with a CLAIM where there is one; else by itself after a moment."""
         hungry = self.puller.is_hungry
         if hungry == self.idle.present:

@@ -1,4 +1,4 @@
-"""Blocks that a Submitter hands straight to this node (HAND): its hunger mark goes, and the block is claimed already.
+"""Blocks that a Submitter hands straight to this node (HAND): its idle marker goes, and the block is claimed already.
 
 The mark is watched while it stands. When it goes without this node's doing, the node's claimed blocks are listed, and one
 that nobody here knows is taken as if its claim had just been answered. Who submits one task after another waits for this:
