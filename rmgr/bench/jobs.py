@@ -34,7 +34,7 @@ from rmgr.bench.tasks import no_op
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
-from rmgr.client.ports import FirstTasks, LanePort, TaskSpec
+from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
@@ -166,8 +166,8 @@ class _Bench:
 
     def _array(self, count: int) -> None:
         ends = AwaitedEnds(count)
-        lane = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
-        _add(lane, count)
+        handle = self._engine.open(self._draft(Command(argv=("/bin/true",)), array=f"1-{count}"), ends, timeout_s=30.0)
+        _add(handle, count)
         ends.wait()
 
     def _python(self, count: int) -> None:
@@ -251,10 +251,10 @@ class AwaitedEnds:
             raise RmgrError(f"{len(self._wrong)} jobs did not do what they should: {self._wrong[0]}")
 
 
-def _add(lane: LanePort, count: int) -> None:
-    lane.add(TaskSpec(), [b""] * count)
-    lane.complete()
-    lane.flush(60.0)
+def _add(handle: HandlePort, count: int) -> None:
+    handle.add(TaskSpec(), [b""] * count)
+    handle.complete()
+    handle.flush(60.0)
 
 
 def _of_children(pid: int) -> float:

@@ -95,10 +95,10 @@ class _Live:
         draft = draft_of(
             Options(queue=_QUEUE, name="bench", time=hours * _HOUR_S), work=Work.COMMAND, command=Command(argv=("/bin/true",)), rigid=rigid
         )
-        lane = self._engine.open(draft, AwaitedEnds(count), timeout_s=_READ_S)
-        lane.add(TaskSpec(), [b""] * count)
-        lane.complete()
-        lane.flush(_PATIENCE_S)
+        handle = self._engine.open(draft, AwaitedEnds(count), timeout_s=_READ_S)
+        handle.add(TaskSpec(), [b""] * count)
+        handle.complete()
+        handle.flush(_PATIENCE_S)
 
     def set_policy(self, policy: str) -> None:
         """From the next pass on; waits for that."""

@@ -65,7 +65,7 @@ class AwaitedSubmission:
     number: int
     wanted: frozenset[int] | None = None
     submission: Submission | None = None
-    lane: Any = None
+    handle: Any = None
     past: JobView | None = None
     ends: dict[int, FollowedEnd] = field(default_factory=dict)
     dead: RmgrError | None = None
@@ -76,7 +76,7 @@ class AwaitedSubmission:
         """Tasks that are waited for, as far as they are submitted."""
         if self.wanted is not None:
             return len(self.wanted)
-        return self.past.tasks if self.past is not None else self.lane.progress.total
+        return self.past.tasks if self.past is not None else self.handle.progress.total
 
     @property
     def counts(self) -> dict[State, int]:
@@ -84,7 +84,7 @@ class AwaitedSubmission:
         if self.past is not None:
             return {State(name): count for name, count in self.past.counts.items() if State(name).is_final}
         if self.wanted is None:
-            return dict(self.lane.progress.counts)
+            return dict(self.handle.progress.counts)
         states = [end.state for end in self.ends.values()]
         return {state: states.count(state) for state in State if state.is_final}
 
@@ -95,12 +95,12 @@ class AwaitedSubmission:
             return True
         if self.wanted is not None:
             return len(self.ends) >= len(self.wanted)
-        return bool(self.lane.progress.is_ended or (self.is_left and self.is_idle)) and len(self.ends) >= self.lane.progress.final
+        return bool(self.handle.progress.is_ended or (self.is_left and self.is_idle)) and len(self.ends) >= self.handle.progress.final
 
     @property
     def is_idle(self) -> bool:
         """All that was submitted so far has ended; more may come."""
-        return self.past is None and self.wanted is None and self.lane.progress.final >= self.lane.progress.total
+        return self.past is None and self.wanted is None and self.handle.progress.final >= self.handle.progress.total
 
     @property
     def state(self) -> State:
@@ -137,7 +137,7 @@ class AwaitedSubmission:
 class Follow:
     """Follows submissions until they end.
 
-    Raises (`add`): NotFound. Raises (`events`): DeadlineExceeded at `--timeout`; what killed a lane.
+    Raises (`add`): NotFound. Raises (`events`): DeadlineExceeded at `--timeout`; what killed a handle.
     """
 
     def __init__(self, session: Session) -> None:
@@ -154,8 +154,8 @@ class Follow:
             self._engine = engine_of(self._session)
         try:
             timeout_s = self._session.left_s(10.0) or 10.0
-            followed.lane = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
-            followed.submission = followed.lane.submission
+            followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
+            followed.submission = followed.handle.submission
         except NotFound:
             from rmgr.cli.past import read_past
 
@@ -214,8 +214,8 @@ class _Listener:
         self._news.put((self._followed, fragment, outcomes))
 
     def on_progress(self) -> None:
-        if self._followed.lane is not None:
-            self._followed.submission = self._followed.lane.submission
+        if self._followed.handle is not None:
+            self._followed.submission = self._followed.handle.submission
         self._news.put((self._followed, None, ()))
 
     def on_dead(self, error: RmgrError) -> None:

@@ -286,23 +286,23 @@ def send_by_engine(session: Session, engine: Engine, record: Submission, draft: 
 
     if not draft.work.options.token:  # a token of the user's may stand for a submission that is in already
         _check_room(engine.coordinator, record, draft.settings, draft.tasks if record.rigid is not None else -(-draft.tasks // MAX_TASKS))
-    lane = engine.open(record, SilentListener(), timeout_s=max(0.1, deadline_s - time.monotonic()))
-    known = lane.next_index
-    if known or lane.progress.tail.complete:  # the token had been used before
-        return Sent(submission=lane.submission, tasks=known, created=False)
+    handle = engine.open(record, SilentListener(), timeout_s=max(0.1, deadline_s - time.monotonic()))
+    known = handle.next_index
+    if known or handle.progress.tail.complete:  # the token had been used before
+        return Sent(submission=handle.submission, tasks=known, created=False)
     try:
         if draft.work.options.outputs:
-            _claim_outputs(session, engine.values, lane.number, lane.reign, draft)
-        lane.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
-        lane.complete()
-        lane.flush(max(0.1, deadline_s - time.monotonic()))
+            _claim_outputs(session, engine.values, handle.number, handle.reign, draft)
+        handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
+        handle.complete()
+        handle.flush(max(0.1, deadline_s - time.monotonic()))
     except SubmitUnknown:
         raise
     except RmgrError as error:
-        lane.complete()  # all or nothing: what is in does not run on without the rest
-        cancel_submission(ControlReach(engine.coordinator), lane.number, detail=error.message)
+        handle.complete()  # all or nothing: what is in does not run on without the rest
+        cancel_submission(ControlReach(engine.coordinator), handle.number, detail=error.message)
         raise
-    return Sent(submission=lane.submission, tasks=draft.tasks, created=True)
+    return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 
 
 def _claim_outputs(session: Session, values: Values, number: int, reign: str, draft: CheckedRequest) -> None:

@@ -148,9 +148,9 @@ def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[C
     deadline_s = time.monotonic() + (session.left_s() or _SUBMIT_S)
     engine = engine_of(session)
     mine = token or uuid.uuid4().hex
-    lane = engine.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=max(0.1, deadline_s - time.monotonic()))
-    anchor = lane.submission
-    if not _is_sent(anchor, lane, mine):
+    handle = engine.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=max(0.1, deadline_s - time.monotonic()))
+    anchor = handle.submission
+    if not _is_sent(anchor, handle, mine):
         failpoint("list.before_entries")
     try:
         sent = _make(session, engine, entries, drafts, records, anchor.id, mine, deadline_s)
@@ -167,8 +167,8 @@ def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[C
     if anchor.phase is Phase.HELD:
         _release(engine, anchor.id, mine, max(0.1, deadline_s - time.monotonic()))
         failpoint("list.after_release")
-        lane.complete()
-        lane.flush(max(0.1, deadline_s - time.monotonic()))
+        handle.complete()
+        handle.flush(max(0.1, deadline_s - time.monotonic()))
     return sent
 
 
@@ -193,9 +193,9 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
     )
 
 
-def _is_sent(anchor: Submission, lane: SubmissionHandle, token: str) -> bool:
+def _is_sent(anchor: Submission, handle: SubmissionHandle, token: str) -> bool:
     """The token was used before, and all of that list is in. Raises StateConflict when it is not."""
-    if lane.owned:
+    if handle.owned:
         return False
     if anchor.phase in (Phase.OPEN, Phase.CLOSED) and not anchor.reason:
         return True

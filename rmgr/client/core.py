@@ -121,7 +121,7 @@ class Core(Tasks):
 
     def add(self, spec: TaskSpec, payloads: Sequence[Payload], **_: Any) -> list[Future]:
         """Adds calls; their futures. The first one makes the submission."""
-        if self.lane is not None:
+        if self.handle is not None:
             self.wait_room(block=True, timeout_s=None)
         with self._adding:
             self.check_open()
@@ -224,7 +224,7 @@ class Core(Tasks):
                 future.mark_cancelled()
             if self.is_shut:
                 self._complete()
-        if self.lane is None or all(future.done() for future in futures):
+        if self.handle is None or all(future.done() for future in futures):
             return [future for future in futures if future.cancelled()]
         return super().cancel_futures(futures)
 
@@ -256,11 +256,11 @@ class Core(Tasks):
         self._complete()
 
     def _complete(self) -> None:
-        if self._completed or self.lane is None or not self.connection.is_usable or self.dead is not None:
+        if self._completed or self.handle is None or not self.connection.is_usable or self.dead is not None:
             return
         if self._throttle is None or self._throttle.is_empty:
             self._completed = True
-            self.lane.complete()
+            self.handle.complete()
 
     def count_left(self) -> int:
         """Calls that have not ended."""
@@ -283,13 +283,13 @@ class Core(Tasks):
                     future.wait()
         if self._live is not None and self.connection.is_usable:
             self._live.settle(10.0)
-        if self._on_output is not None and self.lane is not None and self.connection.is_usable:
+        if self._on_output is not None and self.handle is not None and self.connection.is_usable:
             written = threading.Event()
             self.call_soon(written.set)
             written.wait(10.0)
-        if self.lane is not None and self._completed and self.connection.is_usable and self.dead is None:
+        if self.handle is not None and self._completed and self.connection.is_usable and self.dead is None:
             try:
-                self.lane.flush(10.0)
+                self.handle.flush(10.0)
             except RmgrError:
                 return  # the leader declares it complete
 

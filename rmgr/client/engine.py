@@ -84,7 +84,7 @@ class Engine:
         self.known_settings = ClusterSettings()
         self._cap_blocks = cap_blocks
         self.mailbox: Mailbox[Job] = Mailbox()
-        self._lanes: dict[int, list[SubmissionHandle]] = {}
+        self._handles: dict[int, list[SubmissionHandle]] = {}
         self._entry = OwnerEntry(self)
         self._numbers = submitting.Numbers()
         self._state = SessionState.LOST
@@ -148,7 +148,7 @@ class Engine:
             signer=self.signer,
             numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
         )
-        lane = SubmissionHandle(
+        handle = SubmissionHandle(
             self,
             made.submission,
             made.version,
@@ -159,17 +159,17 @@ class Engine:
             held=bool(draft.max_running),
             pending_cap=self._cap(made.submission.queue),
         )
-        lane.wants_ownership = not made.created
+        handle.wants_ownership = not made.created
         if first is not None:
-            first.made(lane)
-        self._begin(lane, fresh=made.created)
+            first.made(handle)
+        self._begin(handle, fresh=made.created)
         if not made.created:
             self.post(self._watch_owners)
         elif first is not None and not blocks:
-            lane.add(first.spec, first.payloads)
+            handle.add(first.spec, first.payloads)
             if first.complete:
-                lane.complete()
-        return lane
+                handle.complete()
+        return handle
 
     def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""
@@ -180,7 +180,7 @@ class Engine:
         if record is None or tail is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         submission = validity.submission(record.data, number)
-        lane = SubmissionHandle(
+        handle = SubmissionHandle(
             self,
             submission,
             record.version,
@@ -195,12 +195,12 @@ class Engine:
         if own and signer is not None:
             signer.publish(self.coordinator, timeout_s=timeout_s)
             own = signer.user == submission.user  # nobody can sign tasks for another user
-        lane.wants_ownership = own
-        self._begin(lane, fresh=False)
+        handle.wants_ownership = own
+        self._begin(handle, fresh=False)
         if own:
             self.post(self._entry.want)
             self.post(self._watch_owners)
-        return lane
+        return handle
 
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
         """See `ports.SubmitterPort`."""
@@ -229,7 +229,7 @@ class Engine:
             return  # a forked child: threads and sockets are the parent's
         if sends and threading.current_thread() is not self._thread:
             self._flush(timeout_s)
-        self.post(self._end_lanes)
+        self.post(self._end_handles)
         self.mailbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -277,27 +277,27 @@ class Engine:
         """0.75 to 1.25 of it."""
         return seconds * machine.uniform(0.75, 1.25)
 
-    # -- for lanes
+    # -- for handles
 
-    def wake(self, lane: SubmissionHandle) -> None:
-        """A lane has something to send."""
-        self.mailbox.wake(lane.send, lane)
+    def wake(self, handle: SubmissionHandle) -> None:
+        """A handle has something to send."""
+        self.mailbox.wake(handle.send, handle)
 
-    def forget(self, lane: SubmissionHandle) -> None:
-        """A lane is over."""
-        lanes = self._lanes.get(lane.number)
-        if lanes is not None and lane in lanes:
-            lanes.remove(lane)
-            if not lanes:
-                del self._lanes[lane.number]
+    def forget(self, handle: SubmissionHandle) -> None:
+        """A handle is over."""
+        handles = self._handles.get(handle.number)
+        if handles is not None and handle in handles:
+            handles.remove(handle)
+            if not handles:
+                del self._handles[handle.number]
 
     def heard(self, message: Ahead | Told) -> None:
         """A Starter says on a direct line what it commits."""
-        for lane in self._lanes.get(message.submission, ()):
-            lane.heard(message)
+        for handle in self._handles.get(message.submission, ()):
+            handle.heard(message)
 
     def look_at_owners(self) -> None:
-        """Reads which Submitters live, for lanes that wait for an owner's end; again whenever one comes or goes."""
+        """Reads which Submitters live, for handles that wait for an owner's end; again whenever one comes or goes."""
         asked = self.coordinator.children(paths.SUBMITTERS, watch=lambda: self.post(self.look_at_owners))
         asked.add_done_callback(lambda _: self.post(lambda: self._owners(asked)))
 
@@ -315,38 +315,38 @@ class Engine:
             _LOG.exception("submitter_job_failed")
         return True
 
-    def _begin(self, lane: SubmissionHandle, *, fresh: bool) -> None:
+    def _begin(self, handle: SubmissionHandle, *, fresh: bool) -> None:
         def begin() -> None:
-            self._lanes.setdefault(lane.number, []).append(lane)
-            lane.start(fresh=fresh)
+            self._handles.setdefault(handle.number, []).append(handle)
+            handle.start(fresh=fresh)
 
         self.post(begin)
 
     def _all(self) -> list[SubmissionHandle]:
-        return [lane for lanes in self._lanes.values() for lane in lanes]
+        return [handle for handles in self._handles.values() for handle in handles]
 
     def _flush(self, timeout_s: float) -> None:
         end_s = machine.monotonic() + timeout_s
         owned: Future[list[SubmissionHandle]] = Future()
-        self.post(lambda: owned.set_result([lane for lane in self._all() if lane.owned]))
+        self.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
         try:
-            for lane in machine.result(owned, timeout_s):
-                with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the lane
-                    lane.flush(max(0.0, end_s - machine.monotonic()))
+            for handle in machine.result(owned, timeout_s):
+                with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the handle
+                    handle.flush(max(0.0, end_s - machine.monotonic()))
         except TimeoutError:
             _LOG.warning("not_flushed: the Submitter is busy")
 
-    def _end_lanes(self) -> None:
-        for lane in self._all():
-            lost = f" as far as it was sent: tasks from {lane.number}_{lane.first_unsent} on may never run" if lane.has_unsent else ""
-            lane.die(NotConnected(f"the connection was closed; submission {lane.number} goes on without it{lost}"))
+    def _end_handles(self) -> None:
+        for handle in self._all():
+            lost = f" as far as it was sent: tasks from {handle.number}_{handle.first_unsent} on may never run" if handle.has_unsent else ""
+            handle.die(NotConnected(f"the connection was closed; submission {handle.number} goes on without it{lost}"))
 
     def _on_session(self, state: SessionState) -> None:
         self._state = state
         if state is SessionState.CONNECTED:
             self._entry.keep()
-            for lane in self._all():
-                lane.reconnected()
+            for handle in self._all():
+                handle.reconnected()
             if self._watching_owners:
                 self.look_at_owners()
         for listener in self._listeners:
@@ -362,7 +362,7 @@ class Engine:
         except RmgrError:
             self.after(self.jitter(1.0), self.look_at_owners)
             return
-        wanted = {lane.submission.owner for lane in self._all() if lane.wants_ownership}
+        wanted = {handle.submission.owner for handle in self._all() if handle.wants_ownership}
         there = [f"{paths.SUBMITTERS}/{name}" for name in names if paths.entry_guid(name) in wanted]
         if not there:
             self._look([])
@@ -384,8 +384,8 @@ class Engine:
         self._look(entries)
 
     def _look(self, living: Sequence[SubmitterEntry]) -> None:
-        for lane in self._all():
-            lane.look_at_owner(frozenset(entry.guid for entry in living if is_owner(entry, lane.submission)))
+        for handle in self._all():
+            handle.look_at_owner(frozenset(entry.guid for entry in living if is_owner(entry, handle.submission)))
 
     def _first_blocks(self, draft: Submission, first: FirstTasks, timeout_s: float) -> list[Block]:
         """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""

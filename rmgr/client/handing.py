@@ -31,11 +31,11 @@ _PAYS = 3
 
 
 class Handing:
-    """Of one lane. ran_on: the node that the last fragment came from, "" = none."""
+    """Of one handle. ran_on: the node that the last fragment came from, "" = none."""
 
-    def __init__(self, lane: SubmissionHandle) -> None:
+    def __init__(self, handle: SubmissionHandle) -> None:
         self.ran_on = ""
-        self._lane = lane
+        self._handle = handle
         self._node = ""
         self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
         self._asking = False
@@ -46,10 +46,10 @@ class Handing:
         """(node, version of its record) to hand these blocks to, None: queue them."""
         if len(packed) != 1 or not self.ran_on or packed[0].solid or not packed[0].spec.resubmit:
             return None
-        lane = self._lane
-        if lane.submission.rigid is not None or lane.submission.request.resources:
+        handle = self._handle
+        if handle.submission.rigid is not None or handle.submission.request.resources:
             return None  # only the leader places; and a hungry node may have lent what it has of other resources
-        if lane.progress.final < packed[0].first or machine.monotonic() < self._not_before_s:
+        if handle.progress.final < packed[0].first or machine.monotonic() < self._not_before_s:
             return None
         if self._node != self.ran_on:
             self._node, self._known = self.ran_on, None
@@ -58,11 +58,11 @@ class Handing:
             return None
         version, record = self._known
         fits = record.state is NodeState.UP and record.takes_handed
-        return (self._node, version) if fits and packed[0].count * lane.submission.request.cores <= record.capacity.cores else None
+        return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
 
     def announce(self, multi: Multi) -> None:
         """A HAND is on its way: its Starter may know."""
-        lines = self._lane.engine.lines
+        lines = self._handle.engine.lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
@@ -72,7 +72,7 @@ class Handing:
         """It was committed."""
         self._refusals = 0
         self._taken += 1
-        lines = self._lane.engine.lines
+        lines = self._handle.engine.lines
         if self._taken >= _PAYS and lines is not None and self._known is not None:
             lines.want(self._known[1])
 
@@ -89,7 +89,7 @@ class Handing:
         if self._asking:
             return
         self._asking = True
-        engine, node = self._lane.engine, self._node
+        engine, node = self._handle.engine, self._node
         asked = engine.coordinator.get(paths.node(node))
         asked.add_done_callback(lambda _: engine.post(lambda: self._arrived(node, asked)))
 

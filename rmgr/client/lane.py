@@ -112,7 +112,7 @@ class SubmissionHandle:
         return self.engine.guid
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
-        """See `ports.LanePort`. Cost: O(len(payloads)), no IO."""
+        """See `ports.HandlePort`. Cost: O(len(payloads)), no IO."""
         sender = self._sender
         with self.lock:
             if self.dead is not None:
@@ -124,7 +124,7 @@ class SubmissionHandle:
         return first
 
     def wait_room(self, timeout_s: float | None) -> None:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         sender = self._sender
         if not self.owned and self.wants_ownership:
             self._wait_owned(timeout_s)
@@ -135,7 +135,7 @@ class SubmissionHandle:
             raise self._full_error()
 
     def flush(self, timeout_s: float | None) -> None:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         sender = self._sender
         with self.lock:
             goal = sender.buffer.next_index
@@ -153,12 +153,12 @@ class SubmissionHandle:
             )
 
     def wait_sent(self, index: int, timeout_s: float | None) -> bool:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         self.engine.wake(self)
         return self._wait(lambda: self._sender.sent > index, timeout_s)
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         with self.lock:
             if index is not None:
                 return {index: self._refused.pop(index)} if index in self._refused else {}
@@ -166,13 +166,13 @@ class SubmissionHandle:
         return taken
 
     def complete(self) -> None:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         with self.lock:
             self._sender.want_complete = True
         self.engine.wake(self)
 
     def drop(self, indices: Sequence[int]) -> list[int]:
-        """See `ports.LanePort`."""
+        """See `ports.HandlePort`."""
         sender = self._sender
         with self.lock:
             unsent = sender.buffer.next_index - sender.buffer.tasks

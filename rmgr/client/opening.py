@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from rmgr.client.ports import FirstTasks, LanePort, Listener, SubmitterPort
+from rmgr.client.ports import FirstTasks, HandlePort, Listener, SubmitterPort
 from rmgr.model.submission import Submission
 
 
@@ -20,17 +20,17 @@ class SubmissionOpening:
         self._submitter = submitter
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._lane: LanePort | None = None
+        self._handle: HandlePort | None = None
 
-    def open(self, listener: Listener, first: FirstTasks | None) -> LanePort:
+    def open(self, listener: Listener, first: FirstTasks | None) -> HandlePort:
         """The submission, with these tasks. (One that somebody has asked the number of meanwhile is there without them: added then.)
 
         Raises: as `SubmitterPort.open`.
         """
         with self._lock:
-            if self._lane is None:
-                self._lane = self._submitter.open(self.draft, listener, timeout_s=self._timeout_s, first=first)
+            if self._handle is None:
+                self._handle = self._submitter.open(self.draft, listener, timeout_s=self._timeout_s, first=first)
             elif first is not None:
-                first.made(self._lane)
-                self._lane.add(first.spec, first.payloads)
-        return self._lane
+                first.made(self._handle)
+                self._handle.add(first.spec, first.payloads)
+        return self._handle

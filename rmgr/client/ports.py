@@ -47,7 +47,7 @@ class Listener(Protocol):
         """Nothing more will come: the submission is gone, was taken over, or the Submitter was closed."""
 
 
-class LanePort(Protocol):
+class HandlePort(Protocol):
     """One submission that this Submitter looks after (or only follows)."""
 
     number: int
@@ -69,7 +69,7 @@ class LanePort(Protocol):
         """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
 
         Args:
-            payloads: argument bytes, one a task. The list is the lane's from now on.
+            payloads: argument bytes, one a task. The list is the handle's from now on.
             solid: they are one block, run one after another in one slot (at most 256).
             row: the store row that already holds the arguments (then `payloads` are empty, one a task).
         Returns: the first index. Raises: StateConflict when the submission is complete, cancelled or not owned.
@@ -97,20 +97,20 @@ class LanePort(Protocol):
         """Cancels those of `indices` that are not sent yet; they end CANCELLED. Returns which."""
 
 
-def _nobody(_lane: LanePort) -> None: ...
+def _nobody(_handle: HandlePort) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTasks:
     """Tasks that are known when their submission is made.
 
-    complete: no more will follow. made: told of the lane before anything is told of the tasks.
+    complete: no more will follow. made: told of the handle before anything is told of the tasks.
     """
 
     spec: TaskSpec
     payloads: list[bytes]
     complete: bool = False
-    made: Callable[[LanePort], None] = _nobody
+    made: Callable[[HandlePort], None] = _nobody
 
 
 class SubmitterPort(Protocol):
@@ -136,7 +136,7 @@ class SubmitterPort(Protocol):
     def user(self) -> str:
         """In whose name work is submitted, as his credentials say; "" where nobody has any."""
 
-    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> LanePort:
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> HandlePort:
         """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
 
         first: its first tasks, in the same commit if they fit it and the queue has room, else added at once (`flush` waits for
@@ -144,7 +144,7 @@ class SubmitterPort(Protocol):
         Raises: SubmitUnknown, CoordinationUnavailable, WrongCluster.
         """
 
-    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> LanePort:
+    def attach(self, number: int, listener: Listener, *, own: bool, timeout_s: float) -> HandlePort:
         """Follows an existing submission from its beginning; with `own`, takes it over once its owner is gone.
 
         Raises: NotFound.

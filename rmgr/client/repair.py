@@ -41,9 +41,9 @@ _ROWS = 2000
 class Repair:
     """What the owner of a submission does about its failed attempts."""
 
-    def __init__(self, lane: SubmissionHandle) -> None:
-        self._lane = lane
-        self._engine = lane.engine
+    def __init__(self, handle: SubmissionHandle) -> None:
+        self._handle = handle
+        self._engine = handle.engine
         self._active = False
         self._looking = False
         self._again = False
@@ -74,7 +74,7 @@ class Repair:
             self._again = True
             return
         self._looking, self._again = True, False
-        asked = self._engine.coordinator.children(paths.failed(self._lane.number), watch=lambda: self._engine.post(self.look))
+        asked = self._engine.coordinator.children(paths.failed(self._handle.number), watch=lambda: self._engine.post(self.look))
         asked.add_done_callback(lambda _: self._engine.post(lambda: self._listed(asked)))
 
     def _schedule(self) -> None:
@@ -106,7 +106,7 @@ class Repair:
             self.look()
 
     def _read(self, name: str) -> None:
-        asked = self._engine.coordinator.get(f"{paths.failed(self._lane.number)}/{name}")
+        asked = self._engine.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
 
         def then(found: Stamped | None) -> None:
             if found is None:
@@ -121,7 +121,7 @@ class Repair:
         self._then(name, asked, then)
 
     def _delay_s(self, failed: FailedRange) -> float:
-        submission = self._lane.submission
+        submission = self._handle.submission
         try:
             block = decode_block(failed.block)
         except msgspec.DecodeError:
@@ -137,14 +137,14 @@ class Repair:
         """The back-off is over: the record is read again, for its version."""
         if self._active and name in self._known:
             self._known[name] = None
-            asked = self._engine.coordinator.get(f"{paths.failed(self._lane.number)}/{name}")
+            asked = self._engine.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
             self._then(name, asked, lambda found: self._decide(name, found) if found else self._known.pop(name, None))
 
     def _decide(self, name: str, found: Stamped) -> None:
-        asked = self._engine.coordinator.stat(paths.gate(self._lane.number))
+        asked = self._engine.coordinator.stat(paths.gate(self._handle.number))
 
         def then(gate: Stat | None) -> None:
-            submission = self._lane.submission
+            submission = self._handle.submission
             if submission.phase is Phase.CANCELLED:
                 self._known.pop(name, None)  # the leader ends it
                 return

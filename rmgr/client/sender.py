@@ -2,7 +2,7 @@
 
     idle -> rows to the store -> room in the queue? -> commit -> Committed: idle again
                                                     -> Unknown, or a conflict: the tail tells what happened
-Lives on the Submitter's thread; the buffer is shared with the callers under the lane's lock.
+Lives on the Submitter's thread; the buffer is shared with the callers under the handle's lock.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ class _Round:
 
 
 class Sender:
-    """What a lane sends.
+    """What a handle sends.
 
     Args:
         held: blocks are set aside instead of queued (the submission is held, or has a cap).
     """
 
-    def __init__(self, lane: SubmissionHandle, tail: Tail, tail_version: int, *, held: bool) -> None:
+    def __init__(self, handle: SubmissionHandle, tail: Tail, tail_version: int, *, held: bool) -> None:
         self.tail = tail
         self.full = False
         self.held = held
         self.trouble: RmgrError | None = None  #: why the present round does not get on
-        self.buffer = Buffer(tail.next, single=lane.submission.rigid is not None)
+        self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
-        self._lane = lane
-        self._engine = lane.engine
+        self._handle = handle
+        self._engine = handle.engine
         self._version = tail_version
         self._round: _Round | None = None
         self._rounds = 0
@@ -89,23 +89,23 @@ class Sender:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits to be sent (to be read under the lane's lock)."""
+        """Nothing waits to be sent (to be read under the handle's lock)."""
         return self._round is None and not self.buffer.tasks and (self.tail.complete or not self.want_complete)
 
     def rebase(self, tail: Tail, version: int) -> None:
         """The tail as it is after this Submitter has taken the submission over."""
         self.tail, self._version = tail, version
-        self.buffer = Buffer(tail.next, single=self._lane.submission.rigid is not None)
+        self.buffer = Buffer(tail.next, single=self._handle.submission.rigid is not None)
         self.want_complete = tail.complete
 
     # -- one round
 
     def send(self) -> None:
         """Starts a round if none is under way and there is something to send."""
-        lane = self._lane
-        if self._round is not None or not lane.owned or lane.dead is not None:
+        handle = self._handle
+        if self._round is not None or not handle.owned or handle.dead is not None:
             return
-        with lane.lock:
+        with handle.lock:
             most = 1 if self.dropped else self._claimed_blocks if self.buffer.begins_keyed else MOST_BLOCKS
             packed = self.buffer.take(max_blocks=most)
             complete = self.want_complete and not self.buffer.tasks
@@ -134,7 +134,7 @@ class Sender:
             self._claim()
 
     def _store_load(self, current: _Round, load: list[Packed]) -> None:
-        number, store = self._lane.number, self._engine.store
+        number, store = self._handle.number, self._engine.store
 
         def write() -> dict[int, str]:
             rows: dict[int, tuple[str, Sequence[Part]]] = {}
@@ -158,7 +158,7 @@ class Sender:
         if not any(item.spec.keyed for item in current.packed):
             self._admit()
             return
-        engine, number = self._engine, self._lane.number
+        engine, number = self._engine, self._handle.number
 
         def work() -> tuple[dict[int, RmgrError], float]:
             begun_s = machine.monotonic()
@@ -176,17 +176,17 @@ class Sender:
 
     def _admit(self) -> None:
         current = self._round
-        if current is None or self._lane.dead is not None:
+        if current is None or self._handle.dead is not None:
             return
-        cap = self._lane.pending_cap
+        cap = self._handle.pending_cap
         admitted = (
             True
             if self.held or not current.packed
-            else self._engine.gauge.admit(self._lane.submission.queue, len(current.packed), cap, self._admit)
+            else self._engine.gauge.admit(self._handle.submission.queue, len(current.packed), cap, self._admit)
         )
         if admitted is False:
             self.full = True
-            self._lane.notify()
+            self._handle.notify()
             self._engine.after(FULL_LOOK_S, self._admit)
         elif admitted:
             self.full = False
@@ -194,7 +194,7 @@ class Sender:
 
     def _commit(self) -> None:
         current = self._round
-        if current is None or self._lane.dead is not None:
+        if current is None or self._handle.dead is not None:
             return
         if current.multi is None:
             current.multi = self._multi(current)
@@ -202,14 +202,14 @@ class Sender:
         try:
             asked = self._engine.coordinator.commit(current.multi, timeout_s=self._engine.commit_timeout_s)
         except RequestTooLarge as error:
-            self._lane.die(error)
+            self._handle.die(error)
             return
         self._step(asked, self._answered, self._commit)
         if _is_handed(current):
-            self._lane.handing.announce(current.multi)
+            self._handle.handing.announce(current.multi)
 
     def _multi(self, current: _Round) -> Multi:
-        submission = self._lane.submission
+        submission = self._handle.submission
         memory_mib = -(-submission.request.memory_bytes // MIB)
         blocks = [
             block_of(
@@ -229,7 +229,7 @@ class Sender:
         gone = current.refused.keys() | set(current.dropped)
         if gone:
             blocks = [part for block in blocks for part in _without(block, gone)]
-        target = None if self.held or gone or current.is_queued else self._lane.handing.target(current.packed)
+        target = None if self.held or gone or current.is_queued else self._handle.handing.target(current.packed)
         if target is not None:
             node, version = target
             (key, data), tail = blocks[0], current.tail
@@ -250,7 +250,7 @@ class Sender:
                 self._committed()
             case Conflict() | Unknown():
                 # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
-                asked = self._engine.coordinator.get(paths.tail(self._lane.number))
+                asked = self._engine.coordinator.get(paths.tail(self._handle.number))
                 self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
 
     def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
@@ -258,29 +258,29 @@ class Sender:
         if current is None:
             return
         if found is None:
-            self._lane.die(NotFound(f"submission {self._lane.number} is gone", hint=f"rmgr history {self._lane.number}"))
+            self._handle.die(NotFound(f"submission {self._handle.number} is gone", hint=f"rmgr history {self._handle.number}"))
             return
         try:
-            now = validity.tail(found, self._lane.number)
+            now = validity.tail(found, self._handle.number)
         except RmgrError as error:
-            self._lane.die(error)
+            self._handle.die(error)
             return
         if now == current.tail:
             self._committed()
         elif now.complete and now.next == self.tail.next and now.reigns == self.tail.reigns:
             self._ended_meanwhile(now, found.version)
         elif found.version != self._version:
-            self._lane.die(
+            self._handle.die(
                 StateConflict(
-                    f"submission {self._lane.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
+                    f"submission {self._handle.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )
             )
         elif isinstance(outcome, Conflict) and _is_handed(current):
             self._queue_instead(outcome.path)
         elif isinstance(outcome, Conflict):
-            self._lane.die(
+            self._handle.die(
                 StateConflict(
-                    f"submission {self._lane.number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
+                    f"submission {self._handle.number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
                 )
             )
         else:
@@ -288,11 +288,11 @@ class Sender:
 
     def _ended_meanwhile(self, now: Tail, version: int) -> None:
         """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
-        current, number = self._round, self._lane.number
+        current, number = self._round, self._handle.number
         assert current is not None
         if current.packed:
             count = current.tail.next - now.next
-            self._lane.die(
+            self._handle.die(
                 StateConflict(
                     f"submission {number} was ended while this program was cut off or stood still: its last {count} task"
                     f"{'s' * (count != 1)} {'were' if count != 1 else 'was'} not submitted",
@@ -309,21 +309,21 @@ class Sender:
         assert current is not None
         failpoint("submitter.after_enqueue")
         if _is_handed(current):
-            self._lane.handing.taken()
+            self._handle.handing.taken()
         self._version += 1
         self._retry_s = 0.05
         self.trouble = None
-        with self._lane.lock:
+        with self._handle.lock:
             self.tail, self._round = current.tail, None
-            self._lane.refuse(current.refused)
-        self._lane.sent()
+            self._handle.refuse(current.refused)
+        self._handle.sent()
         self.send()
 
     def _queue_instead(self, path: str | None) -> None:
         """The node is not as it was thought to be: nothing was committed, the same tasks go into the queue."""
         current = self._round
         assert current is not None
-        self._lane.handing.refused(path)
+        self._handle.handing.refused(path)
         current.multi, current.is_queued = None, True
         self._commit()
 
@@ -333,19 +333,19 @@ class Sender:
         asked.add_done_callback(lambda _: self._engine.post(lambda: self._stepped(asked, then, again)))
 
     def _stepped(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
-        if self._lane.dead is not None:
+        if self._handle.dead is not None:
             return
         try:
             value = asked.result(0)
         except Unavailable as error:
             self.trouble = error
-            self._lane.notify()
+            self._handle.notify()
             self._again(again)
         except RmgrError as error:
             if isinstance(error, PermissionDenied) and self._round is not None and _is_handed(self._round):
                 self._queue_instead(None)  # an older release, or gateway, knows no such thing
                 return
-            self._lane.die(error)
+            self._handle.die(error)
         else:
             then(value)
 

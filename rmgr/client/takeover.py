@@ -22,41 +22,41 @@ if TYPE_CHECKING:
 
 
 class Takeover:
-    """How a lane that follows becomes one that owns."""
+    """How a handle that follows becomes one that owns."""
 
-    def __init__(self, lane: SubmissionHandle) -> None:
-        self._lane = lane
+    def __init__(self, handle: SubmissionHandle) -> None:
+        self._handle = handle
         self._busy = False
 
     def look(self, alive: frozenset[str]) -> None:
         """Acts if the owner is not among the living. A complete submission is left to the leader."""
-        lane = self._lane
-        if lane.owned or self._busy or lane.submission.owner in alive:
+        handle = self._handle
+        if handle.owned or self._busy or handle.submission.owner in alive:
             return
-        if lane.progress.tail.complete or lane.submission.phase in {Phase.CANCELLED, Phase.CLOSED}:
+        if handle.progress.tail.complete or handle.submission.phase in {Phase.CANCELLED, Phase.CLOSED}:
             return
         self._busy = True
-        coordinator = lane.engine.coordinator
-        record_read = coordinator.get(paths.sub(lane.number))
-        tail_read = coordinator.get(paths.tail(lane.number))
-        tail_read.add_done_callback(lambda _: lane.engine.post(lambda: self._read(record_read, tail_read)))
+        coordinator = handle.engine.coordinator
+        record_read = coordinator.get(paths.sub(handle.number))
+        tail_read = coordinator.get(paths.tail(handle.number))
+        tail_read.add_done_callback(lambda _: handle.engine.post(lambda: self._read(record_read, tail_read)))
 
     def _read(self, record_read: Future[Stamped | None], tail_read: Future[Stamped | None]) -> None:
         self._busy = False
-        lane, engine = self._lane, self._lane.engine
+        handle, engine = self._handle, self._handle.engine
         try:
             record, tail = record_read.result(0), tail_read.result(0)
         except (RmgrError, TimeoutError):
             engine.after(1.0, engine.look_at_owners)
             return
         if record is None or tail is None:
-            lane.die(NotFound(f"submission {lane.number} is gone", hint=f"rmgr history {lane.number}"))
+            handle.die(NotFound(f"submission {handle.number} is gone", hint=f"rmgr history {handle.number}"))
             return
         try:
-            mine = replace(validity.submission(record.data, lane.number), owner=engine.guid)
-            grown = taken_over(validity.tail(tail, lane.number), engine.guid, f"{engine.guid[:12]}-over")
+            mine = replace(validity.submission(record.data, handle.number), owner=engine.guid)
+            grown = taken_over(validity.tail(tail, handle.number), engine.guid, f"{engine.guid[:12]}-over")
         except RmgrError as error:
-            lane.die(error)
+            handle.die(error)
             return
         if grown.complete:
             return
@@ -69,9 +69,9 @@ class Takeover:
 
     def _committed(self, answer: Future[Any], record: Submission, version: int, tail: Tail, tail_version: int) -> None:
         self._busy = False
-        engine = self._lane.engine
+        engine = self._handle.engine
         if answer.exception(0) is None and isinstance(answer.result(0), Committed):
             failpoint("submitter.after_take_over")
-            self._lane.taken_over(record, version, tail, tail_version)
+            self._handle.taken_over(record, version, tail, tail_version)
         else:
             engine.after(engine.jitter(0.2), engine.look_at_owners)

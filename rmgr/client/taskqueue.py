@@ -24,7 +24,7 @@ from rmgr.client.modules import ship
 from rmgr.client.opening import SubmissionOpening
 from rmgr.client.output import FollowsOutput
 from rmgr.client.pickling import dump_call, name_of
-from rmgr.client.ports import LanePort, TaskSpec
+from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.scattered import Payload
 from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
@@ -170,11 +170,11 @@ class TaskQueue(FollowsOutput):
         number = name if isinstance(name, int) else parse_submission(name)
         connection = connection or connect()
         tasks = Tasks(connection, keep_all=True)
-        lane = tasks.lane = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
-        if lane.submission.work is not Work.PYTHON:
+        handle = tasks.handle = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
+        if handle.submission.work is not Work.PYTHON:
             raise UsageError(f"submission {number} runs commands, it is not a TaskQueue", hint=f"rmgr wait {number}")
         made = cls.__new__(cls)
-        made._begin(connection, tasks, lane.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
+        made._begin(connection, tasks, handle.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
         return made
 
     def own(self, timeout: float | None = None) -> int:
@@ -184,7 +184,7 @@ class TaskQueue(FollowsOutput):
             queue that was completed has all its tasks.
         Raises: StateConflict when the owner lives on, or the queue was cancelled.
         """
-        progress = self._lane.progress
+        progress = self._handle.progress
         if not progress.tail.complete:
             try:
                 self._tasks.wait_room(block=True, timeout_s=timeout)
@@ -196,20 +196,20 @@ class TaskQueue(FollowsOutput):
     # -- what it is
 
     @property
-    def _lane(self) -> LanePort:
+    def _handle(self) -> HandlePort:
         """Its submission: made with the first tasks, or here. One that exists keeps its number and name when the connection is gone."""
-        lane = self._tasks.lane
-        return lane if lane is not None else self._tasks.opened()
+        handle = self._tasks.handle
+        return handle if handle is not None else self._tasks.opened()
 
     @property
     def id(self) -> int:
         """Number of the submission, as `rmgr jobs` shows it. (Recorded by this call, if nothing was submitted before.)"""
-        return self._lane.number
+        return self._handle.number
 
     @property
     def name(self) -> str:
         """`taskq-0000000042`: what another process attaches to."""
-        return taskq_name(self._lane.number)
+        return taskq_name(self._handle.number)
 
     @property
     def function(self) -> str:
@@ -217,11 +217,11 @@ class TaskQueue(FollowsOutput):
         return self._record.function
 
     def __len__(self) -> int:
-        return 0 if self._tasks.lane is None else max(self._lane.next_index, self._lane.progress.total)
+        return 0 if self._tasks.handle is None else max(self._handle.next_index, self._handle.progress.total)
 
     def __repr__(self) -> str:
         where = f"{self._function_name} at {self.connection.where}"
-        if self._tasks.lane is None:
+        if self._tasks.handle is None:
             return f"<rmgr.TaskQueue {where}: unused>"
         return f"<rmgr.TaskQueue {self.name} {where}: {self._tasks.ended} task{'s' * (len(self) != 1)} ended{', closed' * self.is_closed}>"
 
@@ -280,7 +280,7 @@ class TaskQueue(FollowsOutput):
             raise UsageError(f"an output key stands twice in {list(outputs)}")
         if overwrite or not outputs:
             return
-        sent = self._lane.progress.tail.next
+        sent = self._handle.progress.tail.next
         if len(self._unsent) > _MANY_UNSENT:
             self._unsent = {key: index for key, index in self._unsent.items() if index >= sent}
         store = self.connection.store
@@ -305,14 +305,14 @@ class TaskQueue(FollowsOutput):
             store.check_input(key, trust=trust, timeout=timeout_s)
 
     def _wait_sent(self, index: int, timeout: float | None) -> None:
-        if not self._lane.wait_sent(index, timeout):
+        if not self._handle.wait_sent(index, timeout):
             raise SubmitUnknown(
                 f"task {self.id}_{index} is not known to be durable within {timeout:g} s",
-                token=self._lane.submission.token,
+                token=self._handle.submission.token,
                 task_id=f"{self.id}_{index}",
                 hint="it is sent again in the background while this process lives",
             )
-        for error in self._lane.take_refused(index).values():
+        for error in self._handle.take_refused(index).values():
             raise error
 
     def submit_call(self, /, *args: Any, **kwargs: Any) -> Future:
@@ -399,7 +399,7 @@ class TaskQueue(FollowsOutput):
         """
         deadline = Deadline(timeout)
         others = [outcome_of(queue, progress, deadline) for queue in self._variants.all()]
-        title = f"{self.name} {self._function_name}" if self._tasks.lane is not None else self._function_name
+        title = f"{self.name} {self._function_name}" if self._tasks.handle is not None else self._function_name
         with ProgressDisplay(title, enabled=progress, trouble=self.connection.trouble) as display, giving_slot_back():
             while True:
                 counts = self._tasks.counts()
@@ -453,11 +453,11 @@ class TaskQueue(FollowsOutput):
         """
         for queue in self._variants.all():
             queue.flush(timeout)
-        if self._tasks.lane is None:
+        if self._tasks.handle is None:
             return
         self._tasks.check_waitable()
-        self._tasks.lane.flush(timeout)
-        refused = self._tasks.lane.take_refused()
+        self._tasks.handle.flush(timeout)
+        refused = self._tasks.handle.take_refused()
         if refused:
             index = min(refused)
             error, others = refused[index], f" ({len(refused)} tasks were refused in all)" if len(refused) > 1 else ""

@@ -15,7 +15,7 @@ from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, Source, settle
 from rmgr.client.opening import SubmissionOpening
-from rmgr.client.ports import FirstTasks, LanePort, TaskSpec
+from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.progress import Counts
 from rmgr.client.repair import delete_pointers
 from rmgr.client.results import Settled, error_of
@@ -58,7 +58,7 @@ class Tasks:
     def __init__(self, connection: Connection, *, keep_all: bool = False, opening: SubmissionOpening | None = None) -> None:
         self.connection = connection
         self.store: Store = connection.submitter.store
-        self.lane: LanePort | None = None
+        self.handle: HandlePort | None = None
         self._opening = opening
         self._is_closed = False
         self.dead: RmgrError | None = None
@@ -75,7 +75,7 @@ class Tasks:
     @property
     def number(self) -> int:
         """The submission."""
-        return self.lane.number if self.lane is not None else 0
+        return self.handle.number if self.handle is not None else 0
 
     @property
     def where(self) -> str:
@@ -85,19 +85,19 @@ class Tasks:
     @property
     def ended(self) -> str:
         """`3 of 8`: how many have ended, for people."""
-        lane = self.lane
-        total = 0 if lane is None else max(lane.next_index, lane.progress.total)
-        return f"{0 if lane is None else lane.progress.final} of {total}"
+        handle = self.handle
+        total = 0 if handle is None else max(handle.next_index, handle.progress.total)
+        return f"{0 if handle is None else handle.progress.final} of {total}"
 
     @property
     def request(self) -> Request | None:
         """What each task asked for."""
-        return self.lane.submission.request if self.lane is not None else None
+        return self.handle.submission.request if self.handle is not None else None
 
     # -- adding (one caller at a time)
 
     def add(self, spec: TaskSpec, payloads: Sequence[Payload], *, outputs: tuple[str, ...] = (), solid: bool = False) -> list[Future]:
-        """Adds tasks; returns their futures. Raises: as `LanePort.add`; StoreUnavailable for large arguments."""
+        """Adds tasks; returns their futures. Raises: as `HandlePort.add`; StoreUnavailable for large arguments."""
         futures = [Future(self) for _ in payloads]
         self.add_for(spec, payloads, futures, outputs=outputs, solid=solid)
         return futures
@@ -113,15 +113,15 @@ class Tasks:
         row: str = "",
     ) -> int:
         """As `add`, for futures that exist already; returns the first index."""
-        if self.lane is None and self._opening is not None and payloads:
+        if self.handle is None and self._opening is not None and payloads:
             if not (outputs or solid or row or spec.keyed or self._is_closed) and max(map(len, payloads)) <= HELD_BYTES:
                 return self._open_with(self._opening, spec, payloads, futures)
             self.opened()
-        lane = self.lane_or_raise()
-        first = lane.next_index
+        handle = self.handle_or_raise()
+        first = handle.next_index
         for index, future in enumerate(futures, first):
             future.index = index
-        if spec.resubmit != lane.submission.resubmit:
+        if spec.resubmit != handle.submission.resubmit:
             self._unusual.update(range(first, first + len(payloads)))
         if outputs:
             self._outputs[first] = outputs
@@ -134,12 +134,12 @@ class Tasks:
                 self.store.head(keys.arguments(self.number, first, "0"))  # what cannot be stored is refused here and now
             if largest <= LARGE_BYTES:
                 pieces = content.whole(payloads) if is_fixed else cast("list[bytes]", payloads)  # what is in parts is large
-                lane.add(spec, pieces, solid=solid, row=row)
+                handle.add(spec, pieces, solid=solid, row=row)
             else:
                 for payload in payloads:
-                    self._add_one(lane, spec, payload)
+                    self._add_one(handle, spec, payload)
         except BaseException:
-            for index in range(lane.next_index, first + len(futures)):
+            for index in range(handle.next_index, first + len(futures)):
                 self._pending.pop(index, None)
             raise
         return first
@@ -162,23 +162,23 @@ class Tasks:
             raise
         return 0
 
-    def opened(self) -> LanePort:
-        """The lane, made now if need be. Raises: as `SubmitterPort.open`."""
-        if self.lane is None and self._opening is not None and self.dead is None:
+    def opened(self) -> HandlePort:
+        """The handle, made now if need be. Raises: as `SubmitterPort.open`."""
+        if self.handle is None and self._opening is not None and self.dead is None:
             self.connection_or_raise()
             self._made(self._opening.open(self, None))
             if self._is_closed:
-                self.lane_or_raise().complete()
-        return self.lane_or_raise()
+                self.handle_or_raise().complete()
+        return self.handle_or_raise()
 
-    def _made(self, lane: LanePort) -> None:
-        self.lane = lane
+    def _made(self, handle: HandlePort) -> None:
+        self.handle = handle
 
-    def _add_one(self, lane: LanePort, spec: TaskSpec, payload: Payload) -> None:
+    def _add_one(self, handle: HandlePort, spec: TaskSpec, payload: Payload) -> None:
         if len(payload) <= LARGE_BYTES:
-            lane.add(spec, content.whole([payload]))
+            handle.add(spec, content.whole([payload]))
             return
-        lane.add(spec, [b""], row=self.store_row(payload))
+        handle.add(spec, [b""], row=self.store_row(payload))
 
     def store_row(self, payload: Payload) -> str:
         """Writes the arguments of one task; returns the row, named by its content as all of them."""
@@ -187,14 +187,14 @@ class Tasks:
         content.put_rows(self.store, [(row, parts)])
         return row
 
-    def lane_or_raise(self) -> LanePort:
-        """The lane, if tasks can be added. Raises what is in the way."""
+    def handle_or_raise(self) -> HandlePort:
+        """The handle, if tasks can be added. Raises what is in the way."""
         self.connection_or_raise()
         if self.dead is not None:
             raise self.dead
-        if self.lane is None:
+        if self.handle is None:
             raise StateConflict("the submission does not exist yet")
-        return self.lane
+        return self.handle
 
     def connection_or_raise(self) -> None:
         """Raises NotConnected when this connection brings nothing any more."""
@@ -204,24 +204,24 @@ class Tasks:
     def close(self, timeout_s: float | None) -> None:
         """No task will be added; what was added is durable. Of a queue that was never used nothing is recorded."""
         self.let_go()
-        if self.lane is not None and self.connection.is_usable:
-            self.lane.flush(timeout_s)
+        if self.handle is not None and self.connection.is_usable:
+            self.handle.flush(timeout_s)
 
     def let_go(self) -> None:
         """No task will be added."""
         self._is_closed = True
-        if self.lane is not None:
-            self.lane.complete()
+        if self.handle is not None:
+            self.handle.complete()
 
     def check_open(self) -> None:
         """Raises what `add` would raise."""
-        self.lane_or_raise().add(TaskSpec(), [])
+        self.handle_or_raise().add(TaskSpec(), [])
 
     def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
         """Waits while the queue is full or too much is unsent. Raises QueueFull."""
         self.connection_or_raise()
-        if self.lane is not None or self._opening is None or self.dead is not None:
-            self.lane_or_raise().wait_room(timeout_s if block else 0.0)
+        if self.handle is not None or self._opening is None or self.dead is not None:
+            self.handle_or_raise().wait_room(timeout_s if block else 0.0)
 
     # -- from the Submitter
 
@@ -276,12 +276,12 @@ class Tasks:
 
     def counts(self) -> Counts:
         """How many there are, and how they stand. Raises when nothing more will come."""
-        lane = self.lane
-        if lane is None:
+        handle = self.handle
+        if handle is None:
             return Counts(total=0, final=0, failed=0, cancelled=0)
-        progress = lane.progress
+        progress = handle.progress
         counts = Counts(
-            total=max(lane.next_index, progress.total),
+            total=max(handle.next_index, progress.total),
             final=progress.final,
             failed=progress.counts[State.FAILED],
             cancelled=progress.counts[State.CANCELLED],
@@ -305,10 +305,10 @@ class Tasks:
 
     def waited(self) -> Waited:
         """The answer of `wait_all`, or TaskFailed."""
-        lane = self.opened()
-        counts = {str(state): count for state, count in lane.progress.counts.items()}
+        handle = self.opened()
+        counts = {str(state): count for state, count in handle.progress.counts.items()}
         failed = sorted(self._failed)
-        expected = lane.submission.resubmit
+        expected = handle.submission.resubmit
         fatal = [index for index in failed if expected != (index in self._unusual)]
         if fatal:
             raise self._failure(fatal)
@@ -333,8 +333,8 @@ class Tasks:
 
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
-        lane = self.opened()
-        if not 0 <= index < max(lane.next_index, lane.progress.total):
+        handle = self.opened()
+        if not 0 <= index < max(handle.next_index, handle.progress.total):
             raise NotFound(f"there is no task {self.number}_{index}")
         with self._keeping:
             settled = self._kept.get(index) if self._kept is not None else None
@@ -362,13 +362,13 @@ class Tasks:
 
     def cancel_futures(self, futures: Sequence[Future]) -> list[Future]:
         """See `futures.Source`. Cost: for those that were sent already, a listing of the queue and a commit a block."""
-        lane = self.lane_or_raise()
+        handle = self.handle_or_raise()
         by_index = {future.index: future for future in futures if not future.done() and future.index >= 0}
-        gone = set(lane.drop(list(by_index)))
+        gone = set(handle.drop(list(by_index)))
         sent = sorted(by_index.keys() - gone)
         if sent:
             cancel = self.connection.submitter.cancel_tasks
-            gone.update(cancel(lane.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
+            gone.update(cancel(handle.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
         ended = [by_index[index] for index in sorted(gone)]
         for future in ended:
             future.mark_cancelled()
@@ -376,13 +376,13 @@ class Tasks:
 
     def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
         """See `futures.Source`. Cost: as `cancel_futures`, and a listing of what the nodes run and a commit a running task."""
-        lane = self.lane_or_raise()
-        gone = set(lane.drop(list(indices)))
+        handle = self.handle_or_raise()
+        gone = set(handle.drop(list(indices)))
         for index in gone:
             if (future := self._pending.get(index)) is not None:
                 future.mark_cancelled()
         if sent := sorted(set(indices) - gone):
-            gone.update(self.connection.submitter.cancel_tasks(lane.number, sent, reason=reason, running=True, timeout_s=timeout_s))
+            gone.update(self.connection.submitter.cancel_tasks(handle.number, sent, reason=reason, running=True, timeout_s=timeout_s))
         return sorted(gone)
 
     def call_soon(self, callback: Callable[[], None]) -> None:

@@ -165,7 +165,7 @@ def test_a_dropped_executor_still_ends_its_calls_and_completes_its_submission() 
         gc.collect()
         assert list(results) == [x * x for x in range(30)]
         assert number is not None
-        until(lambda: connection.submitter._lanes.get(number) is None)  # type: ignore[attr-defined]
+        until(lambda: connection.submitter._handles.get(number) is None)  # type: ignore[attr-defined]
         assert cluster.pending() == []
 
 

@@ -157,7 +157,7 @@ def test_into_a_full_queue_go_no_first_tasks_but_they_wait_for_room() -> None:
             future = second.submit_call(2)
             assert coordinator.names == ["SUBMIT", "SUBMIT"]
             assert len(cluster.pending()) == 1
-            until(lambda: second._lane._sender.full)
+            until(lambda: second._handle._sender.full)
             with pytest.raises(QueueFull):
                 second.flush(0.3)
             cluster.start()

@@ -265,7 +265,7 @@ def test_a_finished_queue_is_let_go_and_the_leader_closes_it_unasked() -> None:
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
         queue.wait_all(timeout=60)
-        until(lambda: not connection.submitter._lanes)
+        until(lambda: not connection.submitter._handles)
         assert record_of(cluster, queue.id).owner == connection.submitter.guid
 
 

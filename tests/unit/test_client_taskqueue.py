@@ -124,9 +124,9 @@ def test_tasks_of_several_processes_are_placed_without_naming_a_queue(cluster: C
         until(lambda: len(cluster.pending("placed")) == 1)
         assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2, launch="ranks"))
         queue.cancel()
-        assert TaskQueue(double, nodes=1, connection=connection)._lane.submission.rigid == Rigid(processes=1, nodes=1)
+        assert TaskQueue(double, nodes=1, connection=connection)._handle.submission.rigid == Rigid(processes=1, nodes=1)
         for options, launch in (({}, "mpi"), ({"launch": "ranks"}, "ranks"), ({"launch": "once"}, "")):
-            assert TaskQueue(with_comm, processes=2, connection=connection, **options)._lane.submission.rigid.launch == launch
+            assert TaskQueue(with_comm, processes=2, connection=connection, **options)._handle.submission.rigid.launch == launch
         with pytest.raises(UsageError, match="launch = 'mpi' needs several processes"):
             TaskQueue(with_comm, launch="mpi", connection=connection)
 
@@ -336,7 +336,7 @@ def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
             queue.submit_call(2)
         other = TaskQueue(double, connection=connection)
         other.cancel("changed my mind")
-        until(lambda: other._lane.submission.phase is Phase.CANCELLED)
+        until(lambda: other._handle.submission.phase is Phase.CANCELLED)
         with pytest.raises(StateConflict, match="was cancelled"):
             other.submit_call(2)
         with pytest.raises(StateConflict, match="was cancelled"):
@@ -352,7 +352,7 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
             queue.submit_call(x)
             queue.flush(60)
         third = queue.submit_call(2)
-        until(lambda: queue._lane._sender.full)
+        until(lambda: queue._handle._sender.full)
         with pytest.raises(QueueFull, match="queue default holds its maximum of 2 waiting blocks"):
             queue.flush(0.3)
         connection.store.put("in", 3)
@@ -418,7 +418,7 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
         connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         cancel_submission(connection, queue.id)
-        queue._lane._watch_record()  # the record is read before anything is sent
+        queue._handle._watch_record()  # the record is read before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
         go.set()
         until(lambda: tail().complete)
