@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
@@ -104,8 +105,18 @@ class VirtualMachine:
         self.ran = 0  # tasks: a `Clockwork` counts them
 
     def installed(self) -> AbstractContextManager[None]:
-        """It is the machine of this process while the block runs."""
-        return machine.replaced(self)
+        """It is the machine of the calling thread while the block runs; threads that tests before have left keep the real one."""
+        mine = threading.get_ident()
+
+        def for_me(virtual: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+            def ask(*args: Any, **words: Any) -> Any:
+                return (virtual if threading.get_ident() == mine else real)(*args, **words)
+
+            return ask
+
+        return machine.replaced(
+            SimpleNamespace(**{name: for_me(getattr(self, name), getattr(machine, name)) for name in machine.OFFERED})
+        )
 
     # -- as machine.py
 
