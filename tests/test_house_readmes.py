@@ -1,8 +1,9 @@
-"""READMEs stay short enough to be read: the first page, the map of the house, a page for each room that people change."""
+"""READMEs stay short enough to be read, lead to every room, and say it in short sentences."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -52,3 +53,30 @@ def test_the_map_names_every_package() -> None:
     rooms = (PACKAGE / "README.md").read_text(encoding="utf-8").partition("## Rooms")[2].partition("\n## ")[0]
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"v1"}
     assert {name for name in packages if f"| [{name}]({name}/README.md)" not in rooms} == set()
+
+
+# -- plain English --------------------------------------------------------------------------------------------------------------
+
+#: Words of a sentence, in documents for users and administrators and in READMEs; what stands in backticks is one word.
+MOST_WORDS = 25
+PLAIN = sorted({*READMES, "rmgr/docs/cli.md", "rmgr/docs/guide.md"} - {"rmgr/sched/README.md"})
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Sentences of the prose: no code, no tables, no headings; each item of a list begins anew."""
+    for paragraph in re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)):
+        lines = [line for line in paragraph.splitlines() if not line.startswith(("|", "#"))]
+        for item in re.split(r"\n(?=\s*(?:- |\d+\. ))", "\n".join(lines)):
+            plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "X", " ".join(item.split())))
+            yield from re.split(r"(?<=[.:;?!])\s+", plain)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_sentences_are_short(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert [line for line in sentences(text) if len(re.findall(r"[\w'’/-]+", line)) > MOST_WORDS] == []
+
+
+def test_a_long_sentence_is_found_and_code_is_not_counted() -> None:
+    long = " ".join(["word"] * (MOST_WORDS + 1))
+    assert list(sentences(f"Short. {long}.\n\n```\n{long}\n```\n\n| {long} |\n")) == ["Short.", f"{long}.", ""]
