@@ -29,9 +29,9 @@ def test_the_leader_writes_what_its_processes_on_each_node_need() -> None:
 def test_a_starter_keeps_as_much_of_them_as_of_the_cores_that_are_free_by_now() -> None:
     runs: set[str] = {"1.0.1"}
     jobs = SimpleNamespace(holds=SimpleNamespace(has=runs.__contains__), is_taking=lambda _number: False)
-    node: Any = SimpleNamespace(jobs=jobs, orders=SimpleNamespace(is_settled=True))
+    node: Any = SimpleNamespace(orders=SimpleNamespace(is_settled=True))
     shared: Any = SimpleNamespace(after=lambda _delay_s, _what: None)
-    kept = Reservations(node, shared, log=None)
+    kept = Reservations(node, jobs, shared, log=None)  # type: ignore[arg-type]
     record = Reserved(shares=(("1.0.1", 2), ("", 2)), memory_mib=100, resources=(("gpu", 3),))
     promise = _Promise(name="r-7.0", submission=7, index=0, record=record)
     assert kept._wanted(promise, record, set()) == (2, 50, (("gpu", 1),))

@@ -13,7 +13,7 @@ from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
 from rmgr.coord.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
+from rmgr.daemons.starter.jobs.joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.outcome import Outcome
 from rmgr.model.placing import Allocation

@@ -14,10 +14,11 @@ from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.config import StarterConfig, load
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate
-from rmgr.daemons.starter.pull.pull import IdleMark, Puller
+from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
@@ -137,8 +138,6 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     node = SimpleNamespace(
         name="n1",
         incarnation=1,
-        capacity=Capacity(cores=cores, memory_bytes=0, resources=has),
-        attributes=NodeAttributes(),
         lanes=Lanes(FakeRunner(), cores=cores, memory_mib=0, resources=has),  # type: ignore[arg-type]
         blocks={},
         idle=IdleMark(),
@@ -147,7 +146,9 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     )
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
-    puller = Puller(node, committer=committer, records=infos, times=times, log=None, on_claim=None)  # type: ignore[arg-type]
+    capacity = Capacity(cores=cores, memory_bytes=0, resources=has)
+    words: Any = {"committer": committer, "records": infos, "times": times, "log": None, "on_claim": None}
+    puller = Puller(node, capacity=capacity, attributes=NodeAttributes(), **words)  # type: ignore[arg-type]
     board = Board(candidates)
     puller.run([board], 1.0)  # type: ignore[list-item]
     return [number for number in wants if not any(candidate.key.submission == number for candidate in board.candidates)]

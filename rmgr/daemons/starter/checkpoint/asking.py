@@ -10,6 +10,7 @@ Each step stands in the block (`saving`, `stopping`, `story`), for people and fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,8 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
-    from rmgr.daemons.starter.node.node import Shared
+    from rmgr.daemons.starter.checkpoint.doors import AskedCheckpoints
+    from rmgr.daemons.starter.checkpoint.notes import Notes
 
 #: How often an answer is looked for, and processes that were not told yet.
 _LOOK_S, _AGAIN_S = 0.1, 1.0
@@ -34,9 +35,10 @@ KILL_US = 2_000_000
 class Asking:
     """Of all jobs of one node. In the loop of its owner."""
 
-    def __init__(self, owner: Checkpoints, shared: Shared, log: Log) -> None:
+    def __init__(self, owner: AskedCheckpoints, notes: Notes, after: Callable[[float, Callable[[], None]], object], log: Log) -> None:
         self._owner = owner
-        self._shared = shared
+        self._notes = notes
+        self._after = after
         self._log = log
 
     def begin(self, case: OpenCheckpoint) -> None:
@@ -51,11 +53,11 @@ class Asking:
             part = owner.own_part(block)
             part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
         saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
-        owner.notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
+        self._notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
         if case.is_stop and lane is not None:  # a job that stands still could not answer
             lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
         self._tell(case, parts, asked)
-        self._shared.after(_LOOK_S, partial(self._look, case))
+        self._after(_LOOK_S, partial(self._look, case))
 
     def _tell(self, case: OpenCheckpoint, parts: list[JobDirectory], asked: SaveRequest) -> None:
         if case.is_over or case.phase is not CheckpointPhase.ASKED:  # its slot may be another job's by now
@@ -70,7 +72,7 @@ class Asking:
             if case.phase is CheckpointPhase.WITHDRAWING:
                 self._withdraw(case)
             elif case.phase is CheckpointPhase.ASKED:
-                self._shared.after(_AGAIN_S, partial(self._tell, case, parts, asked))
+                self._after(_AGAIN_S, partial(self._tell, case, parts, asked))
 
         case.is_telling = True
         self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)
@@ -83,7 +85,7 @@ class Asking:
         if case.answered and not case.is_stop:
             self._owner.copy(case)
         elif machine.monotonic() < case.end_s:
-            self._shared.after(_LOOK_S, partial(self._look, case))
+            self._after(_LOOK_S, partial(self._look, case))
         elif not case.is_stop:
             self._owner.copy(case)
         elif case.goes_on and not case.answered:

@@ -46,7 +46,8 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.checkpoint.doors import CheckpointNode, CheckpointServices
+    from rmgr.daemons.starter.core.doors import TreeCommits
 
 T = TypeVar("T")
 
@@ -66,20 +67,23 @@ class Checkpoints:
 
     Args:
         directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
-        on_unstartable: tells of a block that cannot be started, and why.
+        reread: takes a block from what its znode says. on_unstartable: tells of a block that cannot be started, and why.
     """
 
     def __init__(
         self,
-        node: NodeAgent,
-        shared: Shared,
+        node: CheckpointNode,
+        tree: TreeCommits,
+        shared: CheckpointServices,
         *,
+        reread: Callable[[ClaimedBlock], None],
         directory: Path,
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
         log: Log,
     ) -> None:
         self._node = node
+        self._tree = tree
         self._shared = shared
         self._directory = directory
         self._log = log
@@ -88,13 +92,13 @@ class Checkpoints:
         self._numbers: dict[ClaimedBlock, int] = {}
         self._own: dict[ClaimedBlock, LocalPart] = {}
         self._places: dict[ClaimedBlock, Path] = {}
-        self._pool = DirectoryPool(shared.after, self._remove)
+        self._pool = DirectoryPool(tree.after, self._remove)
         self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
-        self._asking = Asking(self, shared, log)
-        self.notes = Notes(node, shared, self._gone, log)
-        self.restores = Restores(self, node, shared, on_unstartable, log)
+        self.notes = Notes(node, tree, reread, self._gone, log)
+        self._asking = Asking(self, self.notes, tree.after, log)
+        self.restores = Restores(self, self.notes, node, shared.io, shared.metrics, tree, on_unstartable, log)
 
     # -- what a job has ------------------------------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Checkpoints:
                     node=helper,
                     hold=f"{key.submission}.{key.first}.{key.attempt}",
                     peers=peers,
-                    coordinator=self._shared.coordinator,
+                    coordinator=self._tree.coordinator,
                     store=self._shared.io.store,
                     is_over=is_over,
                 )
@@ -179,7 +183,7 @@ class Checkpoints:
                     result: T | Exception = job()
             except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner is told
                 result = error
-            self._shared.post(lambda: done(result))
+            self._tree.post(lambda: done(result))
 
         machine.Thread(target=run, name="checkpoint", daemon=True).start()
 
@@ -233,14 +237,14 @@ class Checkpoints:
         every_us = rigid_of(block).checkpoint_every_us
         if every_us > 0 and rigid_of(block).restart != FROM_START and block not in self._timed:
             self._timed.add(block)
-            self._shared.after(every_us / 1e6, partial(self._due, block))
+            self._tree.after(every_us / 1e6, partial(self._due, block))
 
     def _due(self, block: ClaimedBlock) -> None:
         if block not in self._timed:
             return
         if block.live and block not in self._open:
             self._begin(self._case(block, "periodic", rigid_of(block).checkpoint_grace_us))
-        self._shared.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
+        self._tree.after(rigid_of(block).checkpoint_every_us / 1e6, partial(self._due, block))
 
     # -- measuring and asking --------------------------------------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ class Checkpoints:
 
         self._learn(case)
         self.background(job, partial(self._copied, case), copies=True)
-        self._shared.after(_LONG_COPY_S, partial(self._tell_copy, case))
+        self._tree.after(_LONG_COPY_S, partial(self._tell_copy, case))
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
         if not case.is_over and case.phase is CheckpointPhase.COPYING:
@@ -359,11 +363,11 @@ class Checkpoints:
         block = case.block
         if isinstance(result, StoreUnavailable) and case.ending is not None:  # the work is done, and lies here: it waits for the store
             self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
-            self._shared.after(_STORE_PAUSE_S, lambda: None if case.is_over else self.copy(case))
+            self._tree.after(_STORE_PAUSE_S, lambda: None if case.is_over else self.copy(case))
             return
         if isinstance(result, StateConflict) and case.ending is None and case.copies < _COPIES:
             case.copies += 1
-            self._shared.after(_COPY_PAUSE_S, lambda: None if case.is_over else self.copy(case))
+            self._tree.after(_COPY_PAUSE_S, lambda: None if case.is_over else self.copy(case))
             return
         if isinstance(result, Exception):
             self._not_stored(case, result)

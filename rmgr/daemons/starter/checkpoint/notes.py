@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,7 +21,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.core.doors import NodeOrders, TreeCommits
 
 #: Pause before a commit that could not be made now is tried again.
 _PAUSE_S = 0.1
@@ -37,12 +37,22 @@ class _Wish:
     moved: bool = False
 
 
+class NotingNode(Protocol):
+    """The node that has the job's block."""
+
+    name: str
+
+    @property
+    def orders(self) -> NodeOrders: ...
+
+
 @dataclass(slots=True, eq=False)
 class Notes:
-    """Commits of one node. over: told of a block that was given up."""
+    """Commits of one node. reread: takes a block from what its znode says. over: told of a block that was given up."""
 
-    node: NodeAgent
-    shared: Shared
+    node: NotingNode
+    shared: TreeCommits
+    reread: Callable[[ClaimedBlock], None]
     over: Callable[[ClaimedBlock], None]
     log: Log
     _waiting: dict[ClaimedBlock, deque[_Wish]] = field(default_factory=dict)
@@ -178,5 +188,5 @@ class Notes:
             self.node.orders.gone(gone)
         else:
             self.log.warning("block_reread", block=paths.block_name(block.key), kind=outcome.kind.value, path=outcome.path)
-            self.node.reread(block)
+            self.reread(block)
         self._again(wish)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import paths
 from rmgr.coord.ports import Store
@@ -26,8 +26,11 @@ from rmgr.model.states import Reason
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.checkpoint.doors import JobParts
+    from rmgr.daemons.starter.checkpoint.notes import Notes
+    from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.core.io import StoreIO
+    from rmgr.daemons.starter.core.metrics import StarterMetrics
 
 #: Pause before a store that is away is asked again.
 _PAUSE_S = 1.0
@@ -53,21 +56,37 @@ class _Case:
     is_over: bool = False
 
 
+class RestoringNode(Protocol):
+    """The node that runs the job's script."""
+
+    name: str
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """Gives back to its queue what of it has not begun."""
+        ...
+
+
 class Restores:
     """Those of one node's jobs."""
 
     def __init__(
         self,
-        owner: Checkpoints,
-        node: NodeAgent,
-        shared: Shared,
+        owner: JobParts,
+        notes: Notes,
+        node: RestoringNode,
+        io: StoreIO,
+        metrics: StarterMetrics,
+        tree: TreeAccess,
         on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
         log: Log,
     ) -> None:
         self._on_unstartable = on_unstartable
         self._owner = owner
+        self._notes = notes
         self._node = node
-        self._shared = shared
+        self._io = io
+        self._metrics = metrics
+        self._tree = tree
         self._log = log
         self._cases: dict[ClaimedBlock, _Case] = {}
 
@@ -109,7 +128,7 @@ class Restores:
 
     def _restore(self, case: _Case) -> None:
         case.is_busy = True
-        part, store, key = self._owner.own_part(case.block), self._shared.io.store, case.block.key
+        part, store, key = self._owner.own_part(case.block), self._io.store, case.block.key
         found = case.found
         self._owner.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
 
@@ -121,7 +140,7 @@ class Restores:
         if isinstance(result, (StoreUnavailable, CoordinationUnavailable)):
             self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
             case.is_busy = True
-            self._shared.after(_PAUSE_S, lambda: None if case.is_over else self._restore(case))
+            self._tree.after(_PAUSE_S, lambda: None if case.is_over else self._restore(case))
             return
         if isinstance(result, Exception):
             words = f"its checkpoint cannot be restored on {self._node.name}: {sentence(result)}"
@@ -134,15 +153,15 @@ class Restores:
             if reason is Reason.UNTRUSTED:
                 what = f"checkpoint of {block.key.submission}_{block.key.first}"
                 audit(self._log, who="the data store", role="", what="restore", target=what, allowed=False, why=words)
-            self._shared.metrics.checkpoints.labels("lost").inc()
-            self._owner.notes.tell(block, words)
+            self._metrics.checkpoints.labels("lost").inc()
+            self._notes.tell(block, words)
         result.lost.clear()
         if result.manifest is not None:
             words = f"attempt {block.key.attempt} begins with checkpoint {result.manifest.attempt}.{result.manifest.n}"
             self._log.info("checkpoint_restored", block=paths.block_name(block.key), detail=words)
-            self._shared.metrics.checkpoints.labels("restored").inc()
-            self._owner.notes.tell(block, words)
-        self._shared.wake()
+            self._metrics.checkpoints.labels("restored").inc()
+            self._notes.tell(block, words)
+        self._tree.wake()
 
     # -- on the other nodes --------------------------------------------------------------------------------------------------------
 
@@ -164,7 +183,7 @@ class Restores:
                 self._node.return_unstarted(block)
             return
         case.is_everywhere = True
-        self._shared.wake()
+        self._tree.wake()
 
 
 def newest(store: Store, part: LocalPart, sub: int, index: int, found: RestoredCheckpoint) -> RestoredCheckpoint:

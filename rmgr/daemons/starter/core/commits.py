@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,14 @@ _TIMEOUT_S = 30.0
 _PAUSE_S = 0.5
 #: Pause before what ZooKeeper's quota has refused is sent again: what ended is not forgotten because somebody has filled the tree.
 _FULL_PAUSE_S = 2.0
+
+
+@dataclass(slots=True)
+class IdleMark:
+    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
+
+    present: bool = False
+    changing: bool = False
 
 
 class Committer:

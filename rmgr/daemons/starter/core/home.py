@@ -15,14 +15,13 @@ import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import NodeRunner
-    from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: Between two looks for the sake of lost tasks.
 _PACE_S = 0.05
@@ -143,13 +142,21 @@ class Home:
             raise OSError(errno.EIO, f"{place} belongs to uid {found.st_uid}, not to this Starter: remove it, or choose another --work-dir")
 
 
+class Homed(Protocol):
+    """Has directories for its slots."""
+
+    def retire_homeless(self) -> None:
+        """Ends slots whose directory is gone."""
+        ...
+
+
 class Mending:
     """What one node knows of files and directories; forgotten when they were removed. Owner's thread only.
 
     parts: each has `forget_lost`. forget_all: does this for every node of the Starter.
     """
 
-    def __init__(self, home: Home, runner: NodeRunner, lanes: Lanes, parts: Sequence[Any], forget_all: Callable[[], None]) -> None:
+    def __init__(self, home: Home, runner: NodeRunner, lanes: Homed, parts: Sequence[Any], forget_all: Callable[[], None]) -> None:
         self._home = home
         self._runner = runner
         self._lanes = lanes

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rmgr.adapters.host.accounts import acting
 from rmgr.adapters.host.process import Worker
@@ -29,13 +29,15 @@ from rmgr.client.repair import delete_pointers
 from rmgr.coord import keys
 from rmgr.coord.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Lanes, Task
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.execution.reopen import Reopening
 from rmgr.daemons.starter.staging.outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
-from rmgr.daemons.starter.staging.rows import StoringEnding
+from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.daemons.starter.staging.stage_files import inside
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
@@ -43,19 +45,29 @@ from rmgr.log import audit
 from rmgr.model.block import PastAttempt
 from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
-if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.shared import Shared
-
 #: What starting a command costs its slot beside its run time.
 _COMMAND_S = 0.001
 #: A spawner that cannot start workers (no memory, no processes). Work can bring its spawner there, too: a fresh one tells.
 _FORK_FAILED = "fork_failed"
+
+
+class EndServices(Protocol):
+    """The cluster's settings, its store, what is on the way there, and how long tasks take."""
+
+    io: StoreIO
+    rows: OutputRows
+    times: TaskTimes
+
+    def settings(self) -> ClusterSettings:
+        """Of the cluster, as they are now."""
+        ...
 
 
 class Ends:
@@ -72,7 +84,7 @@ class Ends:
     def __init__(
         self,
         lanes: Lanes,
-        shared: Shared,
+        shared: EndServices,
         *,
         stager: Stager,
         logs: LiveLogs,

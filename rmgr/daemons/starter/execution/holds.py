@@ -7,12 +7,12 @@ while one does not. When a hold goes, everything that ran in it is killed, and w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.adapters.host.workevents import death_words, lost_words
@@ -34,8 +34,11 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.core.records import Info
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.core.home import Home
+    from rmgr.daemons.starter.core.io import StoreIO
+    from rmgr.daemons.starter.core.records import Info, RecordCache
+    from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: In the private directory of a hold: what its ranks save.
 CHECKPOINTS = "saved"
@@ -101,17 +104,45 @@ class HeldPart:
         return self.lane.info if self.lane is not None and self.is_ready else None
 
 
+class HoldingNode(Protocol):
+    """The node that jobs hold a part of."""
+
+    name: str
+    incarnation: int
+    lanes: Lanes
+
+
+class HoldServices(Protocol):
+    """Knows records of submissions; makes and removes directories."""
+
+    io: StoreIO
+    home: Home
+    records: RecordCache
+
+
 class HeldParts:
     """All holds of one node. accounts: whose rights work has, None = the Starter's. directory: for what belongs to a hold.
 
+    on_missing: files of the Starter may have been removed.
     life: another one whenever what runs in all of them was killed; the node's record shows it to whoever runs their scripts.
     """
 
     def __init__(
-        self, node: NodeAgent, shared: Shared, *, accounts: Accounts | None, directory: Path, log: Log, reservations: Reservations
+        self,
+        node: HoldingNode,
+        tree: TreeAccess,
+        shared: HoldServices,
+        *,
+        accounts: Accounts | None,
+        directory: Path,
+        log: Log,
+        reservations: Reservations,
+        on_missing: Callable[[], None],
     ) -> None:
         self._node = node
         self._reservations = reservations
+        self._on_missing = on_missing
+        self._tree = tree
         self._shared = shared
         self._accounts = accounts
         self._directory = directory
@@ -239,7 +270,7 @@ class HeldParts:
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
             lanes.give_up(lane)
             lanes.retire(lane.slot)
-            self._node.mending.missed()
+            self._on_missing()
             lane = lanes.open_for(info, None, cores, memory_mib, needs)
         if lane is None:
             return False
@@ -307,8 +338,8 @@ class HeldParts:
             hold.is_stale = True
             return
         hold.is_reading, hold.is_stale = True, False
-        future = self._shared.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
-        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, hold, done)))
+        future = self._tree.coordinator.get(f"{paths.hold(self._node.name)}/{hold.name}")
+        future.add_done_callback(lambda done: self._tree.post(partial(self._arrived, hold, done)))
 
     def _arrived(self, hold: HeldPart, done: Future[Stamped | None]) -> None:
         hold.is_reading = False
@@ -332,4 +363,4 @@ class HeldParts:
             hold.error = error.message
             hold.retry_s = machine.monotonic() + (_LONG_PAUSE_S if isinstance(error, WrongCluster) else _PAUSE_S)
             hold.is_stale = True
-        self._shared.wake()
+        self._tree.wake()

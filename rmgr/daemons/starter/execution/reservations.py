@@ -9,11 +9,11 @@ the commit that places its job: what was kept stays kept until the START, or the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -25,8 +25,10 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.core.doors import NodeOrders, TreeAccess
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.model.block import BlockKey
 
 #: Pause after a promise could not be read; how soon it is looked again whether what came in its place is known.
 _PAUSE_S, _LOOK_S = 0.5, 0.01
@@ -49,11 +51,56 @@ class _Promise:
     retry_s: float = -math.inf
 
 
+class ReservingNode(Protocol):
+    """The node whose cores are promised."""
+
+    name: str
+    blocks: dict[BlockKey, ClaimedBlock]
+    lanes: Lanes
+
+    @property
+    def orders(self) -> NodeOrders: ...
+
+
+class HeldHere(Protocol):
+    """A part of a job that runs elsewhere, on this node."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def is_too_large(self) -> bool: ...
+
+
+class HoldsHere(Protocol):
+    """The parts that jobs with another head have on this node."""
+
+    def parts_of(self, submission: int, index: int) -> Sequence[HeldHere]:
+        """Of one job."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """It stands."""
+        ...
+
+
+class JobsHere(Protocol):
+    """The placed jobs of this node."""
+
+    @property
+    def holds(self) -> HoldsHere: ...
+
+    def is_taking(self, submission: int) -> bool:
+        """A job of it is about to be the node's own."""
+        ...
+
+
 class Reservations:
     """All promises on one node. is_owed: one lacks what something else still has. is_unsure: one has not been read."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, log: Log) -> None:
+    def __init__(self, node: ReservingNode, jobs: JobsHere, shared: TreeAccess, *, log: Log) -> None:
         self._node = node
+        self._jobs = jobs
         self._shared = shared
         self._log = log
         self._promises: dict[str, _Promise] = {}
@@ -94,7 +141,7 @@ class Reservations:
 
     def _let_go(self) -> None:
         """What was kept for jobs that are placed by now is free, for them first: they stand before all that was pulled."""
-        jobs = self._node.jobs
+        jobs = self._jobs
         for promise in [promise for promise in self._promises.values() if promise.is_leaving]:
             parts = jobs.holds.parts_of(promise.submission, promise.index)
             if not self._node.orders.is_settled or jobs.is_taking(promise.submission):
@@ -129,7 +176,7 @@ class Reservations:
 
     def _wanted(self, promise: _Promise, record: Reserved, here: set[str]) -> tuple[int, int, Needs]:
         """Cores, MiB and pieces of other resources that are its job's by now."""
-        jobs, is_settled = self._node.jobs, self._node.orders.is_settled
+        jobs, is_settled = self._jobs, self._node.orders.is_settled
         cores = total = 0
         for run, count in record.shares:
             total += count

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import cloudpickle
 import msgspec
@@ -22,8 +22,7 @@ from rmgr.adapters.host.reach import obstacle
 from rmgr.runner import home
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.execution.reopen import Reopening
-    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +47,49 @@ class Reach:
         return obstacle(account, directories=[self.directory], programs=programs, modules=modules)
 
 
-def settle_refused(node: NodeAgent, reopening: Reopening, withhold: Callable[[Container[str]], None]) -> float:
+class LookedAt(Protocol):
+    """Users of one node, as far as they were looked at. refused: user -> why."""
+
+    @property
+    def refused(self) -> Mapping[str, str]: ...
+
+    @property
+    def uncertain(self) -> frozenset[str]:
+        """Users who must be looked at again before more of their work starts."""
+        ...
+
+    def settle(self) -> float:
+        """Looks again where it is time. Returns: seconds until the next look, inf = none is due."""
+        ...
+
+
+def settle_refused(
+    users: LookedAt | None,
+    blocks: Iterable[ClaimedBlock],
+    *,
+    give_back: Callable[[ClaimedBlock], None],
+    spare: Callable[[Container[str]], None],
+    withhold: Callable[[Container[str]], None],
+) -> float:
     """Gives back what has not begun of refused users' work; no slot of theirs has to prove itself.
 
     Args:
+        users: None: work runs with the Starter's rights. blocks: all that the node has. give_back: returns what has not begun.
+        spare: no slot of these users has to prove itself.
         withhold: keeps work of these users from starting before they were looked at again. Else what waits would open slot
             after slot that cannot come up, and never be seen waiting long enough to be given back.
     Returns: seconds until the next call that is needed, inf = when something changes.
     """
-    if node.accounts is None:
+    if users is None:
         return math.inf
-    again_s, users = node.accounts.settle(), node.accounts.refused
-    if uncertain := node.accounts.uncertain:
+    again_s, refused = users.settle(), users.refused
+    if uncertain := users.uncertain:
         withhold(uncertain)
-    if not users:
+    if not refused:
         return again_s
-    reopening.forget(users)
-    for block in list(node.blocks.values()):
-        if block.ready and block.info.record.user in users:
+    spare(refused)
+    for block in list(blocks):
+        if block.ready and block.info.record.user in refused:
             block.is_revoked = True
-            node.return_unstarted(block)
+            give_back(block)
     return again_s

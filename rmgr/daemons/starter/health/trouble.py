@@ -8,7 +8,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
@@ -17,8 +17,10 @@ from rmgr.model.node import Trouble, TroubleKind
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
+    from rmgr.daemons.starter.core.doors import TreeCommits
+    from rmgr.daemons.starter.health.reach import LookedAt
+    from rmgr.daemons.starter.health.strikes import Strikes
+    from rmgr.runtime.logger import Log
 
 #: Reasons to drain that are published, the one that is shown first.
 _KINDS = (TroubleKind.QUARANTINE, TroubleKind.STORE, TroubleKind.DISK, TroubleKind.OTHER)
@@ -28,10 +30,23 @@ _LONGEST = 1000
 _MOST_USERS = 32
 
 
+class TroubledNode(Protocol):
+    """The node whose trouble is published. drains: who wants no new work there -> why."""
+
+    name: str
+    incarnation: int
+    strikes: Strikes
+    drains: dict[str, str]
+    log: Log
+
+    @property
+    def accounts(self) -> LookedAt | None: ...
+
+
 class TroubleMark:
     """The published trouble of one node. Owned by the Starter's thread."""
 
-    def __init__(self, node: NodeAgent, shared: Shared) -> None:
+    def __init__(self, node: TroubledNode, shared: TreeCommits) -> None:
         self._node = node
         self._shared = shared
         self._generation = 0

@@ -10,13 +10,13 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
 from rmgr.coord.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.jobs.lookout import Lookouts, Promise
+from rmgr.daemons.starter.jobs.lookout import Lookouts, PeerServices, Promise
 from rmgr.errors import RmgrError
 from rmgr.model.block import STORY_CHARS, BlockKey
 from rmgr.model.node import NodeRecord, NodeState
@@ -25,7 +25,9 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
+    from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: Pause before a helper that could not be asked is asked again.
 _PAUSE_S = 0.2
@@ -53,15 +55,38 @@ class _Barrier:
     told: tuple[str, ...] = ()  #: the nodes that they were told of
 
 
+class BarrierNode(Protocol):
+    """The node that runs the job's script."""
+
+    name: str
+    lanes: Lanes
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """Gives the block back to its queue."""
+        ...
+
+
+class BarredJobs(Protocol):
+    """The jobs that wait for their other nodes."""
+
+    checkpoints: Checkpoints
+
+    def lose(self, block: ClaimedBlock, node: str) -> None:
+        """A node of its allocation is gone."""
+        ...
+
+
 class Barriers:
     """Starts of jobs whose script this node runs."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
+    def __init__(self, node: BarrierNode, jobs: BarredJobs, tree: TreeAccess, shared: PeerServices, log: Log) -> None:
         self._node = node
+        self._jobs = jobs
+        self._tree = tree
         self._shared = shared
         self._log = log
         self._open: dict[BlockKey, _Barrier] = {}
-        self._lookouts = Lookouts(shared, log, self._seen)
+        self._lookouts = Lookouts(tree, log, self._seen)
 
     def may_start(self, block: ClaimedBlock) -> bool:
         """All its nodes are ready; sees to it that they get ready. Raises: OSError when no slot can be opened."""
@@ -72,17 +97,17 @@ class Barriers:
         barrier = self._open.get(block.key)
         if barrier is None:
             barrier = self._open[block.key] = _Barrier(block=block, end_s=now_s, tell_s=now_s + _TELL_S)
-            self._shared.after(_TELL_S, self._shared.wake)
+            self._tree.after(_TELL_S, self._tree.wake)
             self._lookouts.begin(block)
         self._sit_down(block)
         if not barrier.is_seated:  # its time begins when its head has room: another job may still be giving that up
             limit_s = self._shared.settings().barrier_us / 1e6
             barrier.end_s, barrier.is_seated = now_s + limit_s, block.seat is not None
             if barrier.is_seated:
-                self._shared.after(limit_s, self._shared.wake)
+                self._tree.after(limit_s, self._tree.wake)
         waiting = [node for node, _ in allocation.helpers if node not in barrier.ready]
         if not waiting and block.seat is not None and not block.is_revoked:
-            if not self._node.jobs.checkpoints.restores.is_everywhere(block):
+            if not self._jobs.checkpoints.restores.is_everywhere(block):
                 return False
             self._stand_up(block)
             return True
@@ -112,7 +137,7 @@ class Barriers:
         parts = [f"{', '.join(waiting)} to say that its cores are free for it"] if waiting else []
         parts += [f"cores of {block.node}"] if block.seat is None else []
         last = f" ({' '.join(barrier.last.split())})" if barrier.last and waiting else ""
-        self._node.jobs.checkpoints.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
+        self._jobs.checkpoints.notes.tell(block, "", awaits=f"{' and '.join(parts) or 'its files'}{last}"[:STORY_CHARS])
 
     def promise_of(self, block: ClaimedBlock, helper: str) -> Promise | None:
         """What that node said when it was ready."""
@@ -144,8 +169,8 @@ class Barriers:
 
     def _ask(self, barrier: _Barrier, helper: str) -> None:
         barrier.asked[helper] = None
-        future = self._shared.coordinator.get(paths.node(helper))
-        future.add_done_callback(lambda done: self._shared.post(partial(self._found, barrier, helper, done)))
+        future = self._tree.coordinator.get(paths.node(helper))
+        future.add_done_callback(lambda done: self._tree.post(partial(self._found, barrier, helper, done)))
 
     def _found(self, barrier: _Barrier, helper: str, done: Future[Stamped | None]) -> None:
         peers = self._shared.peers
@@ -167,7 +192,7 @@ class Barriers:
 
         def answered(error: RmgrError | None, life: str, incarnation: int) -> None:
             promise = Promise(life=life, incarnation=incarnation, endpoint=record.endpoint)
-            self._shared.post(partial(self._heard, barrier, helper, record, error, promise))
+            self._tree.post(partial(self._heard, barrier, helper, record, error, promise))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=cores, timeout_s=left_s, done=answered)
@@ -183,8 +208,8 @@ class Barriers:
         else:
             barrier.last = error.message if error is not None else ""
             barrier.retry_s[helper] = machine.monotonic() + _PAUSE_S
-            self._shared.after(_PAUSE_S, self._shared.wake)
-        self._shared.wake()
+            self._tree.after(_PAUSE_S, self._tree.wake)
+        self._tree.wake()
 
     def _seen(self, block: ClaimedBlock, helper: str, record: NodeRecord | None) -> None:
         """The record of one of its nodes was read."""
@@ -195,15 +220,15 @@ class Barriers:
         asked = barrier.asked.get(helper)
         if record is not None and asked is not None and record.incarnation > asked.incarnation and record.endpoint != asked.endpoint:
             del barrier.asked[helper]  # who was asked is not there any more, and would be waited for until the time is up
-            self._shared.wake()
+            self._tree.wake()
         if not (is_fenced if promise is None else promise.is_broken(record)):
             return
         if is_fenced or not block.ready:
             barrier.lost.add(helper)
             why = "it was fenced" if is_fenced else "what ran there was killed"
             self._log.warning("job_lost_a_node", block=paths.block_name(block.key), target=helper, why=why)
-            self._node.jobs.lose(block, helper)
+            self._jobs.lose(block, helper)
         else:  # nothing of it has started: the node may be ready again in time
             self._log.info("node_asked_again", block=paths.block_name(block.key), target=helper)
             del barrier.ready[helper]
-        self._shared.wake()
+        self._tree.wake()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,11 +26,12 @@ from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.core.unplaced import Unplaced
 from rmgr.daemons.starter.execution.holds import HeldParts
 from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.jobs.barrier import Barriers
+from rmgr.daemons.starter.jobs.furnish import clear, furnish
 from rmgr.daemons.starter.jobs.ranks import Door
+from rmgr.daemons.starter.jobs.unplaced import Unplaced
 from rmgr.daemons.starter.jobs.verdict import Verdicts
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool
@@ -43,23 +43,16 @@ from rmgr.model.node import NodeRecord
 from rmgr.model.placing import Allocation
 from rmgr.model.resources import share_variable
 from rmgr.model.states import Reason
-from rmgr.runner import home
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
+    from rmgr.daemons.starter.checkpoint.doors import CheckpointServices
+    from rmgr.daemons.starter.core.doors import TreeCommits
     from rmgr.daemons.starter.core.records import Info
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.jobs.doors import JobServices, JobsNode
 
-#: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
-_PROGRAM = """import sys
-sys.path.insert(0, {root!r})
-from rmgr.runner.rank_client import main
-sys.exit(main(sys.argv[1:]))"""
-_RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
-#: What mpirun takes for ssh.
-_AGENT = '#!/bin/sh\nexec "${0%/*}/bin/rmgr" agent "$@"\n'
 #: How long a node is tried to be reached with an order to suspend.
 _SUSPEND_S = 10.0
 #: Shapes of jobs that are kept.
@@ -88,40 +81,47 @@ class Jobs:
 
     Args:
         directory: for what belongs to a job while it runs (its host file), made if absent.
+        on_missing: files of the Starter may have been removed. reread: takes a block from what its znode says.
         over: takes a block that was given up off the node.
         on_unstartable: tells (block, indices, failure) of tasks that cannot be started.
     """
 
     def __init__(
         self,
-        node: NodeAgent,
-        shared: Shared,
+        node: JobsNode,
+        tree: TreeCommits,
+        shared: JobServices,
+        saving: CheckpointServices,
         *,
         accounts: Accounts | None,
         directory: Path,
+        on_missing: Callable[[], None],
+        reread: Callable[[ClaimedBlock], None],
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, list[int], FetchFailure], None],
         log: Log,
     ) -> None:
         self._node = node
+        self._tree = tree
         self._shared = shared
         self._directory = directory
         self._log = log
-        self.reservations = Reservations(node, shared, log=log)
-        self.holds = HeldParts(node, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations)
-        self.barriers = Barriers(node, shared, log)
-        self.verdicts = Verdicts(node, shared, log)
-
-        def cannot_start(block: ClaimedBlock, failure: FetchFailure) -> None:
-            on_unstartable(block, block.take_ready(), failure)
-
-        self.checkpoints = Checkpoints(node, shared, directory=directory, over=over, on_unstartable=cannot_start, log=log)
-        self.helped = HelperParts(self.holds, shared.io.store, node.name, shared.seals)
-        self._unplaced = Unplaced(node, shared, log)
+        self.reservations = Reservations(node, self, tree, log=log)
+        self.holds = HeldParts(
+            node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing
+        )
+        self.barriers = Barriers(node, self, tree, shared, log)
+        self.verdicts = Verdicts(node, self, tree, shared, log)
+        self.checkpoints = Checkpoints(
+            node, tree, saving, reread=reread, directory=directory, over=over, log=log,
+            on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
+        )
+        self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals)
+        self._unplaced = Unplaced(node, tree, log)
         self._begun = Begun()
         self._coming: dict[str, _Coming] = {}
         self._places: dict[BlockKey, Path] = {}
-        self._pool = DirectoryPool(shared.after, Path.unlink)
+        self._pool = DirectoryPool(tree.after, Path.unlink)
         self._alone: dict[int, Path] = {}  # processes -> what all jobs of so many on this node alone have
         self._doors: dict[BlockKey, Door] = {}
         self._shapes: dict[tuple[Any, ...], BatchShape] = {}  #: of jobs on this node alone, by all that theirs differ in
@@ -227,9 +227,9 @@ class Jobs:
         comings = [self._coming[guid] for guid in guids]
         for coming in comings:
             coming.is_reading = True
-        node, coordinator = self._node.name, self._shared.coordinator
+        node, coordinator = self._node.name, self._tree.coordinator
         future = coordinator.get_many([paths.running_block(node, coming.key) for coming in comings])
-        future.add_done_callback(lambda done: self._shared.post(partial(self._arrived, self._generation, guids, done)))
+        future.add_done_callback(lambda done: self._tree.post(partial(self._arrived, self._generation, guids, done)))
 
     def _arrived(self, generation: int, guids: Sequence[str], done: Future[list[Stamped | None]]) -> None:
         if generation != self._generation:
@@ -246,7 +246,7 @@ class Jobs:
             return
         for guid, found in zip(guids, answers, strict=True):
             self._found(guid, found)
-        self._shared.wake()
+        self._tree.wake()
 
     def _found(self, guid: str, found: Stamped | None) -> None:
         coming = self._coming[guid]
@@ -310,7 +310,7 @@ class Jobs:
             "OMPI_MCA_orte_leave_session_attached": "1",
             "OMPI_MCA_orte_default_hostfile": str(hosts),
         }
-        path = shape.environ.get("PATH") or self._node.runner.environ.get("PATH", os.defpath)
+        path = shape.environ.get("PATH") or self._node.lanes.runner.environ.get("PATH", os.defpath)
         variables["PATH"] = f"{place / 'bin'}{os.pathsep}{path}"
         if block.info.needs:
             variables["RMGR_RESOURCES"] = share_variable(dict(block.info.needs))
@@ -333,7 +333,7 @@ class Jobs:
             return place
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
         self._shared.home.check()
-        _furnish(place, allocation, mode=0o700)
+        furnish(place, allocation, mode=0o700)
         account = block.info.account
         if key in self._doors:  # the last try came no further
             self._doors.pop(key).close()
@@ -345,7 +345,7 @@ class Jobs:
                 endpoint_of=partial(self._endpoint_of, block),
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
-                on_starved=lambda: self._shared.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
+                on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -354,7 +354,7 @@ class Jobs:
 
     def _another_name(self, key: BlockKey, allocation: Allocation) -> Path:
         place = self._directory / f"{key.submission}_{key.first}.{key.attempt}"
-        _clear(place)
+        clear(place)
         place.symlink_to(self._alone_place(allocation))
         return place
 
@@ -363,7 +363,7 @@ class Jobs:
         place = self._alone.get(allocation.processes)
         if place is None or not (place / "hosts").exists():
             place = self._alone[allocation.processes] = self._directory / f"alone-{allocation.processes}"
-            _furnish(place, allocation, mode=0o755)
+            furnish(place, allocation, mode=0o755)
         return place
 
     def forget_lost(self) -> None:
@@ -436,8 +436,8 @@ class Jobs:
         """Its processes on its other nodes stand still or go on, as those here do."""
         allocation = block.data.allocation
         for helper, _ in allocation.helpers if allocation is not None else ():
-            future = self._shared.coordinator.get(paths.node(helper))
-            future.add_done_callback(lambda done, helper=helper: self._shared.post(partial(self._suspend, block, helper, resume, done)))  # type: ignore[misc]
+            future = self._tree.coordinator.get(paths.node(helper))
+            future.add_done_callback(lambda done, helper=helper: self._tree.post(partial(self._suspend, block, helper, resume, done)))  # type: ignore[misc]
 
     def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, done: Future[Stamped | None]) -> None:
         def answered(error: RmgrError | None) -> None:
@@ -471,27 +471,3 @@ class Jobs:
             self._pool.give(allocation.processes, place)
         elif place is not None:
             self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
-
-
-def _furnish(place: Path, allocation: Allocation, *, mode: int) -> None:
-    """Makes it, with its files; what stood there is gone. mode: of it and of its programs. Raises: OSError."""
-    _clear(place)
-    place.mkdir(mode=mode)
-    hosts, programs = place / "hosts", place / "bin"
-    hosts.write_text("".join(f"{node} slots={count}\n" for node, count in allocation.shares))
-    programs.mkdir()
-    rmgr = _RMGR.format(python=shlex.quote(home.PYTHON), program=shlex.quote(_PROGRAM.format(root=str(home.ROOT))))
-    for program, text in ((place / "rmgr-agent", _AGENT), (programs / "rmgr", rmgr)):
-        program.write_text(text)
-        program.chmod(mode)
-    hosts.chmod(mode & 0o644)
-    programs.chmod(mode)
-    place.chmod(mode)
-
-
-def _clear(place: Path) -> None:
-    """Nothing stands there any more. Raises: OSError."""
-    if place.is_symlink():
-        place.unlink()
-    elif place.exists():
-        remove_tree(place)

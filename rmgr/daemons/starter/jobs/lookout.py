@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -21,7 +21,9 @@ from rmgr.model.node import NodeRecord, NodeState
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import Shared
+    from rmgr.adapters.rpc.ranks import Peers
+    from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.model.queue import ClusterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,16 @@ class Promise:
         return record.state is NodeState.FENCED or is_another
 
 
+class PeerServices(Protocol):
+    """Asks other Starters (peers; None: nobody can be asked), and knows how long that may take."""
+
+    peers: Peers | None
+
+    def settings(self) -> ClusterSettings:
+        """Of the cluster, as they are now."""
+        ...
+
+
 class Lookouts:
     """Watches on records of nodes. Cost: one a node, however many jobs have a part there.
 
@@ -52,7 +64,7 @@ class Lookouts:
         tell: gets (job, node, its record or None) in the owner's thread, whenever the record was read.
     """
 
-    def __init__(self, shared: Shared, log: Log, tell: Callable[[ClaimedBlock, str, NodeRecord | None], None]) -> None:
+    def __init__(self, shared: TreeAccess, log: Log, tell: Callable[[ClaimedBlock, str, NodeRecord | None], None]) -> None:
         self._shared = shared
         self._log = log
         self._tell = tell

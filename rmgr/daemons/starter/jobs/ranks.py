@@ -16,10 +16,10 @@ import resource
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
@@ -29,9 +29,8 @@ from rmgr.runner import ranks
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.execution.holds import HeldPart
-    from rmgr.daemons.starter.node.loop import Starter
-    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.daemons.starter.checkpoint.helping import HelperParts
+    from rmgr.daemons.starter.execution.holds import HeldPart, HeldParts
 
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
@@ -46,10 +45,38 @@ _LINE_BYTES, _LINE_S = 4096, 20.0
 _LINKS_EACH, _LINKS_MORE = 4, 64
 
 
+T = TypeVar("T")
+
+
+class RankJobs(Protocol):
+    """The parts of jobs that a node has, and their checkpoints."""
+
+    holds: HeldParts
+    helped: HelperParts
+
+
+class RankNode(Protocol):
+    """A node on which ranks run."""
+
+    @property
+    def jobs(self) -> RankJobs: ...
+
+
+class AskedStarter(Protocol):
+    """The Starter of this machine."""
+
+    @property
+    def agents(self) -> Mapping[str, RankNode]: ...
+
+    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """The answer of the thread that owns the nodes. Raises: TimeoutError."""
+        ...
+
+
 class RanksAnswering:
     """`adapters.rpc_ranks.RanksAnswers` of one Starter."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: AskedStarter) -> None:
         self._starter = starter
 
     def prepare(self, node: str, hold: str, *, head: str, cores: int) -> Future[Any]:
@@ -115,7 +142,7 @@ class RanksAnswering:
         except TimeoutError:
             raise Unavailable(f"node {node} is too busy to answer") from None
 
-    def _agent(self, node: str) -> NodeAgent:
+    def _agent(self, node: str) -> RankNode:
         agent = self._starter.agents.get(node)
         if agent is None:
             raise NotFound(f"this Starter does not serve node {node}")

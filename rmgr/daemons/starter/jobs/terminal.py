@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.ranks import RanksLink
@@ -20,13 +20,36 @@ from rmgr.runner import ranks, terminal
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.loop import Starter
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.jobs.jobs import Jobs
+    from rmgr.model.block import BlockKey
+
+
+T = TypeVar("T")
+
+
+class TerminalNode(Protocol):
+    """A node with the commands of interactive jobs."""
+
+    blocks: dict[BlockKey, ClaimedBlock]
+    jobs: Jobs
+
+
+class TerminalStarter(Protocol):
+    """The Starter of this machine."""
+
+    @property
+    def agents(self) -> Mapping[str, TerminalNode]: ...
+
+    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """The answer of the thread that owns the nodes. Raises: TimeoutError."""
+        ...
 
 
 class TerminalAnswering:
     """`adapters.rpc_terminal.TerminalAnswers` of one Starter."""
 
-    def __init__(self, starter: Starter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
+    def __init__(self, starter: TerminalStarter, *, operators: Sequence[str] = (), log: Log | None = None) -> None:
         self._starter = starter
         self._operators = tuple(operators)
         self._log = log

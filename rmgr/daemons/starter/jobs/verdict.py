@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import paths
 from rmgr.coord.multi import Stamped
@@ -25,7 +25,9 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.core.doors import NamedNode, TreeAccess
+    from rmgr.daemons.starter.jobs.barrier import Barriers
+    from rmgr.daemons.starter.jobs.lookout import PeerServices
 
 #: Ends that a lost node may be the cause of.
 _DOUBTFUL = frozenset({Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
@@ -46,11 +48,23 @@ class _Case:
     is_decided: bool = field(default=False)
 
 
+class JudgedJobs(Protocol):
+    """The jobs whose ends are looked at."""
+
+    barriers: Barriers
+
+    def lost_ranks(self, block: ClaimedBlock) -> str:
+        """Which node's ranks the system has ended, and how that showed; "" if none."""
+        ...
+
+
 class Verdicts:
     """Ends of the jobs whose script one node runs."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
+    def __init__(self, node: NamedNode, jobs: JudgedJobs, tree: TreeAccess, shared: PeerServices, log: Log) -> None:
         self._node = node
+        self._jobs = jobs
+        self._tree = tree
         self._shared = shared
         self._log = log
         self._open: dict[ClaimedBlock, _Case] = {}
@@ -98,8 +112,8 @@ class Verdicts:
 
     def _ask(self, case: _Case, helper: str) -> None:
         if not case.is_decided:
-            future = self._shared.coordinator.get(paths.node(helper))
-            future.add_done_callback(lambda done: self._shared.post(partial(self._found, case, helper, done)))
+            future = self._tree.coordinator.get(paths.node(helper))
+            future.add_done_callback(lambda done: self._tree.post(partial(self._found, case, helper, done)))
 
     def _found(self, case: _Case, helper: str, done: Future[Stamped | None]) -> None:
         try:
@@ -111,7 +125,7 @@ class Verdicts:
             return
         if case.is_decided:
             return
-        promise = self._node.jobs.barriers.promise_of(case.block, helper)
+        promise = self._jobs.barriers.promise_of(case.block, helper)
         if record is None or (record.state is NodeState.FENCED if promise is None else promise.is_broken(record)):
             self._decide(case, helper)
             return
@@ -119,7 +133,7 @@ class Verdicts:
         assert peers is not None
 
         def answered(error: RmgrError | None, life: str, _incarnation: int) -> None:
-            self._shared.post(partial(self._answered, case, helper, error, life))
+            self._tree.post(partial(self._answered, case, helper, error, life))
 
         hold = f"{key.submission}.{key.first}.{key.attempt}"
         peers.prepare(record.endpoint, helper, hold, head=self._node.name, cores=0, timeout_s=_ASK_S, done=answered)
@@ -128,12 +142,12 @@ class Verdicts:
         if case.is_decided:
             return
         if error is not None:
-            if self._node.jobs.lost_ranks(case.block):  # this is known, whatever the node would say
+            if self._jobs.lost_ranks(case.block):  # this is known, whatever the node would say
                 self._decide(case, "")
             else:
                 self._later(case, helper)
             return
-        promise = self._node.jobs.barriers.promise_of(case.block, helper)
+        promise = self._jobs.barriers.promise_of(case.block, helper)
         if promise is not None and life != promise.life:  # what ran there was killed before
             self._decide(case, helper)
             return
@@ -145,12 +159,12 @@ class Verdicts:
         if machine.monotonic() >= case.end_s:
             self._decide(case, helper)
         elif not case.is_decided:
-            self._shared.after(_PAUSE_S, partial(self._ask, case, helper))
+            self._tree.after(_PAUSE_S, partial(self._ask, case, helper))
 
     def _decide(self, case: _Case, lost: str) -> None:
         case.is_decided = True
         self._open.pop(case.block, None)
-        if why := f"node {lost} was lost" if lost else self._node.jobs.lost_ranks(case.block):
+        if why := f"node {lost} was lost" if lost else self._jobs.lost_ranks(case.block):
             self._log.warning(
                 "job_lost_a_node", block=paths.block_name(case.block.key), target=lost, why=why, exit_code=case.ending.exit_code
             )

@@ -14,28 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.host.process import NodeRunner
-from rmgr.coord import ops, paths
+from rmgr.coord import paths
 from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.records import decode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart, Return, split_share
+from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
-from rmgr.daemons.starter.core.joint import Joint, discard
+from rmgr.daemons.starter.execution.barred import Barred
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.ends import Ends, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.execution.logs import LiveLogs
-from rmgr.daemons.starter.health.barred import Barred
 from rmgr.daemons.starter.health.reach import settle_refused
 from rmgr.daemons.starter.health.strikes import Strikes
 from rmgr.daemons.starter.health.trouble import TroubleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
+from rmgr.daemons.starter.jobs.joint import Joint, discard
 from rmgr.daemons.starter.node.orders import Inbox
 from rmgr.daemons.starter.node.shared import Shared
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.claims import Claims
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.pull.hints import News
-from rmgr.daemons.starter.pull.pull import IdleMark, Puller
+from rmgr.daemons.starter.pull.idle import IdleMarking
+from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockKey
@@ -44,8 +46,6 @@ from rmgr.model.states import Reason, State
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: How long a hungry node waits for a COMPLETE that could carry its mark, and a sated one for a CLAIM that removes it.
-_IDLE_DELAY_S, _SATED_DELAY_S = 0.01, 0.5
 #: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
 _SPLIT_WORTH_S = 0.03
 #: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
@@ -85,7 +85,6 @@ class NodeAgent:
         self._trouble = TroubleMark(self, shared)
         self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
         self._shared = shared
-        self._mark_wrong_s: float | None = None
         self._split_s: float | None = None
         self._given_s = -math.inf
         self._returning: set[BlockKey] = set()
@@ -106,8 +105,12 @@ class NodeAgent:
         self.jobs = Jobs(
             self,
             shared,
+            shared,
+            shared,
             accounts=accounts,
             directory=files.with_name("jobs"),
+            on_missing=self._missed,
+            reread=self.reread,
             over=self._over,
             on_unstartable=self._unstartable,
             log=self.log,
@@ -120,7 +123,7 @@ class NodeAgent:
             on_end=self._ended,
             on_strike=self._strike,
             on_surprise=shared.metrics.surprised,
-            on_missing=lambda: self.mending.missed(),  # noqa: PLW0108 - made below
+            on_missing=self._missed,
             is_awaited=self.jobs.is_awaited,
             spool=files,
             log=self.log,
@@ -141,6 +144,7 @@ class NodeAgent:
         )
         self.puller = Puller(
             self,
+            capacity=capacity, attributes=attributes,
             committer=shared.committer, records=shared.records,
             times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
@@ -150,6 +154,7 @@ class NodeAgent:
         parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
         self._claims = Claims(self, shared, self.log)
+        self._marking = IdleMarking(self, shared.committer)
         self._barred = Barred(self, shared.gate, self._dispatch)
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
@@ -181,7 +186,7 @@ class NodeAgent:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
         self.idle = IdleMark(present=idle)
-        self._mark_wrong_s = None
+        self._marking.reset()
         self._returning.clear()
         self._trouble.reset()
         self.puller.reset()
@@ -222,7 +227,11 @@ class NodeAgent:
         self.hands.settle(boards, now_s)
         self._at(self.hands.due_s)
         self._barred.settle(is_draining=self.is_draining)
-        self._at(now_s + settle_refused(self, self._ends.reopening, self._dispatch.withhold))
+        again_s = settle_refused(
+            self.accounts, self.blocks.values(),
+            give_back=self.return_unstarted, spare=self._ends.reopening.forget, withhold=self._dispatch.withhold,
+        )
+        self._at(now_s + again_s)
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         self._at(math.inf if reopen_s is None else reopen_s)
         before = self.mending.generation
@@ -242,7 +251,7 @@ class NodeAgent:
             self.puller.is_hungry = False
         self._flush(now_s)
         self._claims.settle(now_s)
-        self._show_idle(now_s)
+        self._at(self._marking.settle(now_s))
         if hungry_nodes:
             self._split(hungry_nodes, now_s)
         if self._dispatch.level(now_s):
@@ -258,6 +267,9 @@ class NodeAgent:
 
     def _at(self, at_s: float) -> None:
         self.next_s = min(self.next_s, at_s)
+
+    def _missed(self) -> None:
+        self.mending.missed()
 
     def _ended(self, state: State | None, count: int, seconds: float) -> None:
         if state is State.COMPLETED:
@@ -350,7 +362,7 @@ class NodeAgent:
             self.orders.gone(conflict.path.rpartition("/")[2])
             block.refused(now_s)
         elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
-            discard(self, self._shared, block, conflict)
+            discard(self, self._shared.committer, block, conflict)
         else:
             self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
             block.way_back_barred(now_s)
@@ -383,30 +395,7 @@ class NodeAgent:
         self._returning.discard(block.key)
         self._dispatch.forget(block)
 
-    # -- idle marker, SPLIT, RETURN ---------------------------------------------------------------------------------------------
-
-    def _show_idle(self, now_s: float) -> None:
-        """The mark comes with a COMPLETE and goes with a CLAIM where there is one; else by itself after a moment."""
-        hungry = self.puller.is_hungry
-        if hungry == self.idle.present:
-            self._mark_wrong_s = None
-            return
-        if self.idle.changing or self.puller.in_flight:
-            return
-        self._mark_wrong_s = now_s if self._mark_wrong_s is None else self._mark_wrong_s
-        at_s = self._mark_wrong_s + (_IDLE_DELAY_S if hungry or self.is_draining else _SATED_DELAY_S)
-        if now_s < at_s:
-            self._at(at_s)
-            return
-        self.idle.changing = True
-        multi = ops.mark_idle(self.name, self._shared.committer.fence(self.name), idle=hungry)
-        self._shared.committer.commit(multi, partial(self._marked, hungry))
-
-    def _marked(self, idle: bool, outcome: Outcome) -> None:
-        self.idle.changing = False
-        self.idle.present = idle  # a Conflict says that it was so already
-        if not idle and isinstance(outcome, Conflict):
-            self.hands.look()
+    # -- SPLIT, RETURN ---------------------------------------------------------------------------------------------
 
     def has_tail(self) -> bool:
         """Another node could be given something."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord import ops, paths
 from rmgr.coord.multi import Conflict, Outcome, Stamped
@@ -23,7 +23,9 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.daemons.starter.jobs.jobs import Jobs
+    from rmgr.daemons.starter.pull.pull import Puller
 
 #: An unbroken watch is believed this long; then the inbox is listed again.
 _RESYNC_S = 20.0
@@ -44,12 +46,26 @@ class _Active:
     crossing: bool = False
 
 
+class OrderedNode(Protocol):
+    """The node that orders are for."""
+
+    name: str
+    blocks: dict[BlockKey, ClaimedBlock]
+    lanes: Lanes
+    jobs: Jobs
+    puller: Puller
+
+    def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
+        """Ends tasks of a block CANCELLED (None: all)."""
+        ...
+
+
 class Inbox:
     """The inbox of one node."""
 
     def __init__(
         self,
-        node: NodeAgent,
+        node: OrderedNode,
         coordinator: Coordinator,
         committer: Committer,
         *,

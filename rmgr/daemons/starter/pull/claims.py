@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -23,17 +23,33 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
+    from rmgr.daemons.starter.core.doors import TreeCommits
+    from rmgr.model.block import BlockKey
 
 #: Between two looks: the leader ends what is nowhere after 8 s at the soonest (`leader/submissions/census.py`).
 _LOOK_S = 3.0
 
 
+class ClaimingNode(Protocol):
+    """The node whose claims are looked after."""
+
+    name: str
+    incarnation: int
+    blocks: dict[BlockKey, ClaimedBlock]
+
+    def drop_block(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more."""
+        ...
+
+    def reread(self, block: ClaimedBlock) -> None:
+        """Takes the block from what its znode says."""
+        ...
+
+
 class Claims:
     """The claims of one node, compared with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Log) -> None:
+    def __init__(self, node: ClaimingNode, shared: TreeCommits, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

@@ -11,11 +11,11 @@ was lost with its connection fires, a CLAIM that finds the mark gone looks, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ from rmgr.coord.ports import Coordinator
 from rmgr.coord.validity import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.pull.board import PendingQueue
-from rmgr.daemons.starter.pull.hints import Hints
+from rmgr.daemons.starter.pull.hints import Hints, HintServices
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.line import Hint
@@ -37,12 +37,46 @@ from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.line import DirectLine
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
+    from rmgr.daemons.starter.core.commits import IdleMark
+    from rmgr.daemons.starter.core.records import Info
+    from rmgr.daemons.starter.staging.stage import Stager
 
 _FAILED_PAUSE_S = 0.2
 #: The mark is watched so much later where the client that was served last would say what comes.
 _HINTED_S = 0.03
+
+
+class Doubts(Protocol):
+    """The claims of the same node."""
+
+    def in_doubt(self) -> Collection[BlockKey]:
+        """Claims in flight."""
+        ...
+
+    def suits(self, info: Info, key: BlockKey) -> bool:
+        """The node could run it, if it ran nothing else."""
+        ...
+
+
+class HandedNode(Protocol):
+    """The node that blocks are handed to."""
+
+    name: str
+    incarnation: int
+    blocks: dict[BlockKey, ClaimedBlock]
+    idle: IdleMark
+    stager: Stager
+
+    @property
+    def puller(self) -> Doubts: ...
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+        ...
+
+    def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
+        """Commits that the last `count` tasks of it go back to their queue. name: of the multi. held: its submission is."""
+        ...
 
 
 class Hands:
@@ -51,7 +85,7 @@ class Hands:
     Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
     """
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, log: Log) -> None:
+    def __init__(self, node: HandedNode, shared: HintServices, *, log: Log) -> None:
         self._node = node
         self._coordinator: Coordinator = shared.coordinator
         self._records = shared.records

@@ -7,11 +7,11 @@ gave it is told what is committed of the block: the fragment when the COMPLETE g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.channel import Loop
@@ -30,8 +30,10 @@ from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
+    from rmgr.coord.ports import Coordinator
+    from rmgr.daemons.starter.core.records import RecordCache
+    from rmgr.daemons.starter.health.trust import Gate
+    from rmgr.daemons.starter.staging.stage import Stager
 
 #: Announced blocks of one node that have not been met; and for how long they are remembered.
 _MOST, _KEEP_S = 8, 2.0
@@ -81,13 +83,32 @@ class News:
             self.line.send(Told(self.serial, self.submission, int(made.removeprefix(prefix))))
 
 
+class HintedNode(Protocol):
+    """The node that is to be handed blocks."""
+
+    name: str
+    stager: Stager
+
+
+class HintServices(Protocol):
+    """Reads blocks and records, verifies seals, returns to the loop's thread."""
+
+    coordinator: Coordinator
+    records: RecordCache
+    gate: Gate | None
+
+    def post(self, call: Callable[[], None], /) -> None:
+        """Runs it on the loop's thread."""
+        ...
+
+
 class Hints:
     """Of one node; the owner's thread, but for `heard`.
 
     Args: read: takes the answer about an announced block, as after a watch (`Hands`).
     """
 
-    def __init__(self, node: NodeAgent, shared: Shared, *, read: Callable[[int, BlockKey, Future[Stamped | None]], None]) -> None:
+    def __init__(self, node: HintedNode, shared: HintServices, *, read: Callable[[int, BlockKey, Future[Stamped | None]], None]) -> None:
         self._node = node
         self._shared = shared
         self._read = read
@@ -167,6 +188,21 @@ def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
     return line.peer is None or line.peer.name == block.info.record.user
 
 
+class HintedHands(Protocol):
+    """Takes hints of one node."""
+
+    def heard(self, line: DirectLine, hint: Hint) -> None:
+        """A client says what it is handing over. On the line's thread."""
+        ...
+
+
+class HintTarget(Protocol):
+    """A node to which hints go."""
+
+    @property
+    def hands(self) -> HintedHands: ...
+
+
 class Switchboard:
     """The lines of a Starter: its thread, its port, and to which node a hint goes.
 
@@ -176,7 +212,7 @@ class Switchboard:
     def __init__(
         self,
         address: tuple[str, int],
-        nodes: dict[str, NodeAgent],
+        nodes: Mapping[str, HintTarget],
         *,
         credentials: Credentials | None,
         is_revoked: Callable[[str], bool],

@@ -18,7 +18,7 @@ from rmgr.coord import ops, paths
 from rmgr.coord.admitted import not_admitted
 from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.core.commits import Committer
+from rmgr.daemons.starter.core.commits import Committer, IdleMark
 from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more
 from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.daemons.starter.execution.lanes import Lanes
@@ -47,8 +47,6 @@ class Claimer(Protocol):
 
     name: str
     incarnation: int
-    capacity: Capacity
-    attributes: NodeAttributes
     lanes: Lanes
     blocks: dict[BlockKey, ClaimedBlock]
     idle: IdleMark
@@ -59,14 +57,6 @@ class Claimer(Protocol):
 
     def claimed(self, block: ClaimedBlock) -> None:
         """A block is the node's own now."""
-
-
-@dataclass(slots=True)
-class IdleMark:
-    """`/idle/<node>` as far as it is known. changing: a multi that creates or deletes it is in flight."""
-
-    present: bool = False
-    changing: bool = False
 
 
 @dataclass(slots=True)
@@ -121,6 +111,8 @@ class Puller:
         self,
         node: Claimer,
         *,
+        capacity: Capacity,
+        attributes: NodeAttributes,
         committer: Committer,
         records: RecordCache,
         times: TaskTimes,
@@ -136,6 +128,8 @@ class Puller:
         self._gate = gate
         self._accounts = accounts
         self._node = node
+        self._capacity = capacity
+        self._features = frozenset(attributes.features)
         self._committer = committer
         self._records = records
         self._times = times
@@ -287,11 +281,11 @@ class Puller:
 
     def suits(self, info: Info, key: BlockKey) -> bool:
         """The node could run it, if it ran nothing else."""
-        capacity, request = self._node.capacity, info.record.request
+        capacity, request = self._capacity, info.record.request
         return (
             key.cores <= capacity.cores
             and key.memory_mib <= self._node.lanes.memory_mib
-            and set(request.features) <= set(self._node.attributes.features)
+            and self._features.issuperset(request.features)
             and all(capacity.resources.get(name, 0) >= count for name, count in info.needs)
         )
 

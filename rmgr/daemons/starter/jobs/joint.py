@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,7 +22,13 @@ from rmgr.model.outcome import Outcome as Ended
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.node.node import NodeAgent, Shared
+    from rmgr.daemons.starter.core.commits import Committer, IdleMark
+    from rmgr.daemons.starter.core.doors import NodeOrders
+    from rmgr.daemons.starter.core.estimate import TaskTimes
+    from rmgr.daemons.starter.core.metrics import StarterMetrics
+    from rmgr.daemons.starter.health.trust import Gate
+    from rmgr.model.block import BlockKey
+    from rmgr.runtime.logger import Log
 
 #: Jobs of one commit, and bytes of their outcomes.
 MOST, MOST_BYTES = 40, MAX_INLINE_BYTES * 2 // 3
@@ -30,6 +36,45 @@ MOST, MOST_BYTES = 40, MAX_INLINE_BYTES * 2 // 3
 SHORT_S, GATHER_S = 0.02, 0.01
 #: What the fields of an outcome take beside its bytes.
 _FIELDS_BYTES = 100
+
+
+class DiscardingNode(Protocol):
+    """The node that has the block."""
+
+    name: str
+    log: Log
+
+    def drop_block(self, block: ClaimedBlock) -> None:
+        """The block is not the node's own any more."""
+        ...
+
+
+class Appetite(Protocol):
+    """Knows whether the node wants work."""
+
+    is_hungry: bool
+
+
+class EndingNode(DiscardingNode, Protocol):
+    """The node whose jobs have ended."""
+
+    blocks: dict[BlockKey, ClaimedBlock]
+    idle: IdleMark
+
+    @property
+    def orders(self) -> NodeOrders: ...
+
+    @property
+    def puller(self) -> Appetite: ...
+
+
+class JointServices(Protocol):
+    """Commits, signs and counts; knows how long jobs take."""
+
+    committer: Committer
+    gate: Gate | None
+    metrics: StarterMetrics
+    times: TaskTimes
 
 
 class Joint:
@@ -41,7 +86,7 @@ class Joint:
     """
 
     def __init__(
-        self, node: NodeAgent, shared: Shared, *, over: Callable[[ClaimedBlock], None], reread: Callable[[ClaimedBlock], None]
+        self, node: EndingNode, shared: JointServices, *, over: Callable[[ClaimedBlock], None], reread: Callable[[ClaimedBlock], None]
     ) -> None:
         self._node = node
         self._shared = shared
@@ -139,7 +184,7 @@ class Joint:
         if conflict.path.startswith(f"{paths.sub(some[0][0].key.submission)}/"):
             for block, part in some:
                 node.orders.released(part.orders)
-                discard(node, self._shared, block, conflict)
+                discard(node, self._shared.committer, block, conflict)
             return
         if conflict.path == paths.idle(node.name):
             node.idle.present = True
@@ -157,10 +202,10 @@ class Joint:
             node.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
 
 
-def discard(node: NodeAgent, shared: Shared, block: ClaimedBlock, conflict: Conflict) -> None:
+def discard(node: DiscardingNode, commits: Committer, block: ClaimedBlock, conflict: Conflict) -> None:
     """Its submission has no place for what became of it (it was collected, or no SUBMIT made it): it goes, and nobody is told."""
     node.log.warning("block_discarded", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
-    shared.committer.commit(ops.discard(node.name, shared.committer.fence(node.name), block.key), lambda _: None)
+    commits.commit(ops.discard(node.name, commits.fence(node.name), block.key), lambda _: None)
     node.drop_block(block)
 
 

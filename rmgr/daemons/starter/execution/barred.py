@@ -6,19 +6,29 @@ goes back to its queue, where it waits: what is decided about it is the leader's
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.execution.dispatch import Dispatcher
     from rmgr.daemons.starter.health.trust import Gate
-    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.model.block import BlockKey
+
+
+class Returning(Protocol):
+    """The node that has the blocks."""
+
+    blocks: dict[BlockKey, ClaimedBlock]
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """Gives back to its queue what of it has not begun."""
+        ...
 
 
 class Barred:
     """Of one node."""
 
-    def __init__(self, node: NodeAgent, gate: Gate | None, dispatch: Dispatcher) -> None:
+    def __init__(self, node: Returning, gate: Gate | None, dispatch: Dispatcher) -> None:
         self._node = node
         self._gate = gate
         self._dispatch = dispatch

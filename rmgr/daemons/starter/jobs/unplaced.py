@@ -19,9 +19,8 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.doors import NamedNode, TreeCommits
     from rmgr.daemons.starter.core.records import Info
-    from rmgr.daemons.starter.node.node import NodeAgent
-    from rmgr.daemons.starter.node.shared import Shared
 
 #: Until it is tried again, where nothing may be committed or read.
 _PAUSE_S = 0.5
@@ -30,7 +29,7 @@ _PAUSE_S = 0.5
 class Unplaced:
     """Of one node. Owner's thread only."""
 
-    def __init__(self, node: NodeAgent, shared: Shared, log: Any) -> None:
+    def __init__(self, node: NamedNode, shared: TreeCommits, log: Any) -> None:
         self._node = node
         self._shared = shared
         self._log = log

@@ -1,0 +1,56 @@
+"""Protocols of placed jobs: what they need of their node and of its Starter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rmgr.adapters.rpc.ranks import Peers
+    from rmgr.daemons.leader.core.seals import Placings
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.core.doors import NodeOrders
+    from rmgr.daemons.starter.core.home import Home
+    from rmgr.daemons.starter.core.io import StoreIO
+    from rmgr.daemons.starter.core.records import RecordCache
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.model.block import BlockKey
+    from rmgr.model.queue import ClusterSettings
+    from rmgr.model.states import Reason
+
+
+class JobsNode(Protocol):
+    """The node that runs the jobs' scripts."""
+
+    name: str
+    incarnation: int
+    blocks: dict[BlockKey, ClaimedBlock]
+    lanes: Lanes
+
+    @property
+    def orders(self) -> NodeOrders: ...
+
+    def claimed(self, block: ClaimedBlock) -> None:
+        """A block is the node's own now."""
+        ...
+
+    def return_unstarted(self, block: ClaimedBlock) -> None:
+        """Gives back to its queue what of it has not begun."""
+        ...
+
+    def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
+        """Ends live tasks of a block (None: all)."""
+        ...
+
+
+class JobServices(Protocol):
+    """Directories, the store, records, seals of placements, other Starters and settings, as jobs need them."""
+
+    home: Home
+    io: StoreIO
+    peers: Peers | None
+    placings: Placings
+    records: RecordCache
+
+    def settings(self) -> ClusterSettings:
+        """Of the cluster, as they are now."""
+        ...
