@@ -15,7 +15,9 @@ import pytest
 
 from rmgr.cli.bench import bench
 from rmgr.config import MAX_NODES, WatchdogConfig
-from rmgr.coord import keeping, multi, paths, rules
+from rmgr.coord.decisions import keeping
+from rmgr.coord.ops import rules
+from rmgr.coord.protocol import multi, paths
 from rmgr.daemons.leader.placement.faults import BENCH_S
 from rmgr.daemons.leader.plugins import process as policy_process
 from rmgr.daemons.starter.core.estimate import AHEAD_S

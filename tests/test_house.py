@@ -61,7 +61,7 @@ OWNERS = {
     "matplotlib": ("sim/plots/__init__.py", "sim/plots/canvas.py"),
 }
 
-#: Names below a node of `coord/paths.py`; with its constants they are what a path literal begins with.
+#: Names below a node of `coord/protocol/paths.py`; with its constants they are what a path literal begins with.
 PATH_SEGMENTS = ("/gate", "/tail", "/done", "/failed", "/pending", "/held")
 
 
@@ -263,7 +263,7 @@ def test_generated_stubs_are_imported_by_the_rpc_adapters_only() -> None:
 
 
 def test_znode_paths_are_spelt_in_one_file() -> None:
-    from rmgr.coord import paths
+    from rmgr.coord.protocol import paths
 
     roots = [v for k, v in vars(paths).items() if k.isupper() and isinstance(v, str) and v.startswith("/")]
     begins = re.compile(f"(?:{'|'.join(map(re.escape, (*roots, *PATH_SEGMENTS)))})(?:/|$)")

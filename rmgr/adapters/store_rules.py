@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord.ports import MAX_VALUE_BYTES, About, Encoding
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Note, Store
+    from rmgr.coord.protocol.ports import Note, Store
 
 #: A value is cut into chunks of this size (bytes); the last one may be shorter. Cassandra's practical blob limit is 1 MiB.
 CHUNK_BYTES = 512 * 1024

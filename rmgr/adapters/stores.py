@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from rmgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Store
+    from rmgr.coord.protocol.ports import Store
 
 _EXAMPLES = "sqlite:PATH (one machine) or cassandra://host1,host2/keyspace (several)"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmgr.bench.live_workload import WorkloadStage, pipeline_with, send
 from rmgr.bench.measuring import MeasuringPlan, Row, percentile, row
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.errors import Unavailable
 from rmgr.model.placing import Rigid
 from rmgr.model.submission import Command, Submission

@@ -21,7 +21,7 @@ from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percen
 from rmgr.bench.process_cost import MIB, cpu_s
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.model.units import format_size
 

@@ -19,9 +19,10 @@ from rmgr.client.packing import Buffer, block_of
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.submitting import submit
-from rmgr.coord import operator_ops, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid

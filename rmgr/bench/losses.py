@@ -17,7 +17,7 @@ from rmgr.bench.silent_starters import SilentStartersSpec
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 

@@ -14,7 +14,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, row, two_slots
 from rmgr.bench.timed_sleep import timed_sleep
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.errors import DeadlineExceeded, RmgrError
 
 _LONG, _LONG_S = 200, (0.2, 2.0)

@@ -24,9 +24,9 @@ from rmgr.client.bootstrap import read_settings
 from rmgr.client.engine import Engine
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Delete, Gone, Holds, Multi, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.records.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable

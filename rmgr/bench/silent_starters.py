@@ -22,8 +22,8 @@ from collections.abc import Callable
 import msgspec
 
 from rmgr.adapters.zookeeper.wire import OP_MULTI, OPEN_ACL, decode_multi, encode_acl, encode_multi
-from rmgr.coord import ops
-from rmgr.coord.multi import Committed, Multi
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.resources import Capacity

@@ -28,8 +28,8 @@ from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import read_meta
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
-from rmgr.coord import paths
-from rmgr.coord.multi import Multi, Outcome
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.daemons.starter.main import Parts, build
 from rmgr.errors import Unavailable
 from rmgr.model.frames import TaskBatch, TaskEnd

@@ -16,7 +16,7 @@ from rmgr.errors import NotFound
 from rmgr.model.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Store
+    from rmgr.coord.protocol.ports import Store
 
 _PAGE = 1000
 
@@ -36,7 +36,7 @@ _PAGE = 1000
 @click.option("--list", "listed", is_flag=True, help="show the logs, write none")
 def export_events(session: Session, out: str, which: str, partition: str, listed: bool) -> None:
     """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""
-    from rmgr.coord import keys
+    from rmgr.coord.protocol import keys
 
     store = session.data_store()
     logs = _logs(store)
@@ -84,7 +84,7 @@ def _lines(pieces: Iterable[str]) -> Iterator[str]:
 
 def _logs(store: Store) -> dict[tuple[int, int], int]:
     """(epoch, log) -> how many pieces it has."""
-    from rmgr.coord import keys
+    from rmgr.coord.protocol import keys
 
     found: dict[tuple[int, int], int] = {}
     after = ""

@@ -11,7 +11,7 @@ import click
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import SIZE, listed
-from rmgr.coord.quotas import HEAP_MIB
+from rmgr.coord.protocol.quotas import HEAP_MIB
 from rmgr.errors import ConfigError
 from rmgr.model.identity import Role, check_name
 

@@ -189,8 +189,8 @@ def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
 
     Raises: `StateConflict` when another holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
     """
-    from rmgr.coord import paths
-    from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 
     end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
     coordinator = _connected(session, end)

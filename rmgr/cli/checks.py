@@ -343,7 +343,7 @@ def data_store(session: Session) -> Checks:
 def cluster(session: Session) -> Checks:
     """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
     from rmgr.client.snapshot import read_snapshot
-    from rmgr.coord import answers
+    from rmgr.coord.views import answers
 
     timeout_s = session.left_s(20.0) or 20.0
     facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)

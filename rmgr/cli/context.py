@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.query import Query
     from rmgr.config import Config
-    from rmgr.coord.ports import Store
+    from rmgr.coord.protocol.ports import Store
     from rmgr.model.node import Meta
 
 T = TypeVar("T")

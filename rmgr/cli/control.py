@@ -22,7 +22,7 @@ from rmgr.model.submission import Phase, Submission
 
 if TYPE_CHECKING:
     from rmgr.client.control import Changed
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator
 
 _EXITS = """\
 0 ok (what had ended already is told, and no error), 2 usage, 3 no such id, 4 not yours,
@@ -97,8 +97,8 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
 def _order_kill(session: Session, number: int, reason: str) -> None:
     """Without a leader nobody else tells the Starters: the orders that it would give."""
     from rmgr.client.snapshot import read_claimed
-    from rmgr.coord import paths
-    from rmgr.coord.leader_ops import order
+    from rmgr.coord.ops.leader import order
+    from rmgr.coord.protocol import paths
     from rmgr.model.node import InboxOrder, OrderKind
     from rmgr.model.states import Reason
 
@@ -128,7 +128,7 @@ def _change_all(session: Session, targets: Sequence[Target], change: Change) -> 
 def _change(session: Session, number: int, change: Change) -> str:
     """Carries out one change; returns "" or why nothing was changed."""
     from rmgr.client.snapshot import read_progress
-    from rmgr.coord.view import overall_state
+    from rmgr.coord.decisions.view import overall_state
 
     timeout_s = session.left_s(30.0) or 30.0
     read = read_progress(session.coordinator(), session.store_or_none(), number, timeout_s=timeout_s)

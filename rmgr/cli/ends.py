@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rmgr.cli.follow import AwaitedSubmission, FollowedEnd
 from rmgr.cli.render import folded, paint, printable, told_counts
 from rmgr.client.stored_logs import read_ended, tail_of
-from rmgr.coord.keys import STREAMS
+from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import RmgrError
 from rmgr.model.states import Reason, State
 from rmgr.model.units import counted, format_duration, format_size

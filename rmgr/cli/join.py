@@ -124,7 +124,7 @@ def _default_directory() -> Path:
 
 def _nonce(where: Path, number: str) -> Path:
     """What this machine calls itself while it redeems a token, kept until it has. One that was cut short is made anew."""
-    from rmgr.coord.join_ops import check_nonce
+    from rmgr.coord.ops.join import check_nonce
 
     where.mkdir(parents=True, exist_ok=True)
     path = where / f".{number}"

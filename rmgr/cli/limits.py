@@ -120,8 +120,8 @@ def _ask(session: Session, user: str) -> UseAnswer:
 
 
 def _settings(session: Session) -> UserLimits:
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.records import decode_record
     from rmgr.model.queue import ClusterSettings
 
     timeout_s = session.left_s(10.0) or 10.0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rmgr.coord import operator_ops, paths
-from rmgr.coord.multi import Committed, Conflict, Multi
-from rmgr.coord.records import decode_record
-from rmgr.coord.rights import Person, check_operator
+from rmgr.coord.decisions.rights import Person, check_operator
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict
 from rmgr.model.identity import Role
 from rmgr.model.node import Drain

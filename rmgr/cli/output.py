@@ -11,7 +11,7 @@ from typing import BinaryIO, Protocol
 
 from rmgr.cli.render import SCHEMA, iso, paint
 from rmgr.client.live import OutputPiece
-from rmgr.coord.keys import STREAMS
+from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rmgr.coord import keys
-from rmgr.coord.closing import decode_summary
+from rmgr.coord.protocol import keys
+from rmgr.coord.views.closing import decode_summary
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.views import JobView
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc.server import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
     from rmgr.cli.context import Session
-    from rmgr.coord.snapshot import ClusterSnapshot
+    from rmgr.coord.views.snapshot import ClusterSnapshot
     from rmgr.model.submission import Submission
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Query:
         """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
 
         def local(facts: ClusterSnapshot) -> list[JobView]:
-            from rmgr.coord import answers
+            from rmgr.coord.views import answers
 
             return answers.jobs(facts, ids, ended=ended, user=user)
 
@@ -69,7 +69,7 @@ class Query:
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
-        from rmgr.coord import answers
+        from rmgr.coord.views import answers
 
         nodes = self._ask(lambda leader: leader.nodes(), answers.nodes)
         return _measured(nodes, self._session.via, self._session.credentials())
@@ -79,7 +79,7 @@ class Query:
 
         def local(facts: ClusterSnapshot) -> list[QueueView]:
             from rmgr.client.queue_classes import class_views
-            from rmgr.coord import answers
+            from rmgr.coord.views import answers
 
             return [*answers.queues(facts), *class_views(facts.settings)]
 
@@ -93,7 +93,7 @@ class Query:
         """Why it is in its state. Raises NotFound."""
 
         def local(facts: ClusterSnapshot) -> ExplainView:
-            from rmgr.coord import answers
+            from rmgr.coord.views import answers
 
             return answers.explain(replace(facts, store_problem=str(self._store_facts().get("problem") or "")), number, position)
 
@@ -104,7 +104,7 @@ class Query:
 
     def what_if(self, record: Submission) -> WhatIfView | None:
         """Where and when it would run; None, with a note, when the leader cannot say. Raises: Infeasible for what its policy ends."""
-        from rmgr.coord.records import encode_record
+        from rmgr.coord.protocol.records import encode_record
         from rmgr.errors import Infeasible, RmgrError
 
         try:
@@ -180,8 +180,8 @@ class Query:
             return None
         if self._leader is not None:
             return self._leader
-        from rmgr.coord import paths
-        from rmgr.coord.records import decode_record
+        from rmgr.coord.protocol import paths
+        from rmgr.coord.protocol.records import decode_record
         from rmgr.model.node import EpochRecord
 
         coordinator = self._session.coordinator()
@@ -220,8 +220,8 @@ class Query:
 
     def _own_status(self, facts: ClusterSnapshot) -> StatusView:
         from rmgr.cli.render import now_us
-        from rmgr.coord import answers
-        from rmgr.coord.health import with_part
+        from rmgr.coord.views import answers
+        from rmgr.coord.views.health import with_part
         from rmgr.model.views import PartView
 
         coordinator = self._session.coordinator()

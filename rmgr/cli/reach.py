@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.context import Session
-    from rmgr.coord.ports import Store
+    from rmgr.coord.protocol.ports import Store
     from rmgr.model.node import EpochRecord, Meta
 
 #: A part that does not answer for so long is mentioned on stderr.
@@ -27,8 +27,8 @@ def leader_at_a_glance(session: Session) -> EpochRecord | None:
     if config.cluster.uses_gateway or not config.cluster.zk:
         return None
     from rmgr.adapters.zookeeper.glance import GlanceFailed, glance
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.records import decode_record
     from rmgr.model.node import EpochRecord, Meta
     from rmgr.runtime.release import check_cluster
     from rmgr.runtime.secured import zookeeper_security

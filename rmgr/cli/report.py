@@ -132,8 +132,8 @@ def report(
 def _cores(session: Session) -> int:
     """Of all nodes that are not fenced or stopped, 0 (with a note) where nobody can say."""
     from rmgr.client.snapshot import fetch
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.records import decode_record
     from rmgr.model.node import NodeRecord, NodeState
 
     try:

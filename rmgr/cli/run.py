@@ -77,7 +77,7 @@ def stream(
 ) -> None:
     """Passes output on until all that is followed has ended. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import ProgressDisplay
-    from rmgr.coord.keys import STREAMS
+    from rmgr.coord.protocol.keys import STREAMS
 
     sink = sink or sink_for(session, item)
     live = LiveOutput(session, item.number, wanted=item.wanted, streams=streams or STREAMS)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from rmgr.client.engine import Engine
     from rmgr.client.signing import Signer
     from rmgr.client.values import Values
-    from rmgr.coord.ops import Block
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.ops.work import Block
+    from rmgr.coord.protocol.ports import Coordinator
     from rmgr.model.node import NodeRecord
     from rmgr.model.queue import ClusterSettings
 
@@ -73,8 +73,8 @@ def read_ground(session: Session) -> Ground:
     """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
     from rmgr.client.bootstrap import read_settings
     from rmgr.client.snapshot import fetch
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.records import decode_record
     from rmgr.model.node import NodeRecord
 
     coordinator = session.coordinator()
@@ -306,7 +306,7 @@ def send_by_engine(session: Session, engine: Engine, record: Submission, draft: 
 
 
 def _claim_outputs(session: Session, values: Values, number: int, reign: str, draft: CheckedRequest) -> None:
-    from rmgr.coord.keys import Pointer
+    from rmgr.coord.protocol.keys import Pointer
 
     pointers = [
         (output_key(key, draft.record, number, position), Pointer(sub=number, index=position, n=n, by=reign))
@@ -326,7 +326,7 @@ def output_key(pattern: str, record: Submission, number: int, position: int) -> 
 
 def _check_dependencies(session: Session, coordinator: Coordinator, draft: Submission) -> None:
     from rmgr.client.snapshot import fetch
-    from rmgr.coord import keys, paths
+    from rmgr.coord.protocol import keys, paths
 
     numbers = list(dict.fromkeys(item.submission for item in draft.after))
     stats = fetch([paths.sub(number) for number in numbers], coordinator.stat, timeout_s=session.left_s(10.0) or 10.0)
@@ -339,8 +339,8 @@ def _check_inputs(session: Session, options: WorkOptions) -> None:
     if not options.inputs:
         return
     from rmgr.cli.store_values import values_of
-    from rmgr.coord import keys
-    from rmgr.coord.ownership import ANYBODY
+    from rmgr.coord.decisions.ownership import ANYBODY
+    from rmgr.coord.protocol import keys
 
     values, wait_s = values_of(session, session.data_store()), session.left_s(30.0) or 30.0
     for key, _ in options.inputs:
@@ -372,7 +372,7 @@ def _check_outputs(session: Session, draft: Submission, tasks: int) -> None:
 
 
 def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterSettings, more: int) -> None:
-    from rmgr.coord import paths
+    from rmgr.coord.protocol import paths
 
     spec = settings.queue(record.queue)
     cap = spec.max_pending_blocks if spec is not None else 0
@@ -388,7 +388,7 @@ def _check_room(coordinator: Coordinator, record: Submission, settings: ClusterS
 
 def check_size(record: Submission) -> None:
     """Refuses what does not fit a record. Raises UsageError, RequestTooLarge."""
-    from rmgr.coord.records import encode_record
+    from rmgr.coord.protocol.records import encode_record
 
     size = len(encode_record(record))
     for option, text in (("--name", record.name), ("--account", record.account), ("--token", record.token)):

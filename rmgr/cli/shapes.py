@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmgr.cli.render import iso
-from rmgr.coord.asked import USUAL
+from rmgr.coord.views.asked import USUAL
 from rmgr.model.states import State
 from rmgr.model.views import (
     AttemptView,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.cli.options import WorkRequest
 from rmgr.client.content import put_once
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.errors import UsageError, ValueTooLarge
 from rmgr.model.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Upload
 from rmgr.model.units import format_size

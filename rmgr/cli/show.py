@@ -14,7 +14,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.numbers import positions_of
 from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.selectors import Target, parse_one, resolve
-from rmgr.coord.asked import in_words
+from rmgr.coord.views.asked import in_words
 from rmgr.errors import NotFound, UsageError
 from rmgr.model.states import State
 from rmgr.model.units import counted, format_duration, format_size
@@ -149,7 +149,7 @@ def _with_story(session: Session, view: ExplainView, position: int | None) -> Ex
     """A task that runs is explained by what became of its checkpoints and of its claim, too."""
     from dataclasses import replace
 
-    from rmgr.coord.nowhere import CLAIM_WAS_GONE
+    from rmgr.coord.decisions.nowhere import CLAIM_WAS_GONE
 
     if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
         return view

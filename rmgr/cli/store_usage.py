@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmgr.cli.store_values import Opened
-from rmgr.coord import keys, paths, validity
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
 
-#: Families of rows (coord/keys.py) and what they hold.
+#: Families of rows (coord/protocol/keys.py) and what they hold.
 FAMILIES = {
     "name/": "values of users",
     "share/": "what users share",
@@ -124,7 +125,7 @@ class LiveOwners:
 
 
 def _owner(opened: Opened, number: int) -> str | None:
-    from rmgr.coord.closing import decode_summary
+    from rmgr.coord.views.closing import decode_summary
 
     try:
         row = opened.store.get(keys.history(number), timeout_s=opened.timeout_s) if number >= 0 else None

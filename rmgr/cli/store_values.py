@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rmgr.cli.context import Session
 from rmgr.cli.render import printable
-from rmgr.coord import keys
-from rmgr.coord.ports import Coordinator, Encoding, Note, Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
 from rmgr.model.units import counted
 

@@ -26,7 +26,7 @@ def tell_dry(session: Session, draft: CheckedRequest) -> None:
 
 def told_dry(draft: CheckedRequest) -> dict[str, Any]:
     """What would be submitted, as JSON."""
-    from rmgr.coord.answers import command_text
+    from rmgr.coord.views.answers import command_text
 
     record = draft.record
     limit = record.request.time_limit_us
@@ -48,7 +48,7 @@ def told_dry(draft: CheckedRequest) -> dict[str, Any]:
 
 def write_dry(draft: CheckedRequest, trial: WhatIfView | None = None) -> None:
     """What would be submitted, in words; `trial`: where and when."""
-    from rmgr.coord.answers import command_text
+    from rmgr.coord.views.answers import command_text
 
     record = draft.record
     limit = record.request.time_limit_us

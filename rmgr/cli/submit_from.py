@@ -2,7 +2,7 @@
 
 A submission without tasks, the anchor, is held while its program lives. Every job of the list is made durable behind it (it waits for
 the anchor's end with `ok`), and one write on the anchor, its release, lets them all go. A program that dies before leaves an anchor
-without owner: the leader cancels it (`Abandon` in `coord/keeping.py`), and what waits for it is cancelled with it.
+without owner: the leader cancels it (`Abandon` in `coord/decisions/keeping.py`), and what waits for it is cancelled with it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _prepare_all(session: Session, entries: Sequence[ListedJob]) -> list[Checked
 
 def _check_room(session: Session, ground: Ground, drafts: Sequence[CheckedRequest]) -> None:
     """What would wait in a queue as soon as the list is let go fits its cap."""
-    from rmgr.coord import paths
+    from rmgr.coord.protocol import paths
     from rmgr.model.block import MAX_TASKS
 
     more: dict[str, int] = {}

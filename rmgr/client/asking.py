@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from rmgr.coord import paths, request_ops, validity
-from rmgr.coord.multi import Committed
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity import records as validity
 from rmgr.errors import (
     CoordinationUnavailable,
     DeadlineExceeded,

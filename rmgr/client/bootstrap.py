@@ -6,10 +6,10 @@ that is empty although the id is remembered was wiped, or is another ensemble's,
 
 from __future__ import annotations
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
 from rmgr.model.node import Meta
 from rmgr.model.queue import ClusterSettings

@@ -11,11 +11,12 @@ from concurrent.futures import Future
 
 from rmgr.client.asking import ask_to_cancel
 from rmgr.client.snapshot import fetch, read_claimed, read_submission
-from rmgr.coord import ops, paths
-from rmgr.coord.leader_ops import cancel_failed, no_outcome, order
-from rmgr.coord.multi import Committed, Multi, Outcome
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_block, decode_failed
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import cancel_failed, no_outcome, order
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import DeadlineExceeded, PermissionDenied
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, OrderKind

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from rmgr.client.packing import Packed
 from rmgr.client.values import Values
-from rmgr.coord import keys
-from rmgr.coord.keys import Pointer
-from rmgr.coord.ownership import Holder
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_keyed
+from rmgr.coord.decisions.ownership import Holder
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import decode_keyed
 from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.states import State
 

@@ -17,7 +17,7 @@ from rmgr.client import futures
 from rmgr.client.functions import Functions
 from rmgr.client.ports import SubmitterPort
 from rmgr.client.values import Values
-from rmgr.coord.ports import Coordinator, SessionState
+from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected, PermissionDenied
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from rmgr.client.scattered import Part, Payload, Scattered
-from rmgr.coord.records import encode_payloads
+from rmgr.coord.protocol.records import encode_payloads
 from rmgr.errors import KeyExists
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Store
+    from rmgr.coord.protocol.ports import Store
 
 
 def put_once(store: Store, key: str, data: bytes, *, timeout_s: float) -> None:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from rmgr.coord import gating, ops, paths, validity
-from rmgr.coord.multi import Committed, Unknown
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.decisions import gating
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
 from rmgr.model.submission import Submission
 from rmgr.runtime import machine

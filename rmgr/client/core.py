@@ -26,7 +26,7 @@ from rmgr.client.specs import Options, draft_of, python_environment
 from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.waiting import giving_slot_back
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
 from rmgr.model.node import NodeState
 from rmgr.model.outcome import INITIALIZER_FAILED, Fragment, Outcome

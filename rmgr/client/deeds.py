@@ -1,4 +1,4 @@
-"""Deeds of values (`coord/ownership.py`) in a secured cluster: made with one's own key, verified by the cluster's, with what owners share.
+"""Deeds of values (`ownership.py`) in a secured cluster: made with one's own key, verified by the cluster's, with what owners share.
 
 The same object serves a client, a Starter and a gateway: who asks is given with each question, or is oneself. Nothing here is asked
 in an open cluster. Certificates and signatures that were verified are remembered, shares for `SHARES_S`.
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord import keys, ownership
-from rmgr.coord.ownership import ALL, Deed, Holder, Look, ValueShare
-from rmgr.coord.ports import About, Encoding, Store
-from rmgr.coord.rights import Person
-from rmgr.coord.seal_tree import NotSealed, opened, sign_together
+from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ownership import ALL, Deed, Holder, Look, ValueShare
+from rmgr.coord.decisions.rights import Person
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import About, Encoding, Store
+from rmgr.coord.seal.tree import NotSealed, opened, sign_together
 from rmgr.model.identity import Identity, Role
 from rmgr.model.queue import SHARED, ClusterSettings
 from rmgr.runtime import machine

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
 from rmgr.model.outcome import Outcome
 from rmgr.runtime import machine

@@ -26,11 +26,12 @@ from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.signing import Signer
 from rmgr.client.snapshot import fetch
 from rmgr.client.values import Values
-from rmgr.coord import paths, validity
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ops import Block
-from rmgr.coord.owner_ops import is_owner
-from rmgr.coord.ports import Coordinator, SessionState, Store
+from rmgr.coord.ops.owner import is_owner
+from rmgr.coord.ops.work import Block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
+from rmgr.coord.validity import records as validity
 from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.node import NodeRecord, SubmitterEntry
 from rmgr.model.queue import ClusterSettings

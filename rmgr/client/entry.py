@@ -11,8 +11,8 @@ import socket
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import owner_ops
-from rmgr.coord.multi import Committed, Multi
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.model.node import SubmitterEntry
 from rmgr.runtime import machine
 

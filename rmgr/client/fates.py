@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rmgr.client.snapshot import fetch
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.keys import Pointer
-from rmgr.coord.owner_ops import reign_of
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.ops.owner import reign_of
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State

@@ -22,11 +22,12 @@ import msgspec
 
 from rmgr.client.authentic import LOST, PAGED, Authenticity, doubted
 from rmgr.client.pacing import Pace
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.multi import Stamped, Stat
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_outcomes, read_fragment, split_page
-from rmgr.coord.seal import named_digest
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_outcomes, read_fragment, split_page
+from rmgr.coord.seal.work import named_digest
+from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
 from rmgr.model.line import Ahead, Told
 from rmgr.model.outcome import Fragment, Outcome

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 
 from rmgr.client.bootstrap import read_settings
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine

@@ -17,8 +17,8 @@ from typing import Any
 
 from rmgr.client.content import put_once
 from rmgr.client.pickling import dump_function, name_of
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotFound, UsageError, ValueTooLarge
 
 #: Plain functions whose pickle is remembered, and hashes known to be in the store.

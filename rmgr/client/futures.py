@@ -19,7 +19,7 @@ import msgspec
 
 from rmgr.client.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
 from rmgr.model.resources import Request
 from rmgr.model.states import State

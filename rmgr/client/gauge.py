@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from rmgr.client.follower import Host
-from rmgr.coord import paths
-from rmgr.coord.multi import Stat
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 

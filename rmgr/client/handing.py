@@ -13,9 +13,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from rmgr.client.packing import Packed
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Multi, Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Multi, Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.line import Hint
 from rmgr.model.node import NodeRecord, NodeState

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from rmgr.coord import keys
-from rmgr.coord.closing import decode_summary
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.views.closing import decode_summary
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.views import JobView
 

@@ -18,9 +18,10 @@ from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.repair import Repair
 from rmgr.client.sender import Sender
 from rmgr.client.takeover import Takeover
-from rmgr.coord import paths, validity
-from rmgr.coord.multi import Stamped
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.validity import records as validity
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
 from rmgr.model.block import MAX_TASKS
 from rmgr.model.line import Ahead, Told

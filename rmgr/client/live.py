@@ -15,14 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.client.stored_logs import read_ended, unseen
-from rmgr.coord.keys import STREAMS
+from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.units import format_size
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.coord.ports import Coordinator, Store
+    from rmgr.coord.protocol.ports import Coordinator, Store
 
 #: Tasks whose output is streamed at once; of the others it comes when they end.
 MAX_STREAMS = 64
@@ -262,8 +262,8 @@ class LiveOutput:
 def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
     """(node, endpoint) of the nodes that have claimed something of a submission. Raises Unavailable."""
     from rmgr.client.snapshot import fetch
-    from rmgr.coord import paths
-    from rmgr.coord.records import decode_record
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.records import decode_record
     from rmgr.model.node import NodeRecord
 
     coordinator = place.coordinator()

@@ -14,10 +14,10 @@ from rmgr.client import content
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.client.results import load
 from rmgr.client.values import Progress, Values, encoded
-from rmgr.coord import keys
-from rmgr.coord.keys import Pointer
-from rmgr.coord.ownership import Holder
-from rmgr.coord.ports import MAX_VALUE_BYTES, Encoding
+from rmgr.coord.decisions.ownership import Holder
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding
 from rmgr.errors import KeyExists
 from rmgr.model.states import State
 

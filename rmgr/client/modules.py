@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 from rmgr.client.content import put_once
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import UsageError, ValueTooLarge
 
 #: Largest zip file.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.client.live import LiveOutput, OutputPiece, nodes_of
 from rmgr.client.waiting import Deadline, giving_slot_back
-from rmgr.coord.keys import STREAMS
+from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.client.futures import Future
     from rmgr.client.tasks import Tasks
-    from rmgr.coord.ports import Coordinator, Store
+    from rmgr.coord.protocol.ports import Coordinator, Store
 
 #: How often is looked for lines.
 _TICK_S = 0.05

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rmgr.client.ports import TaskSpec
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS
 from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.resources import MIB
 from rmgr.model.submission import Submission

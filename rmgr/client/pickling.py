@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rmgr.client.scattered import Payload, is_large, scattered
-from rmgr.coord.ports import MAX_VALUE_BYTES
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES
 from rmgr.errors import PickleFailed, ValueTooLarge
 
 PROTOCOL = 5

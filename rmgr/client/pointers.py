@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_whole
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.owner_ops import reign_of
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.ops.owner import reign_of
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import State

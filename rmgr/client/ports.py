@@ -13,8 +13,8 @@ from typing import Protocol
 
 import msgspec
 
-from rmgr.coord.ports import SessionState, Store
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.errors import RmgrError
 from rmgr.model.node import NodeRecord
 from rmgr.model.outcome import Fragment, Outcome

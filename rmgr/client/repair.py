@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rmgr.coord import keys, paths
-from rmgr.coord.leader_ops import resubmit
-from rmgr.coord.multi import Committed, Stamped, Stat
-from rmgr.coord.ports import Encoding, Store
-from rmgr.coord.records import decode_block, decode_failed, decode_keyed, decode_payloads
-from rmgr.coord.rules import Again, rule
+from rmgr.coord.ops.leader import resubmit
+from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Stamped, Stat
+from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.coord.protocol.records import decode_block, decode_failed, decode_keyed, decode_payloads
 from rmgr.errors import PermissionDenied, RequestTooLarge, RmgrError, Unavailable
 from rmgr.model.block import BlockData
 from rmgr.model.outcome import FailedRange

@@ -10,8 +10,8 @@ from typing import Protocol
 import msgspec
 
 from rmgr.client.authentic import LOST
-from rmgr.coord import keys
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
 from rmgr.model.outcome import Outcome
 from rmgr.model.resources import Request

@@ -16,9 +16,10 @@ from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed, Conflict
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict, UsageError
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, SealedSecret

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds
     from rmgr.client.signing import Signer
     from rmgr.config import SecurityConfig
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator
 
 
 def engine_options(coordinator: Coordinator, credentials: Credentials | None, security: SecurityConfig, cluster_id: str) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import msgspec
 
 from rmgr.adapters.identity import invitation
 from rmgr.adapters.identity.pki import Authority, issue, verify_certificate
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Outcome
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Outcome
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import Invitation, Revocation, RevokedWork

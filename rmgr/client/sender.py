@@ -18,9 +18,11 @@ from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.scattered import Part
 from rmgr.client.signing import Seal, unsealed
-from rmgr.coord import keys, ops, paths, validity
-from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
 from rmgr.model.block import runs
 from rmgr.model.outcome import Fragment

@@ -1,4 +1,4 @@
-"""Signs the work of a user before it leaves his process (secured clusters; `coord/seal.py` says what is signed)."""
+"""Signs the work of a user before it leaves his process (secured clusters; `coord/seal/work.py` says what is signed)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.seal import seal_blocks, spec_digest
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.seal.work import seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.submission import Submission

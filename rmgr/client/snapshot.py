@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_block, decode_failed, decode_outcomes, decode_page, read_fragment
-from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_block, decode_failed, decode_outcomes, decode_page, read_fragment
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
@@ -26,7 +27,7 @@ from rmgr.model.queue import ClusterSettings
 from rmgr.model.submission import Paged, Submission, Tail
 
 if TYPE_CHECKING:
-    from rmgr.coord.task_answers import Applied, Claimed, Waiting
+    from rmgr.coord.views.tasks import Applied, Claimed, Waiting
     from rmgr.model.views import TaskView
 
 T = TypeVar("T")
@@ -248,7 +249,7 @@ def read_tasks(
     coordinator: Coordinator, store: Store | None, number: int, *, first: int = 0, limit: int = 0, timeout_s: float = 10.0
 ) -> tuple[Submission, list[TaskView]]:
     """Tasks of one submission by dense position, from `first` on, at most `limit` (0 = all). Raises NotFound, DataLost."""
-    from rmgr.coord.task_answers import task_views
+    from rmgr.coord.views.tasks import task_views
 
     submission = read_submission(coordinator, number, timeout_s=timeout_s)
     tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)

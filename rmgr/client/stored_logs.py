@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.model.gap import place
 
 _BATCH = 16

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rmgr.client.signing import Signer, unsealed
-from rmgr.coord import ops, paths, validity
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Unknown
-from rmgr.coord.ops import token_digest
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.work import token_digest
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
 from rmgr.model.submission import Submission, Tail
 from rmgr.runtime import machine

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rmgr.coord import paths, validity
-from rmgr.coord.multi import Committed, Stamped
-from rmgr.coord.owner_ops import take_ownership, taken_over
+from rmgr.coord.ops.owner import take_ownership, taken_over
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint

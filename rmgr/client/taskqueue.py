@@ -31,10 +31,10 @@ from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, pyth
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, giving_slot_back
-from rmgr.coord.keys import check_new_key, check_user_key
-from rmgr.coord.ownership import trusted
-from rmgr.coord.ports import SessionState
-from rmgr.coord.records import encode_keyed
+from rmgr.coord.decisions.ownership import trusted
+from rmgr.coord.protocol.keys import check_new_key, check_user_key
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import DeadlineExceeded, KeyExists, NotFound, StateConflict, SubmitUnknown, UsageError
 from rmgr.model.block import KeyedPayload
 from rmgr.model.ids import parse_submission, taskq_name

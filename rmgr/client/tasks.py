@@ -21,8 +21,8 @@ from rmgr.client.repair import delete_pointers
 from rmgr.client.results import Settled, error_of
 from rmgr.client.scattered import Payload
 from rmgr.client.waiting import Deadline, giving_slot_back
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.resources import Request

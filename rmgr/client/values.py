@@ -19,10 +19,11 @@ from rmgr.client.pickling import dump_value
 from rmgr.client.results import load
 from rmgr.client.scattered import Payload, Scattered
 from rmgr.client.seen import SeenKeys
-from rmgr.coord import keys, ownership
-from rmgr.coord.keys import Pointer
-from rmgr.coord.ownership import Holder, ValueShare
-from rmgr.coord.ports import NOTHING, About, Coordinator, Encoding, Note, Store
+from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ownership import Holder, ValueShare
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.identity import check_name
 from rmgr.model.states import State

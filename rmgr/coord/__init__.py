@@ -1,1 +1,5 @@
-"""The ZooKeeper protocol AS DATA, pure: paths, records, multis, read-back, views. No clock, no IO, no logging."""
+"""The ZooKeeper protocol as data, pure: paths, records, multis, read-back, decisions, views.
+
+Rooms, lowest first: protocol, validity and seal, ops, decisions, rebuild, views. A room imports only rooms before it. Nothing here
+reads a clock, draws a number, waits, logs or talks to a server: adapters carry out what these modules describe.
+"""

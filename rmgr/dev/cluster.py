@@ -23,7 +23,7 @@ import psutil
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.snapshot import read_snapshot
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.dev.cassandra import prepare as prepare_cassandra
 from rmgr.dev.keeper import Recipe, write_recipes

@@ -14,7 +14,7 @@ from rmgr.model.states import Reason, State
 MAX_INLINE_BYTES = 12 * 1024
 #: A single value above this goes to a store row of its own, however small its fragment is.
 MAX_INLINE_VALUE = 8 * 1024
-#: Store key of outcomes (`coord/keys.py`), "" = they are inline.
+#: Store key of outcomes (`coord/protocol/keys.py`), "" = they are inline.
 Row: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(?:frag/[0-9]{1,10}/[^/\0]{1,200})?\Z")]
 #: Begins the error of a START_FAILED outcome whose worker could not be made because its initializer raised.
 INITIALIZER_FAILED = "initializer"
@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
 
 
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):
-    """Signature of a fragment by the Starter that made it (`coord/seal.py` says of what): key id, and 64 bytes of Ed25519."""
+    """Signature of a fragment by the Starter that made it (`coord/seal/work.py` says of what): key id, and 64 bytes of Ed25519."""
 
     key_id: str
     signature: bytes

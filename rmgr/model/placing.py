@@ -57,7 +57,7 @@ class Rigid:
 
 
 class PlacingSeal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Signature of an allocation by the leader who gave it (`coord/seal_placing.py` says of what).
+    """Signature of an allocation by the leader who gave it (`coord/seal/placing.py` says of what).
 
     key_id: of the signer. epoch, serial: no two placings of a cluster have the same, and later ones have greater. incarnation: of the head
     for which it was placed: another one begins nothing of it. signature: as that of a block's `Seal`.

@@ -1,4 +1,4 @@
-"""What people and programs are shown: the shapes of cli.md section 5, filled by `coord/answers.py`, drawn by the CLI.
+"""What people and programs are shown: the shapes of cli.md section 5, filled by `coord/views/answers.py`, drawn by the CLI.
 
 Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at the rim.
 """
@@ -13,7 +13,7 @@ from rmgr.model.states import Reason, State
 
 
 class Level(StrEnum):
-    """How bad something is; the rule is in `coord/health.py`."""
+    """How bad something is; the rule is in `coord/views/health.py`."""
 
     OK = "ok"
     WARNING = "warning"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.link import ZkSecurity
     from rmgr.adapters.zookeeper.root import RootReport
     from rmgr.config import Config
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator
 
 
 def credentials_of(config: Config, *roles: Role) -> Credentials | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import fetch, get_hashed, remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.logger import Log
 from rmgr.runtime.release import emptied
@@ -53,7 +53,7 @@ def meet_store(url: str, *, log: Log, patience_s: float, create: bool = True) ->
 
 
 class WatchedStore:
-    """A `Store` (coord/ports.py) that knows whether it serves. Thread-safe.
+    """A `Store` (coord/protocol/ports.py) that knows whether it serves. Thread-safe.
 
     Args:
         opener: opens the real store; tried again and again while it raises StoreUnavailable.

@@ -39,8 +39,8 @@ from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import LeaderClient
 from rmgr.client.submitting import submit
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Delete, Exists, Multi
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey

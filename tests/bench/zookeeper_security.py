@@ -19,7 +19,7 @@ from rmgr.adapters.identity.pki import issue_server
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.link import ZkSecurity
-from rmgr.coord.multi import Create, Holds, Multi, Set
+from rmgr.coord.protocol.multi import Create, Holds, Multi, Set
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.model.identity import Role
 from tests.harness.bundles import session_bundles

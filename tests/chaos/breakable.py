@@ -18,7 +18,7 @@ from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
 from rmgr.client.snapshot import read_tasks
 from rmgr.config import Config
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable

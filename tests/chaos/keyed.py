@@ -10,7 +10,7 @@ from breakable import Chaos
 from ledger import read_ledger, work
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound
 from rmgr.model.states import State
 from rmgr.model.views import TaskView

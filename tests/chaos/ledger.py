@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from rmgr.client.snapshot import read_tasks
-from rmgr.coord import paths
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.model.states import State
 from rmgr.model.views import TaskView
 

@@ -21,11 +21,12 @@ from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
-from rmgr.coord import join_ops, keys, paths
-from rmgr.coord.multi import Committed, Create, Delete, Set
-from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
-from rmgr.coord.seal import seal_fragment
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
+from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode_outcomes, encode_payloads
+from rmgr.coord.seal.work import seal_fragment
 from rmgr.daemons.starter.health.trust import FRESH_S
 from rmgr.errors import DataLost, RmgrError, TaskFailed
 from rmgr.model.block import BlockData, BlockKey

@@ -23,11 +23,11 @@ from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
 from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.client import securing
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths, quotas
-from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.operator_ops import set_settings
-from rmgr.coord.records import decode_record, encode_fragment, encode_record
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.protocol import paths, quotas
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached

@@ -21,8 +21,8 @@ from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.client.submitting import submit
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Delete, Exists, Multi
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.errors import LimitReached, PermissionDenied, Throttled, Unavailable
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role

@@ -19,10 +19,16 @@ from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
-from rmgr.coord import join_ops, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
-from rmgr.coord.keeping import PATIENCE_S
-from rmgr.coord.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.records import decode_fragment, decode_record, encode_block, encode_record
+from rmgr.coord.decisions.keeping import PATIENCE_S
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block, encode_record
 from rmgr.daemons.gateway.loose import MOST
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError

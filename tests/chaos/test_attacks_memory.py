@@ -12,9 +12,9 @@ import pytest
 from rmgr.adapters.rpc.server import LeaderClient
 from rmgr.adapters.rpc.use import UseClient
 from rmgr.client.snapshot import read_submission
-from rmgr.coord import paths
-from rmgr.coord.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set
-from rmgr.coord.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.model.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.outcome import Fragment, Outcome

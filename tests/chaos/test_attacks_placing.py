@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.identity.trust import publish
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Set
-from rmgr.coord.records import decode_block, decode_record, encode_block, encode_record
-from rmgr.coord.seal_placing import seal_placings
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Set
+from rmgr.coord.protocol.records import decode_block, decode_record, encode_block, encode_record
+from rmgr.coord.seal.placing import seal_placings
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.placing import Allocation, Rigid

@@ -19,10 +19,10 @@ import psutil
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Op, Set
-from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.records import decode_record, encode_block, encode_fragment, encode_record
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import decode_record, encode_block, encode_fragment, encode_record
 from rmgr.model.block import MOST_TASKS, BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.node import InboxOrder, OrderKind

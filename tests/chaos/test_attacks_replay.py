@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 
 from rmgr.client.bootstrap import read_settings
-from rmgr.coord import ended, paths
-from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Committed, Create, Delete, Set
-from rmgr.coord.operator_ops import set_settings
-from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.decisions import ended
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role

@@ -23,9 +23,10 @@ from rmgr.adapters.terminals.tunnel import Tunnel
 from rmgr.client.connection import connect
 from rmgr.client.securing import revoke
 from rmgr.config import ClusterConfig, Config
-from rmgr.coord import answers, paths
-from rmgr.coord.multi import Committed, Create, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.views import answers
 from rmgr.model.identity import Role
 from rmgr.model.joining import RevokedWork
 from rmgr.model.placing import Rigid

@@ -16,7 +16,7 @@ from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
-from rmgr.coord import paths, quotas
+from rmgr.coord.protocol import paths, quotas
 from rmgr.errors import LimitReached
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role

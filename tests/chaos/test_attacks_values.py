@@ -22,9 +22,9 @@ from rmgr.client.connection import Connection, connect
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord import keys
-from rmgr.coord.ownership import ValueShare
-from rmgr.coord.ports import Encoding
+from rmgr.coord.decisions.ownership import ValueShare
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
 from rmgr.model.identity import Role
 from tests.harness.attacker import Person, Scene, unique, until

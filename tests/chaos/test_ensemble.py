@@ -14,7 +14,7 @@ from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T, eventually
 from ledger import read_ledger
 from sessions import sessions as entries
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from tests.harness.fair_time import FairTimer
 

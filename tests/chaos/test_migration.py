@@ -21,7 +21,7 @@ import pytest
 from breakable import Chaos, eventually
 
 from rmgr.client.asking import ask_each_to_move
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.states import Reason, State

@@ -12,9 +12,9 @@ import pytest
 from breakable import RANK_BEAT_S, RECOVERY_S, Chaos, T, eventually
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Holds, Multi, Set
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S, FairTimer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.placing import job_id, task_of
 from tests.harness.fair_time import PATIENCE_S

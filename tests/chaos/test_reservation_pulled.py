@@ -12,7 +12,7 @@ import pytest
 from breakable import Chaos, eventually
 from test_reservation import Machine
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos

@@ -11,8 +11,8 @@ import pytest
 from breakable import Chaos, eventually
 from ledger import read_ledger
 
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.model.node import Meta
 from rmgr.model.states import State
 from rmgr.model.version import PROTOCOL

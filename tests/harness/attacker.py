@@ -21,9 +21,9 @@ from rmgr.client.signing import Signer
 from rmgr.client.snapshot import read_submission
 from rmgr.client.submitting import submit
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
-from rmgr.coord.records import decode_fragment, encode_block, encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import decode_fragment, encode_block, encode_record
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.identity import Role

@@ -15,9 +15,10 @@ from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.config import Config
-from rmgr.coord import keys, ops, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_block, decode_keyed, decode_payloads, encode_fragment
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, encode_fragment
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment, Outcome
@@ -94,7 +95,7 @@ class Cluster:
         assert isinstance(answer, Committed), answer
 
     def _failed(self, key: BlockKey, data: BlockData, index: int, reason: Reason) -> FailedRange:
-        from rmgr.coord.records import encode_block
+        from rmgr.coord.protocol.records import encode_block
 
         part = ops.cut(data, key.first, index, 1)
         return FailedRange(
@@ -130,7 +131,7 @@ class Cluster:
             values.append(found[0] if found[1].value == "raw" else pickle.loads(found[0]))
         result = function(*values)
         for n, value in enumerate(result if len(keyed.outputs) > 1 else (result,)):
-            from rmgr.coord.ports import Encoding
+            from rmgr.coord.protocol.ports import Encoding
 
             self.store.put(keys.output(key.submission, index, key.attempt, n), pickle.dumps(value), encoding=Encoding.PICKLE)
         return Outcome(index=index, outputs=len(keyed.outputs))

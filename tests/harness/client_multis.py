@@ -8,11 +8,18 @@ import msgspec
 
 from rmgr.client.packing import Packed, block_of
 from rmgr.client.ports import TaskSpec
-from rmgr.coord import gating, join_ops, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
-from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import ConflictKind, Multi, Stamped, Stat
-from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
-from rmgr.coord.records import encode_block, encode_failed, encode_record
+from rmgr.coord.decisions import gating
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import ConflictKind, Multi, Stamped, Stat
+from rmgr.coord.protocol.records import encode_block, encode_failed, encode_record
+from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Drain, InboxOrder, OrderKind, SubmitterEntry

@@ -10,7 +10,7 @@ from typing import Any
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree

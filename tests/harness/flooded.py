@@ -16,9 +16,9 @@ from typing import Any
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.use import UseAnswer, UseClient
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Committed, Holds, Multi, Set
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import RmgrError
 from rmgr.model.identity import Role
 from rmgr.model.limits import UserLimits

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from rmgr.client.follower import Follower
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi
-from rmgr.coord.records import encode_fragment
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Exists, Multi
+from rmgr.coord.protocol.records import encode_fragment
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State
 from tests.harness.memory import MemoryCoordinator

@@ -9,7 +9,7 @@ from typing import Any
 from rmgr.adapters.identity.pki import issue, make_ca
 from rmgr.adapters.identity.trust import publish
 from rmgr.client.snapshot import read_submission
-from rmgr.coord.seal import seal_blocks, spec_digest
+from rmgr.coord.seal.work import seal_blocks, spec_digest
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.identity import Role
 from rmgr.model.submission import Submission

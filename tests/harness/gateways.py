@@ -13,8 +13,8 @@ from rmgr.adapters.gateway.server import Sessions
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import Multi, Stamped
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.multi import Multi, Stamped
+from rmgr.coord.protocol.ports import Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import ZkWorld
 from tests.harness.memory_store import MemoryStore

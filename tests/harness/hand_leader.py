@@ -6,9 +6,10 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from rmgr.coord import paths, place_ops
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_block
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_block
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import Allocation
 from rmgr.model.queue import Dispatch, QueueSpec

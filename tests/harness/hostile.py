@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from rmgr.coord.keys import Pointer
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.records import encode_record
 from rmgr.model.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
 from rmgr.model.identity import Role
 from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret

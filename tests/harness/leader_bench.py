@@ -1,7 +1,7 @@
 """A leader on a tree in memory with a clock that tests move, and the other parts of a cluster played by hand.
 
 Everything is single-threaded and at once: `run` takes messages until none is left, `advance` moves the clock from timer
-to timer. `Starter` and `Submitter` commit the real multis of `coord/ops.py`, on memory as on ZooKeeper.
+to timer. `Starter` and `Submitter` commit the real multis of `coord/ops/work.py`, on memory as on ZooKeeper.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import msgspec
 import structlog
 
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import election, ops, owner_ops, paths
-from rmgr.coord.leader_ops import take_over
-from rmgr.coord.multi import Committed, Multi, Outcome
-from rmgr.coord.ops import token_digest
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
+from rmgr.coord.decisions import election
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import take_over
+from rmgr.coord.ops.work import token_digest
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_record, encode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.leader import Leader
@@ -133,7 +136,7 @@ class Starter:
 
     def fail(self, node: str, key: BlockKey, queue: str = "default", **fields: Any) -> None:
         """COMPLETE whose attempts ended FAILED and may run again."""
-        from rmgr.coord.records import encode_block
+        from rmgr.coord.protocol.records import encode_block
 
         found = self.coordinator.get(paths.running_block(node, key)).result(60)
         assert found is not None

@@ -23,7 +23,7 @@ from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble
 from rmgr.adapters.zookeeper.ops import Commit, to_stamped
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl
-from rmgr.coord.multi import Stamped
+from rmgr.coord.protocol.multi import Stamped
 from tests.harness.memory_tree import Event, MemoryTree, NoZnode, SessionGone
 
 

@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
 from rmgr.model.units import counted
 
@@ -55,7 +55,7 @@ _SHELVES_LOCK = threading.Lock()
 
 
 class MemoryStore:
-    """A `Store` (coord/ports.py). Stores of one (non-empty) name share their rows; one without a name is its own."""
+    """A `Store` (coord/protocol/ports.py). Stores of one (non-empty) name share their rows; one without a name is its own."""
 
     def __init__(self, name: str = "", *, clock_ms: Callable[[], int] = now_ms) -> None:
         """`clock_ms` tells the time of expiry, in ms, so that a test can move it."""

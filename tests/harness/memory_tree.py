@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rmgr.adapters.zookeeper.wire import Failure
-from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Create, Delete, Multi, Op, Set
+from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Create, Delete, Multi, Op, Set
 
 _NO_CHILDREN_FOR_EPHEMERALS = -108
 _BAD_ARGUMENTS = -8

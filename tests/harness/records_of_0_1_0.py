@@ -96,7 +96,7 @@ RECORDS: dict[str, Any] = {
     ),
 }  # fmt: skip
 
-#: MessagePack: (encoder's and decoder's suffix in coord/records.py, value).
+#: MessagePack: (encoder's and decoder's suffix in coord/protocol/records.py, value).
 PACKS: dict[str, tuple[str, Any]] = {
     "block": ("block", BLOCK),
     "block_wide": ("block", WIDE_BLOCK),

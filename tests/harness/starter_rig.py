@@ -27,10 +27,20 @@ from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
 from rmgr.config import ClusterConfig, Config, StarterConfig
-from rmgr.coord import keys, leader_ops, ops, paths
-from rmgr.coord.multi import Committed, Create, Holds, Multi
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_failed, decode_fragment, decode_outcomes, decode_record, encode_keyed, encode_payloads, encode_record
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Create, Holds, Multi
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import (
+    decode_failed,
+    decode_fragment,
+    decode_outcomes,
+    decode_record,
+    encode_keyed,
+    encode_payloads,
+    encode_record,
+)
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering
 from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload

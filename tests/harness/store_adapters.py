@@ -21,7 +21,7 @@ import pytest
 
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from tests.harness import cassandra_keyspaces
 from tests.harness.memory_store import MemoryStore
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rmgr.adapters.gateway.store import GatewayStore
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import Adapter, open_adapter
 

@@ -26,7 +26,7 @@ from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine
 from rmgr.config import ClusterConfig, Config, StarterConfig
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.daemons.starter.main import Parts, build

@@ -10,8 +10,8 @@ import structlog
 from rmgr.adapters.rpc.server import LeaderClient, RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.view import LeaderAnswering
 from rmgr.daemons.leader.watchdog import Watchdog

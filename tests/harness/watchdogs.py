@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.model.node import EpochRecord
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 

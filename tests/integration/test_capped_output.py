@@ -15,7 +15,7 @@ import pytest
 
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import Surprised
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
 from rmgr.daemons.starter.staging.outputs import of_command, write

@@ -16,7 +16,7 @@ import pytest
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.errors import ConfigError, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer

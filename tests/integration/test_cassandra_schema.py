@@ -18,7 +18,7 @@ from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import ConfigError, KeyExists, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore

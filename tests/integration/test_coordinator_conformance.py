@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import (
+from rmgr.coord.protocol.multi import (
     MAX_OPS,
     MAX_ZNODE_BYTES,
     Check,
@@ -28,7 +28,7 @@ from rmgr.coord.multi import (
     Stamped,
     Unknown,
 )
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, RequestTooLarge
 from tests.harness.coordinators import MemoryWorld, States, World, ZkWorld, wait_for
 from tests.harness.fair_time import FairTimer

@@ -11,9 +11,9 @@ import pytest
 
 from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState

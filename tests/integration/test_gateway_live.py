@@ -21,7 +21,7 @@ from rmgr.adapters.rpc.server import OwnClient
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
 from rmgr.model.identity import Role

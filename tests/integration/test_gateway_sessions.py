@@ -15,8 +15,8 @@ from rmgr.adapters.gateway import server as rpc_gateway_server
 from rmgr.adapters.gateway.answers import RequestedCommit
 from rmgr.adapters.gateway.convert import multi_to
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Set, Unknown
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set, Unknown
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, QueueFull, RmgrError, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.gateway.store import GatewayStore
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter
 from tests.integration.test_store_conformance import *  # noqa: F403 - the tests themselves

@@ -13,7 +13,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.gateway import rows as rpc_gateway_rows
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateways import GatewayServer, OpenGate

@@ -10,9 +10,9 @@ import structlog
 
 from rmgr.adapters.rpc.server import NodeClient, RpcServer
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import paths
-from rmgr.coord.multi import Delete, Gone, Multi, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.main import SessionWatch
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import WrongCluster

@@ -18,8 +18,9 @@ from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
 from rmgr.daemons.leader.join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role

@@ -23,9 +23,10 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.engine import Engine
 from rmgr.client.lines import Lines
 from rmgr.client.ports import TaskSpec
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_fragment, decode_record, encode_block
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import BlockData, BlockKey

@@ -14,7 +14,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.zookeeper.client import ZkCoordinator, ZkSecurity
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from tests.conftest import need_zookeeper

@@ -12,7 +12,7 @@ from rmgr import TaskQueue
 from rmgr.client.connection import Connection
 from rmgr.client.values import Values
 from rmgr.config import ClusterConfig, Config, SecurityConfig
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
 from rmgr.model.identity import Role

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from commands import Shell
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Delete, Gone, Multi
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.cluster import DevCluster
 
 #: Within which a lost task is to be found.

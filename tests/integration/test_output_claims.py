@@ -11,9 +11,9 @@ import pytest
 
 from rmgr.client.claims import claim_pointers, look
 from rmgr.client.values import Values
-from rmgr.coord import keys
-from rmgr.coord.keys import Pointer
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from tests.harness.store_adapters import ADAPTERS, Adapter, ready, run_threads
 from tests.harness.store_ways import WAYS, opened
@@ -86,9 +86,9 @@ class _Nothing:
     def get(self, path: str, **_: object) -> object:
         from concurrent.futures import Future
 
-        from rmgr.coord import paths
-        from rmgr.coord.multi import Stamped, Stat
-        from rmgr.coord.records import encode_record
+        from rmgr.coord.protocol import paths
+        from rmgr.coord.protocol.multi import Stamped, Stat
+        from rmgr.coord.protocol.records import encode_record
         from rmgr.model.submission import Tail
 
         future: Future[Stamped | None] = Future()

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from commands import Ended, Shell
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Delete, Gone, Holds, Multi
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Gone, Holds, Multi
+from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.node import Drain
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from commands import Shell
 
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import EpochRecord

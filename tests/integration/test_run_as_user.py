@@ -27,7 +27,7 @@ from commands import Shell
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.workevents import SlotUp
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.cluster import DevCluster

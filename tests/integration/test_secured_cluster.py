@@ -17,8 +17,8 @@ from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.server import LeaderClient, NodeClient
-from rmgr.coord import join_ops
-from rmgr.coord.multi import Committed
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.identity import Role

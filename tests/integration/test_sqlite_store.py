@@ -24,7 +24,7 @@ from rmgr.adapters.sqlite import file as sqlite_file
 from rmgr.adapters.sqlite import writer as sqlite_writer
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.coord.ports import Encoding
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, RmgrError, StoreUnavailable, UsageError
 from tests.harness.fair_time import FairTimer
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.core import uploads as starter_uploads
 from rmgr.daemons.starter.core.room import disk_bytes

@@ -19,11 +19,11 @@ import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.operator_ops import set_settings
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import KeyedPayload
 from rmgr.model.frames import MAX_INLINE_OUTPUT

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.seal import StarterSeals

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys, paths
-from rmgr.coord.keys import Checkpoint
-from rmgr.coord.records import decode_block
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import decode_manifest

@@ -13,9 +13,9 @@ import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.wire import end_session
-from rmgr.coord import paths
-from rmgr.coord.leader_ops import fence
-from rmgr.coord.multi import Committed, Create, Exists, Multi
+from rmgr.coord.ops.leader import fence
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import BlockKey
 from rmgr.model.node import EpochRecord

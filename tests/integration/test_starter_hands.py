@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Outcome
+from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import InboxOrder, OrderKind

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Delete, Holds, Multi, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Holds, Multi, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, OrderKind
 from rmgr.model.placing import NodeHold

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.dev.zookeeper import ZooKeeperServer

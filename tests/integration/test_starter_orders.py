@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Delete, Gone, Multi
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.queue import QueueSpec

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.health.strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import OrderKind, Trouble

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys, paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State

@@ -19,9 +19,9 @@ from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite.store import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
 from rmgr.client.history import ended_before, forget, oldest_end
-from rmgr.coord import keys
-from rmgr.coord.closing import history_rows
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding, Store
+from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import collect as leader_collect
 from rmgr.daemons.leader.submissions.collect import stored_submissions
 from rmgr.daemons.starter.staging.outputs import Ending, write

@@ -13,7 +13,7 @@ import pytest
 
 from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, start
 

@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.coord.ports import About, Encoding, Store
+from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.errors import UsageError
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready

@@ -19,7 +19,7 @@ import cloudpickle
 import pytest
 
 from rmgr import TaskQueue
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed, VersionMismatch
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import time
 
 from rmgr.adapters.identity.trust import Trust
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation
 from tests.harness.bundles import session_bundles

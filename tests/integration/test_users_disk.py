@@ -13,7 +13,7 @@ import pytest
 from rmgr.adapters import store_rules
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import use as starter_use
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy

@@ -17,9 +17,12 @@ import rmgr
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import gating, keys, leader_ops, ops, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions import gating
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.identity import Role

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.node import NodeState
 from rmgr.model.states import Reason, State

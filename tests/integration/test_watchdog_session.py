@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
-from rmgr.coord import election, paths
-from rmgr.coord.leader_ops import take_over
-from rmgr.coord.multi import Delete, Gone, Multi
+from rmgr.coord.decisions import election
+from rmgr.coord.ops.leader import take_over
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.node import EpochRecord

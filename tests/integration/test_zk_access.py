@@ -11,10 +11,10 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.adapters.zookeeper.tree import check_tree, secure_tree
 from rmgr.client.bootstrap import bootstrap, verify
-from rmgr.coord import paths
-from rmgr.coord.acl import ROLES, TABLE, Right, may
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Committed, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.acl import ROLES, TABLE, Right, may
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Committed, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session, four_letter
-from rmgr.coord.multi import Committed, Create, Delete, Exists, Multi, Unknown
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Unknown
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
 from tests.harness.coordinators import States, wait_for

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord import quotas
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Outcome, Set
+from rmgr.coord.protocol import quotas
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Outcome, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 
 pytestmark = pytest.mark.xdist_group("zk_full")

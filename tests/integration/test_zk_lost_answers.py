@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import States, wait_for
 from tests.harness.proxy import Proxy

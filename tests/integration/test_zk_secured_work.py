@@ -14,9 +14,9 @@ import rmgr
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import check_tree
 from rmgr.config import load
-from rmgr.coord import paths
-from rmgr.coord.acl import ROLES, TABLE
-from rmgr.coord.multi import Delete, Exists, Multi, Set
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.acl import ROLES, TABLE
+from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.identity.pki import issue_server
 from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, ZkSecurity
-from rmgr.coord.multi import Committed, Create, Exists, Multi
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ServerTls, ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, NotConnected, PermissionDenied, Unavailable
 from rmgr.model.identity import Role

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.client.queue_classes import check_class
-from rmgr.coord import answers
+from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.records.what_if import copied, tried
 from rmgr.errors import Infeasible

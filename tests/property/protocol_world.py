@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from rmgr.coord import paths, records
-from rmgr.coord.multi import Multi, Outcome
-from rmgr.coord.seal import block_statement, spec_digest
+from rmgr.coord.protocol import paths, records
+from rmgr.coord.protocol.multi import Multi, Outcome
+from rmgr.coord.seal.work import block_statement, spec_digest
 from rmgr.model.block import BlockData, BlockKey, pending_indices
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.outcome import Fragment

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import keys, paths
-from rmgr.coord.closing import decode_summary
-from rmgr.coord.multi import Multi, Outcome, Unknown
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Multi, Outcome, Unknown
+from rmgr.coord.views.closing import decode_summary
 from rmgr.model.node import NodeState
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State

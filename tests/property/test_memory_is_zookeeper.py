@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Multi, Op, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import RmgrError
 from tests.harness.memory import MemoryCoordinator

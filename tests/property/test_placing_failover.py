@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rmgr.coord import paths, stop_ops
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.block import BlockKey, PastAttempt
 from rmgr.model.node import InboxOrder, OrderKind

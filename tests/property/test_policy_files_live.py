@@ -17,8 +17,9 @@ import pytest
 
 from rmgr.adapters.policy_files import load, read_toml
 from rmgr.cli.settings_pipelines import text_of
-from rmgr.coord import ops, paths
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.records.pipeline import checked
 from rmgr.model.block import BlockKey
 from rmgr.model.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry

@@ -19,10 +19,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from protocol_world import LEADERS, NODES, QUEUE, Actor, Held, World, decode_block, decode_record, signed_by
 
-from rmgr.coord import leader_ops, ops, paths, stop_ops
-from rmgr.coord.multi import Committed, Multi, Outcome
-from rmgr.coord.records import decode_failed, encode_record
-from rmgr.coord.seal import seal_blocks
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome
+from rmgr.coord.protocol.records import decode_failed, encode_record
+from rmgr.coord.seal.work import seal_blocks
 from rmgr.model.block import BlockData, BlockKey, PastAttempt, pending_indices
 from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry
 from rmgr.model.outcome import FailedRange, Fragment

@@ -13,8 +13,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rmgr.coord.multi import Check, Committed, Conflict, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Outcome, Set, Unknown
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.multi import (
+    Check,
+    Committed,
+    Conflict,
+    Create,
+    Delete,
+    Exists,
+    Gone,
+    GoneOrHolds,
+    Holds,
+    Multi,
+    Outcome,
+    Set,
+    Unknown,
+)
+from rmgr.coord.protocol.ports import SessionState
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 

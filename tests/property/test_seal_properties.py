@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.coord import ops
-from rmgr.coord.records import decode_block, encode_block
-from rmgr.coord.seal import NotSealed, block_statement, seal_blocks
-from rmgr.coord.seal_tree import opened
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.records import decode_block, encode_block
+from rmgr.coord.seal.tree import opened
+from rmgr.coord.seal.work import NotSealed, block_statement, seal_blocks
 from rmgr.model.block import BlockData, BlockKey
 
 _payloads = st.lists(

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_nodes import SharedNode

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.coord import paths
-from rmgr.coord.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
-from rmgr.coord.multi import Check, Create, Delete, Op, Set
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
+from rmgr.coord.protocol.multi import Check, Create, Delete, Op, Set
 from rmgr.daemons.gateway.rights import OPERATIONS, ZnodeKind
 from rmgr.model.identity import Role
 

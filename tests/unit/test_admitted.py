@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord.admitted import not_admitted
+from rmgr.coord.decisions.admitted import not_admitted
 from rmgr.model.block import BlockKey
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request

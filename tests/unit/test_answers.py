@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from rmgr.cli.columns import nodes_or_reason
-from rmgr.coord.answers import explain, jobs, nodes, queues, status
-from rmgr.coord.node_answers import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
-from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.coord.task_answers import task_views
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
+from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.coord.views.tasks import task_views
 from rmgr.errors import NotFound
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble

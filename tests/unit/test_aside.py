@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord import answers, health, paths
-from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi, Op, Set
-from rmgr.coord.records import encode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.views import answers, health
 from rmgr.model.node import Drain
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rmgr.adapters.cassandra import layout
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 
 TEXT = st.text(st.characters(min_codepoint=1, exclude_categories=["Cs"]), min_size=1, max_size=8)
 KEYS = st.one_of(

@@ -17,7 +17,7 @@ from rmgr.adapters.cassandra.reading import Reader
 from rmgr.adapters.cassandra.rows import Lifetime, ValueManifest, small
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline
-from rmgr.coord.ports import About, Encoding
+from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 

@@ -12,8 +12,8 @@ from rmgr.adapters.cassandra import once as cassandra_once
 from rmgr.adapters.cassandra.statements import StatementRequest
 from rmgr.adapters.cassandra.store import CassandraStore
 from rmgr.adapters.cassandra.url import parse_url
-from rmgr.coord.keys import output
-from rmgr.coord.ports import Encoding
+from rmgr.coord.protocol.keys import output
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import KeyExists
 
 Rows = list[Any]

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from rmgr.coord import answers, nowhere, ops, paths
-from rmgr.coord.codes import Codes
-from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi
-from rmgr.coord.records import decode_block
+from rmgr.coord.decisions import nowhere
+from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi
+from rmgr.coord.protocol.records import decode_block
+from rmgr.coord.views import answers
 from rmgr.daemons.leader.submissions.census import CENSUS_S
 from rmgr.model.block import BlockKey
 from rmgr.model.outcome import Fragment, Outcome

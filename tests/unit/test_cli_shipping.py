@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.cli import shipping
 from rmgr.cli.shipping import pack_directory, ship_uploads
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.errors import UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore

@@ -17,8 +17,8 @@ from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main, store_values
 from rmgr.cli.store_values import Opened, find
 from rmgr.client.values import Values
-from rmgr.coord import keys
-from rmgr.coord.ports import Encoding
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, NotFound, PermissionDenied
 from tests.harness.store_adapters import flip_bit, value_file
 

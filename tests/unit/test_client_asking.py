@@ -7,9 +7,10 @@ import time
 from dataclasses import replace
 
 from rmgr.client.asking import ask_each_to_move
-from rmgr.coord import paths, request_ops
-from rmgr.coord.multi import Committed
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
 from rmgr.model.request import StopKind, StopRequest
 from tests.harness.coordinators import wait_for

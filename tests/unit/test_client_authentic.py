@@ -13,10 +13,11 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.client.authentic import PAGED, Authenticity, doubted
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Stamped
-from rmgr.coord.records import encode_fragment
-from rmgr.coord.seal import seal_fragment
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
+from rmgr.coord.protocol.records import encode_fragment
+from rmgr.coord.seal.work import seal_fragment
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation

@@ -19,8 +19,8 @@ from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StoreUnavailable, SubmitUnknown, ValueTooLarge
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import State
@@ -146,8 +146,8 @@ def test_many_who_submit_at_once_get_numbers_of_their_own(cluster: Cluster) -> N
 
 
 def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
-    from rmgr.coord.multi import Gone, Multi, Set
-    from rmgr.coord.records import encode_record
+    from rmgr.coord.protocol.multi import Gone, Multi, Set
+    from rmgr.coord.protocol.records import encode_record
 
     ids = cluster.coordinator.get(paths.IDS).result(60)
     assert ids is not None
@@ -262,7 +262,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_spoil_a_large_result(cluster
     cluster.start()
     connection, store = moody(cluster)
     with connection, TaskQueue(double, connection=connection) as queue:
-        from rmgr.coord import keys
+        from rmgr.coord.protocol import keys
 
         cluster.store.put(keys.output(queue.id, 0, 1), b"abc")
         future = queue.submit_call(1)
@@ -289,9 +289,9 @@ def test_arguments_above_the_limit_are_refused_before_anything_is_sent(cluster: 
 
 def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
     """Fragments 0 and 1 paged out, 2 in a row of the store, 3 in its znode: a newcomer sees all of them."""
-    from rmgr.coord import keys
-    from rmgr.coord.leader_ops import page
-    from rmgr.coord.records import encode_outcomes, encode_page
+    from rmgr.coord.ops.leader import page
+    from rmgr.coord.protocol import keys
+    from rmgr.coord.protocol.records import encode_outcomes, encode_page
     from rmgr.model.outcome import Fragment
     from rmgr.model.submission import Paged
 
@@ -303,7 +303,7 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
             queue.flush(60)
             cluster.run_one()
         number = queue.id
-        from rmgr.coord.records import decode_fragment
+        from rmgr.coord.protocol.records import decode_fragment
 
         fragments = [
             decode_fragment(cluster.coordinator.get(paths.fragment(number, at)).result(60).data)  # type: ignore[union-attr]
@@ -311,8 +311,8 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
         ]
         cluster.store.put(keys.page(number, 0), encode_page(tuple(fragments[:2])))
         cluster.store.put(keys.fragment(number, "g"), encode_outcomes(fragments[2].outcomes))
-        from rmgr.coord.multi import Committed, Gone, Multi, Set
-        from rmgr.coord.records import encode_fragment
+        from rmgr.coord.protocol.multi import Committed, Gone, Multi, Set
+        from rmgr.coord.protocol.records import encode_fragment
 
         row = Fragment(node="n1", base_us=1, row=keys.fragment(number, "g"), ranges=((State.COMPLETED, 2, 1),))
         cluster.coordinator.commit(

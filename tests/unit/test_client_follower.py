@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Delete, Exists, Holds, Multi, Set
-from rmgr.coord.records import encode_fragment, encode_record, join_page
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
+from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
 from rmgr.model.outcome import Fragment
 from rmgr.model.submission import Paged
 from tests.harness.following import World, fragment

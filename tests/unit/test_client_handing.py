@@ -10,9 +10,10 @@ import pytest
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, Delete, Gone, Multi, Set
-from rmgr.coord.records import decode_block, decode_record, encode_record
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Set
+from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
 from rmgr.errors import PermissionDenied
 from rmgr.model.node import NodeRecord
 from tests.harness.client_cluster import Cluster

@@ -13,10 +13,10 @@ from rmgr.client.engine import Engine
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
-from rmgr.coord import paths
-from rmgr.coord.multi import Multi
-from rmgr.coord.ports import SessionState
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Multi
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import QueueFull, StateConflict, SubmitUnknown
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from rmgr.model.submission import Tail

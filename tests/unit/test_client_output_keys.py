@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.errors import KeyExists, TaskFailed
 from rmgr.model.block import BlockKey
 from rmgr.model.states import Reason

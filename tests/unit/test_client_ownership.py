@@ -12,10 +12,11 @@ from dataclasses import replace
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import keys, owner_ops, paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import (
     InvalidRecord,
     NotConnected,

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from rmgr.client.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, block_of
 from rmgr.client.ports import TaskSpec
-from rmgr.coord import ops
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
-from rmgr.coord.records import encode_block
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
+from rmgr.coord.protocol.records import encode_block
 from rmgr.model.block import MAX_TASKS
 from rmgr.model.submission import Tail
 

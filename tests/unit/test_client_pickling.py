@@ -17,7 +17,7 @@ import pytest
 from rmgr.client import modules
 from rmgr.client.functions import Functions
 from rmgr.client.pickling import dump_call, dump_value, name_of
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rmgr.client.pointers import locate
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
-from rmgr.coord.records import encode_fragment, encode_outcomes, encode_page, encode_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
+from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_page, encode_record
 from rmgr.errors import NotFound
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State

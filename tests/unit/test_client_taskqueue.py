@@ -13,9 +13,9 @@ import pytest
 from rmgr.client.control import cancel_submission, hold_submission, release_submission
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import keys, paths
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import (
     DeadlineExceeded,
     Infeasible,

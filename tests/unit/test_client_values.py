@@ -11,8 +11,8 @@ from rmgr.client.progress import Counts, ProgressDisplay, Rate, line
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
-from rmgr.coord import keys
-from rmgr.coord.ports import Encoding
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import Infeasible, KeyExists, NotFound, PickleFailed, UsageError
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.queue import ClusterSettings, QueueSpec

@@ -8,8 +8,8 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord.codes import Codes
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.decisions.view import Progress
 from rmgr.model.block import MOST_TASKS
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.states import State

@@ -13,11 +13,12 @@ from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.client import deeds as deeds_module
 from rmgr.client.deeds import Deeds
 from rmgr.client.values import Values
-from rmgr.coord import join_ops, keys, paths
-from rmgr.coord.multi import Committed
-from rmgr.coord.ownership import ValueShare
-from rmgr.coord.ports import Encoding
-from rmgr.coord.rights import Person
+from rmgr.coord.decisions.ownership import ValueShare
+from rmgr.coord.decisions.rights import Person
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs

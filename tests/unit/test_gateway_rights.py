@@ -11,11 +11,18 @@ import pytest
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.identity.trust import identify
 from rmgr.client.entry import entry_multi
-from rmgr.coord import closing, election, keys, leader_ops, operator_ops, ops, owner_ops, paths, request_ops
-from rmgr.coord.leader_ops import no_outcome
-from rmgr.coord.multi import Check, Create, Delete, Exists, Multi, Op, Set
-from rmgr.coord.records import encode_block, encode_record
-from rmgr.coord.rights import ANYBODY, Person
+from rmgr.coord.decisions import election
+from rmgr.coord.decisions.rights import ANYBODY, Person
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.ops import owner as owner_ops
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_block, encode_record
+from rmgr.coord.views import closing
 from rmgr.daemons.gateway.rights import (
     OPERATIONS,
     ZnodeKind,

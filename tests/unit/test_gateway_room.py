@@ -6,9 +6,9 @@ import pytest
 
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Exists, Multi, Set
-from rmgr.coord.quotas import Quota
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
+from rmgr.coord.protocol.quotas import Quota
 from rmgr.daemons.gateway.limits import ASK_S, ClusterUse
 from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.errors import LimitReached, Unavailable

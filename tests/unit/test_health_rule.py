@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import liveness
-from rmgr.coord.answers import explain, nodes, status
-from rmgr.coord.health import with_part
-from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.views.answers import explain, nodes, status
+from rmgr.coord.views.health import with_part
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.block import BlockKey
 from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
 from rmgr.model.placing import Rigid

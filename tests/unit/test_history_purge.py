@@ -13,8 +13,8 @@ import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main, store_usage
-from rmgr.coord import keys
-from rmgr.coord.closing import history_rows
+from rmgr.coord.protocol import keys
+from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
 from rmgr.model.states import State
 from rmgr.model.views import JobView

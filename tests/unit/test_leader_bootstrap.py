@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.adapters.store_rules import remembered
 from rmgr.client.bootstrap import bootstrap, read_settings, verify
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.errors import NotConnected, WrongCluster
 from rmgr.model.queue import ClusterSettings, QueueSpec
 from tests.harness.memory import MemoryCoordinator

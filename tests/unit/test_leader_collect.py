@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord import keys, paths
-from rmgr.coord.closing import history_rows
-from rmgr.coord.multi import Create, Exists, Holds, Multi, Set
-from rmgr.coord.operator_ops import set_settings
-from rmgr.coord.records import (
+from rmgr.coord.ops.operator import set_settings
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
+from rmgr.coord.protocol.records import (
     decode_page,
     decode_record,
     encode_block,
     encode_record,
 )
+from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import history as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs
 from rmgr.model.block import BlockData, BlockKey

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord import election, paths
-from rmgr.coord.election import Absent, Behind, First
-from rmgr.coord.leader_ops import epoch_check, fail, take_over
-from rmgr.coord.multi import Check, Committed, Delete, Gone, Multi
+from rmgr.coord.decisions import election
+from rmgr.coord.decisions.election import Absent, Behind, First
+from rmgr.coord.ops.leader import epoch_check, fail, take_over
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Committed, Delete, Gone, Multi
 from rmgr.model.node import EpochRecord
 
 
@@ -64,7 +65,7 @@ def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:
 
 
 def test_a_multi_with_its_own_guard_keeps_it() -> None:
-    from rmgr.coord.records import encode_block
+    from rmgr.coord.protocol.records import encode_block
     from rmgr.model.block import BlockData, BlockKey
     from rmgr.model.states import Reason
 

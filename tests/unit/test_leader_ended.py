@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import ended, keys, paths
-from rmgr.coord.ended import BUCKET, Ended
-from rmgr.coord.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
-from rmgr.coord.records import decode_record, encode_fragment, encode_record
+from rmgr.coord.decisions import ended
+from rmgr.coord.decisions.ended import BUCKET, Ended
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
+from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.coord import keeping, paths
-from rmgr.coord.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
-from rmgr.coord.keeping import (
+from rmgr.coord.decisions import keeping
+from rmgr.coord.decisions.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
+from rmgr.coord.decisions.keeping import (
     GONE_S,
     PATIENCE_S,
     Abandon,
@@ -29,9 +29,10 @@ from rmgr.coord.keeping import (
     SweepPending,
     Weigh,
 )
-from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Delete, Set
-from rmgr.coord.records import decode_fragment, encode_record
-from rmgr.coord.view import Progress, overall_state
+from rmgr.coord.decisions.view import Progress, overall_state
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Delete, Set
+from rmgr.coord.protocol.records import decode_fragment, encode_record
 from rmgr.model.block import MAX_TASKS, NO_SEQ, BlockKey
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord import liveness, paths
-from rmgr.coord.leader_ops import epoch_check
-from rmgr.coord.liveness import LossWindow, MassLoss, Meter
-from rmgr.coord.multi import Check, Delete
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
+from rmgr.coord.ops.leader import epoch_check
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Delete
 from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.resources import Capacity
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import election, join_ops, paths
-from rmgr.coord.leader_ops import fence, order, take_over
-from rmgr.coord.multi import Conflict, Delete, Gone, Multi
-from rmgr.coord.ops import mark_idle
+from rmgr.coord.decisions import election
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.ops.leader import fence, order, take_over
+from rmgr.coord.ops.work import mark_idle
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation
 from rmgr.model.node import EpochRecord, InboxOrder, NodeState, OrderKind

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Create, Exists, Multi, Set
-from rmgr.coord.multi import Outcome as Answer
-from rmgr.coord.records import encode_fragment
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
+from rmgr.coord.protocol.multi import Outcome as Answer
+from rmgr.coord.protocol.records import encode_fragment
 from rmgr.errors import PermissionDenied
 from rmgr.model.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.node import NodeState

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord import paths, request_ops
-from rmgr.coord.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.placement.asks import UserRequest
 from rmgr.errors import RmgrError
 from rmgr.model.placing import MAX_INDEX, Rigid

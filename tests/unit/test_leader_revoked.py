@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Delete, Gone, Multi
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi
+from rmgr.coord.protocol.records import decode_record
 from rmgr.model.identity import Role
 from rmgr.model.joining import Revocation, RevokedWork
 from rmgr.model.node import InboxOrder, OrderKind

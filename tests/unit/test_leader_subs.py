@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import keys, ops, paths
-from rmgr.coord.closing import decode_summary
-from rmgr.coord.multi import Create, Exists, Multi
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import (
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Create, Exists, Multi
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import (
     decode_block,
     decode_record,
     encode_fragment,
     encode_keyed,
     encode_outcomes,
 )
+from rmgr.coord.views.closing import decode_summary
 from rmgr.model.block import BlockData, KeyedPayload
 from rmgr.model.node import InboxOrder
 from rmgr.model.outcome import Fragment, Outcome

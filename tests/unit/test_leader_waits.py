@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Condition, Dependency, Phase

@@ -17,8 +17,8 @@ from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.client.bootstrap import bootstrap
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi, Set
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added
 from rmgr.daemons.gateway.loose import MOST, Loose
 from rmgr.daemons.gateway.written import WrittenKeeper

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord import keys, ownership
-from rmgr.coord.ownership import ALL, Deed, Holder, Look, ValueShare
-from rmgr.coord.ports import About, Encoding
-from rmgr.coord.rights import ANYBODY, Person
-from rmgr.coord.seal_tree import NotSealed
+from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ownership import ALL, Deed, Holder, Look, ValueShare
+from rmgr.coord.decisions.rights import ANYBODY, Person
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import About, Encoding
+from rmgr.coord.seal.tree import NotSealed
 from rmgr.errors import PermissionDenied
 
 ANN, BOB, BOSS = Person(name="ann"), Person(name="bob"), Person(name="boss", is_operator=True)

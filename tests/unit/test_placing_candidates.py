@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord import ops, paths, stop_ops
-from rmgr.coord.multi import Delete, Gone, Multi
-from rmgr.coord.records import decode_block
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Delete, Gone, Multi
+from rmgr.coord.protocol.records import decode_block
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.placing import FROM_START, Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -10,7 +10,8 @@ import pytest
 
 from rmgr.cli.selectors import Filter
 from rmgr.client.queue_classes import class_views
-from rmgr.coord import answers, paths
+from rmgr.coord.protocol import paths
+from rmgr.coord.views import answers
 from rmgr.daemons.leader.records.what_if import copied
 from rmgr.errors import Infeasible
 from rmgr.model.placing import Rigid

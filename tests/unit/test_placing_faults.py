@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 
 from rmgr.adapters.policy_files import recorded
-from rmgr.coord import answers, keys, paths
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.views import answers
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.placement import placer as leader_place
 from rmgr.daemons.leader.placement.faults import BENCH_S, Faults

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement import foreign as placing_foreign
 from rmgr.daemons.leader.plugins import process as policy_process
 from rmgr.model.placing import Rigid

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.records.records import decode_records
 from rmgr.model.block import BlockData
 from rmgr.model.placing import Rigid

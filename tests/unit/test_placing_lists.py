@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.coord.multi import Create, Delete, Exists, Multi, Op
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Multi, Op
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.placement.lists import LONG, QUIET_S, LongList

@@ -8,8 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.coord import keys, operator_ops, ops, paths, request_ops, stop_ops
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.model.block import BlockKey
 from rmgr.model.node import Drain, InboxOrder, OrderKind
 from rmgr.model.placing import Rigid

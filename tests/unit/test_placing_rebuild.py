@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement import rebuild as placing_rebuild
 from rmgr.model.placing import Rigid
 from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.errors import RmgrError
 from rmgr.sched.event_log import Opening, Passed
 from rmgr.sched.pipeline import configured

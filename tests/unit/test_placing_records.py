@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord.records import decode_record, encode_record
+from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.records import decode_records, encode_records

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rmgr.adapters.identity.pki import Certified
-from rmgr.coord.records import decode_block, encode_block
+from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.daemons.leader.core.seals import AGAIN, Begun, Placings
 from rmgr.model.block import BlockData
 from rmgr.model.identity import Identity, Role

@@ -33,9 +33,9 @@ NEVER_ONE = {
     "_hours(total.core_us)": "cli/report.py",
     "view.moves": "cli/show.py",
     "rigid.nodes": "client/feasible.py",
-    "most": "coord/validity_rules.py",
-    "len(inner)": "coord/validity_rules.py",
-    "len(record.shares)": "coord/validity_work.py",
+    "most": "coord/validity/rules.py",
+    "len(inner)": "coord/validity/rules.py",
+    "len(record.shares)": "coord/validity/work.py",
     "nodes": "dev/cluster.py",
     "found['jobs_per_second']": "cli/sim_run.py",
 }

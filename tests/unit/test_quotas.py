@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rmgr.coord import paths, quotas
-from rmgr.coord.acl import TABLE, Right
+from rmgr.coord.protocol import paths, quotas
+from rmgr.coord.protocol.acl import TABLE, Right
 from rmgr.model.identity import Role
 
 #: What a task that waits costs of heap, and a znode beside its data, on a real server (bytes).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord.multi import (
+from rmgr.coord.protocol.multi import (
     Check,
     Committed,
     Conflict,
@@ -23,7 +23,7 @@ from rmgr.coord.multi import (
     Stat,
     Unknown,
 )
-from rmgr.coord.readback import (
+from rmgr.coord.protocol.readback import (
     Answer,
     Order,
     Pending,

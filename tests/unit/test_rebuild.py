@@ -10,11 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord import leader_ops, operator_ops, ops, paths
-from rmgr.coord.multi import Check, ConflictKind, Create, Delete, Exists, Gone, Multi, Op, Set
-from rmgr.coord.rebuild import CHANGES, GROWS, rebuild
-from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
-from rmgr.coord.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import operator as operator_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, ConflictKind, Create, Delete, Exists, Gone, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
+from rmgr.coord.rebuild.multis import CHANGES, GROWS, rebuild
+from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.daemons.gateway.rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
 from rmgr.model.node import InboxOrder, OrderKind

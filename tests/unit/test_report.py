@@ -19,8 +19,8 @@ from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli import report as command
 from rmgr.cli.usage import Days, Report, Wanted, core_us, percentile
-from rmgr.coord.closing import history_rows, summary
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.views.closing import history_rows, summary
 from rmgr.model.block import PastAttempt
 from rmgr.model.outcome import Fragment, Outcome
 from rmgr.model.placing import Rigid

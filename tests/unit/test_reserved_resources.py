@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.reserved import Promises

@@ -13,8 +13,8 @@ from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.trust import publish
 from rmgr.client.securing import revoke
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.identity import Identity, Role
 from rmgr.model.joining import Revocation, RevokedWork

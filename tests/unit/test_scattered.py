@@ -11,7 +11,7 @@ import pytest
 from rmgr.client import content
 from rmgr.client.pickling import dump_call, dump_value
 from rmgr.client.scattered import SCATTER_BYTES, Scattered
-from rmgr.coord.records import decode_payloads
+from rmgr.coord.protocol.records import decode_payloads
 
 LARGE = SCATTER_BYTES + 3
 

@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 import msgspec
 import pytest
 
-from rmgr.coord import ops
-from rmgr.coord.multi import MAX_ZNODE_BYTES
-from rmgr.coord.records import (
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
+from rmgr.coord.protocol.records import (
     NOTHING,
     decode_block,
     decode_fragment,
@@ -23,7 +23,7 @@ from rmgr.coord.records import (
     read_fragment,
     split_page,
 )
-from rmgr.coord.seal import (
+from rmgr.coord.seal.work import (
     BLOCK_UNSIGNED,
     KEY_UNSIGNED,
     RECORD_UNSIGNED,

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from rmgr.adapters.gateway.dial import VERSION, check_version
-from rmgr.coord import leader_ops, ops, paths, records, skew
-from rmgr.coord.multi import Create, Multi, Set
-from rmgr.coord.owner_ops import take_ownership, taken_over
-from rmgr.coord.rules import GiveUp, rule
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.owner import take_ownership, taken_over
+from rmgr.coord.ops.rules import GiveUp, rule
+from rmgr.coord.protocol import paths, records, skew
+from rmgr.coord.protocol.multi import Create, Multi, Set
 from rmgr.errors import VersionMismatch, WrongCluster
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.node import Meta, NodeRecord

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from rmgr.client.snapshot import fetch, fetch_visible, read_progress, read_tasks
-from rmgr.coord import keys, leader_ops, paths
-from rmgr.coord.closing import paged_with
-from rmgr.coord.multi import Committed, Stamped
-from rmgr.coord.records import join_page, read_fragment
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.coord.protocol.records import join_page, read_fragment
+from rmgr.coord.views.closing import paged_with
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.states import State
 from rmgr.model.submission import Paged

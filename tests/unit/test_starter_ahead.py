@@ -14,8 +14,8 @@ import msgspec
 import pytest
 import structlog
 
-from rmgr.coord import keys
-from rmgr.coord.records import encode_keyed
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO

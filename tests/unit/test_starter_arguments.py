@@ -13,9 +13,9 @@ import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.client.content import hash_of, parts_of, put_rows
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_payloads
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_payloads
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece, OwnPiece, read_arguments
 from rmgr.daemons.starter.core.fetch import KeptFile, check_content
 from rmgr.errors import DataLost, PermissionDenied

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Delete, Exists, Gone, Multi
-from rmgr.coord.records import encode_block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
+from rmgr.coord.protocol.records import encode_block
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec

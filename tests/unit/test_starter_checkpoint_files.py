@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.leftovers import remove_tree
-from rmgr.coord import keys
-from rmgr.coord.keys import Checkpoint
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint import files, rows
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest
 from rmgr.daemons.starter.checkpoint.parts import LocalPart

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.coord import keys
-from rmgr.coord.keys import Checkpoint
-from rmgr.coord.seal_checkpoint import CheckpointSeal
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import structlog
 
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Outcome, Set, Unknown
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.errors import QuotaReached
 from tests.harness.memory import MemoryCoordinator

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.store_rules import get_hashed
-from rmgr.coord import keys
-from rmgr.coord.records import encode_payloads
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.records import encode_payloads
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece, decode, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import TaskTimes

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rmgr.coord import ended, paths
-from rmgr.coord.ended import Ended
-from rmgr.coord.multi import Committed, Multi
+from rmgr.coord.decisions import ended
+from rmgr.coord.decisions.ended import Ended
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.daemons.starter.core.ended import Endings
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree

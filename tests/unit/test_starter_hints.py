@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from rmgr.coord.records import encode_block, encode_keyed
+from rmgr.coord.protocol.records import encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.pull.hints import Hints

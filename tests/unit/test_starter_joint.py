@@ -9,9 +9,9 @@ from typing import Any
 
 import structlog
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
-from rmgr.coord.records import read_fragment
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Create, Delete, Multi
+from rmgr.coord.protocol.records import read_fragment
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.jobs.joint import GATHER_S, MOST_BYTES, SHORT_S, Joint
 from rmgr.model.block import BlockData, BlockKey

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rmgr.coord import keys
-from rmgr.coord.multi import MAX_ZNODE_BYTES
-from rmgr.coord.ports import Encoding
-from rmgr.coord.records import brief, encode_failed, encode_outcomes
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.records import brief, encode_failed, encode_outcomes
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.outputs import (
     LOG_PART_BYTES,

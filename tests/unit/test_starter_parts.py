@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.fetch import Blob, Fetcher, FetchFailure, reason_of
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.health.health import DiskWatch

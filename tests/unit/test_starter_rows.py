@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Encoding
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.records import Info

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import structlog
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from rmgr.client.signing import Signer
-from rmgr.coord import ops
-from rmgr.coord.records import decode_block, encode_block
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.health import trust as starter_trust

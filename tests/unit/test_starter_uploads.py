@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.errors import DataLost, PermissionDenied, RowGone, StoreUnavailable

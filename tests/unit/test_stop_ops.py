@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.coord import paths, stop_ops
-from rmgr.coord.multi import Check, Create, Delete, Gone
-from rmgr.coord.records import decode_block
-from rmgr.coord.rules import MAX_PAST
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.ops.rules import MAX_PAST
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Create, Delete, Gone
+from rmgr.coord.protocol.records import decode_block
 from rmgr.model.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.placing import Allocation
 from rmgr.model.states import Reason

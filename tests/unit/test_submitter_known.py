@@ -10,11 +10,12 @@ import pytest
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.identity.pki import issue, make_ca, signing_certificate
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, ConflictKind, Create, Exists, Multi, Op, Set, Stamped
-from rmgr.coord.rebuild import rebuild
-from rmgr.coord.rebuild_parts import Moved
-from rmgr.coord.records import encode_record
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, ConflictKind, Create, Exists, Multi, Op, Set, Stamped
+from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.rebuild.multis import rebuild
+from rmgr.coord.rebuild.parts import Moved
 from rmgr.daemons.gateway.known import Cluster
 from rmgr.daemons.gateway.owners import Owners
 from rmgr.errors import PermissionDenied

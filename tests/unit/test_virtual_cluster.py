@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.coord import paths
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import DeadlineExceeded
 from rmgr.model.node import NodeRecord, NodeState
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine

@@ -10,7 +10,7 @@ import pytest
 
 from rmgr.adapters.zookeeper.bulk import BulkRead, Refused, flatten, gather
 from rmgr.adapters.zookeeper.ops import allowed
-from rmgr.coord.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.errors import PermissionDenied, RmgrError
 
 END = bytes.fromhex("ffffffff01ffffffff")

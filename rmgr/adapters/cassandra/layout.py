@@ -16,7 +16,7 @@ import time
 from uuid import UUID
 from zlib import crc32
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 
 CHUNKS_PER_PARTITION = 16
 INDEX_BUCKETS = 16
@@ -28,7 +28,7 @@ ABOVE_ALL = "\U0010ffff" * 257
 
 #: Families that are divided once more, by what stands behind the first slash: a submission, a user, a node.
 DIVIDED = frozenset({"args", "ckpt", "frag", "log", "out", "page", "histu", "metric"})
-#: Families in which every writer of a key writes the same bytes (`coord/keys.py`).
+#: Families in which every writer of a key writes the same bytes (`coord/protocol/keys.py`).
 _IMMUTABLE = DIVIDED | keys.BY_CONTENT | {"final", "hist"}
 _OUTPUT = "out/"
 #: Partition of the register of scopes that holds the scopes that are not divided.

@@ -30,7 +30,7 @@ from rmgr.adapters.cassandra.layout import WriteClock
 from rmgr.adapters.cassandra.rows import ValueManifest, manifest_of, seen_us
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline, key_exists
-from rmgr.coord.ports import NOTHING
+from rmgr.coord.protocol.ports import NOTHING
 from rmgr.errors import StoreUnavailable
 
 CLAIM_TTL_S = 20

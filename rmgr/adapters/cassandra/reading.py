@@ -15,7 +15,7 @@ from rmgr.adapters.cassandra.layout import chunk_place
 from rmgr.adapters.cassandra.rows import ValueManifest, manifest_of
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline, about_of, data_lost, verify
-from rmgr.coord.ports import About
+from rmgr.coord.protocol.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
 from rmgr.model.units import counted
 

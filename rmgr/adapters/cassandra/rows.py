@@ -13,7 +13,7 @@ from uuid import UUID
 from rmgr.adapters.cassandra.layout import bucket_of, scope_of
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import expiry_ms, marked, now_ms
-from rmgr.coord.ports import Encoding, Note
+from rmgr.coord.protocol.ports import Encoding, Note
 from rmgr.errors import UsageError
 
 #: Values up to this size (bytes) lie in their manifest; larger ones in chunks of their own generation.

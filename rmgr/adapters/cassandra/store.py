@@ -1,4 +1,4 @@
-"""The data store of clusters: a `Store` (coord/ports.py) in one keyspace of Cassandra, for many processes on many machines.
+"""The data store of clusters: a `Store` (coord/protocol/ports.py) in one keyspace of Cassandra, for many processes on many machines.
 
 A value of up to 64 KiB lies in its manifest, one cell; a larger one in chunks of 512 KiB of a new generation, which nobody
 ever changes, and the manifest that names them comes last: readers see the old value or the new one, whole, and check its
@@ -9,7 +9,7 @@ is synced every 10 s by default. A power cut of all replicas at once loses what 
 
 What it promises of order: replaced and deleted values go above the timestamp they had, so clocks of machines need not
 agree; two writers who replace one key at the same time leave one of the two values. Families whose keys name their content
-(`coord/keys.py`) are written without looking. `overwrite=False`: see cassandra/once.py.
+(`coord/protocol/keys.py`) are written without looking. `overwrite=False`: see cassandra/once.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from rmgr.adapters.store_rules import (
     notes_of,
     patience_s,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.units import counted
 

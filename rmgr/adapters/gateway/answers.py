@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Multi, Unknown
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, Unknown
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, UsageError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rmgr import errors
 from rmgr.adapters.rpc.server import named_error
-from rmgr.coord.multi import (
+from rmgr.coord.protocol.multi import (
     Check,
     Committed,
     Conflict,

@@ -18,8 +18,8 @@ from rmgr.adapters.zookeeper.bulk import gather
 from rmgr.adapters.zookeeper.guard import PACE_S
 from rmgr.adapters.zookeeper.ops import Watch, to_stamped
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import SessionState
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, Throttled
 
 _POLL_S = 0.05

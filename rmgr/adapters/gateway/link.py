@@ -26,8 +26,8 @@ from rmgr.adapters.gateway.dial import VERSION, Gateways, user_metadata, user_na
 from rmgr.adapters.rpc.server import rebuild
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zookeeper.wire import Acl
-from rmgr.coord.ports import SessionState
-from rmgr.coord.readback import Pending
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.readback import Pending
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc

@@ -13,7 +13,7 @@ import grpc
 
 from rmgr.adapters.rpc.server import ERROR_KEY
 from rmgr.adapters.store_rules import CallDeadline
-from rmgr.coord.ports import About, Encoding, Note
+from rmgr.coord.protocol.ports import About, Encoding, Note
 from rmgr.errors import DataLost
 from rmgr.v1 import gateway_pb2 as pb
 

@@ -16,8 +16,8 @@ from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.gateway.server import GatewayPort
 from rmgr.adapters.gateway.store import MESSAGE_BYTES, PAGE_KEYS
 from rmgr.adapters.rpc.server import fail
-from rmgr.coord.keys import is_by_content
-from rmgr.coord.ports import About, Encoding, Store
+from rmgr.coord.protocol.keys import is_by_content
+from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 

@@ -26,8 +26,8 @@ from rmgr.adapters.gateway.convert import error_to, multi_from, outcome_to, stat
 from rmgr.adapters.gateway.dial import VERSION, check_version
 from rmgr.adapters.rpc.server import fail
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord.multi import Committed, Conflict, Create, Exists, Multi, Stamped, Stat, Unknown
-from rmgr.coord.ports import SessionState, Store
+from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Stamped, Stat, Unknown
+from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.errors import CoordinationUnavailable, RequestTooLarge, RmgrError, Throttled, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 

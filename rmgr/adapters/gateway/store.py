@@ -47,7 +47,7 @@ from rmgr.adapters.store_rules import (
     patience_s,
     pieces,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.model.units import counted
 from rmgr.v1 import gateway_pb2 as pb
@@ -61,7 +61,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 
 
 class GatewayStore:
-    """A `Store` (coord/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
+    """A `Store` (coord/protocol/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
 
     credentials: who we are, None in an open cluster.
     """

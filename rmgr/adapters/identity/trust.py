@@ -17,11 +17,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.coord import paths
-from rmgr.coord.join_ops import identify
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops.join import identify
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, WrongCluster
 from rmgr.model.joining import Revocation
 

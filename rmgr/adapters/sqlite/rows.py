@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from rmgr.adapters.store_rules import key_exists, now_ms
-from rmgr.coord.keys import prefix_end
-from rmgr.coord.ports import NOTHING
+from rmgr.coord.protocol.keys import prefix_end
+from rmgr.coord.protocol.ports import NOTHING
 from rmgr.errors import StoreUnavailable
 
 #: Keys in one `IN (...)`.

@@ -40,7 +40,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.units import counted
 
@@ -56,7 +56,7 @@ _DELETED_ROWS = 2000
 
 
 class SqliteStore:
-    """A `Store` (coord/ports.py) in one SQLite file."""
+    """A `Store` (coord/protocol/ports.py) in one SQLite file."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, timeout_s: float = 10.0, grace_s: float = GRACE_S) -> None:
         """Opens the store `path`, and makes it (mode 0600) unless `create` is False.

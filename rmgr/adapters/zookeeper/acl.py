@@ -1,4 +1,4 @@
-"""Access lists as ZooKeeper wants them: the roles' rights of `coord/acl.py`, said in digest ids, encoded once a place."""
+"""Access lists as ZooKeeper wants them: the roles' rights of `coord/protocol/acl.py`, said in digest ids, encoded once a place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_acl
-from rmgr.coord.acl import ROLES, TABLE, Right, place_of, rights
+from rmgr.coord.protocol.acl import ROLES, TABLE, Right, place_of, rights
 from rmgr.model.identity import Role
 
 #: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
@@ -40,7 +40,7 @@ class OneList:
 
 
 class RoleLists:
-    """A list by place, as the table of `coord/acl.py` says.
+    """A list by place, as the table of `coord/protocol/acl.py` says.
 
     Args:
         ids: role -> its digest ids (`role:base64(sha1(role:secret))`); two while a secret is being rotated.

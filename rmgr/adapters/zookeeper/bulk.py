@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from rmgr.coord.multi import Stamped, Stat
+from rmgr.coord.protocol.multi import Stamped, Stat
 
 #: Znodes of one request: with the largest that are allowed its answer has 1 MiB.
 MOST = 64

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from rmgr.adapters.zookeeper.bulk import Refused
 from rmgr.adapters.zookeeper.link import LinkTrouble
 from rmgr.adapters.zookeeper.wire import OP_MULTI, Failure, decode_multi
-from rmgr.coord.multi import Multi, Outcome, Stamped, Stat, Unknown
-from rmgr.coord.readback import Pending, Prove
+from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat, Unknown
+from rmgr.coord.protocol.readback import Pending, Prove
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError
 
 _NO_AUTH = -102

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import SessionState
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.joining import AclRecord
 

@@ -16,9 +16,9 @@ from rmgr.adapters.zookeeper.acl import OneList, RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.adapters.zookeeper.wire import Acl
-from rmgr.coord import quotas
-from rmgr.coord.acl import ALL, Right
-from rmgr.coord.multi import Committed, Create, Exists, Multi, Set
+from rmgr.coord.protocol import quotas
+from rmgr.coord.protocol.acl import ALL, Right
+from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, StateConflict
 
 _OWN = "/zookeeper"

@@ -23,9 +23,9 @@ from rmgr.adapters.zookeeper.guard import Guard
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zookeeper.ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_multi
-from rmgr.coord.multi import Multi, Outcome, Stamped, Stat
-from rmgr.coord.ports import SessionState
-from rmgr.coord.readback import Answer, Order, Pipeline, Prove, Refuse, SendOperation, Sync
+from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.readback import Answer, Order, Pipeline, Prove, Refuse, SendOperation, Sync
 from rmgr.errors import PermissionDenied
 
 _LOG = logging.getLogger("rmgr.zookeeper")

@@ -1,4 +1,4 @@
-"""Does every znode of a cluster have the access list that `coord/acl.py` says? Looks, tells, and mends.
+"""Does every znode of a cluster have the access list that `coord/protocol/acl.py` says? Looks, tells, and mends.
 
 Used when a WatchDog sets a cluster up (a tree made before it was secured is taken over), after a rotation of secrets, by
 `rmgr doctor` and by tests. Cost: two requests a znode, some 5,000 znodes a second.
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from rmgr.adapters.zookeeper.acl import RoleLists, role_of
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.wire import Acl
-from rmgr.coord import paths
-from rmgr.coord.acl import place_of
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.acl import place_of
 from rmgr.errors import PermissionDenied, StateConflict
 
 _BATCH = 200

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmgr.coord.multi import (
+from rmgr.coord.protocol.multi import (
     MAX_MULTI_BYTES,
     MAX_ZNODE_BYTES,
     Check,
@@ -79,7 +79,7 @@ def encode_multi(multi: Multi, root: str, acl: Callable[[str], bytes]) -> bytes:
     Args:
         acl: encoded access list of a znode to be created. Lists do not count against the caps: up to 0.4 KiB an
             operation, and the server takes four times what the caps allow.
-    Raises: RequestTooLarge over the caps of coord/multi.py; UsageError never: paths are checked by the server.
+    Raises: RequestTooLarge over the caps of coord/protocol/multi.py; UsageError never: paths are checked by the server.
     """
     if len(multi.ops) > multi.most_ops:
         msg = f"{multi.name}: {len(multi.ops)} operations in one multi, at most {multi.most_ops} are sent"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.coord import paths
-from rmgr.coord.multi import ConflictKind, Set, Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.rebuild import Built
-from rmgr.coord.rebuild_parts import Moved, SubmissionFacts
-from rmgr.coord.validity import decode
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import ConflictKind, Set, Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.rebuild.multis import Built
+from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
+from rmgr.coord.validity.records import decode
 from rmgr.daemons.gateway.owners import Owners
 from rmgr.errors import NotConnected, PermissionDenied, RmgrError
 from rmgr.model.queue import ClusterSettings

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Multi
-from rmgr.coord.quotas import Quota
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Multi
+from rmgr.coord.protocol.quotas import Quota
 from rmgr.daemons.gateway.room import NOTHING, QuotaRoom
 from rmgr.errors import RmgrError, UsageError
 from rmgr.runtime import machine

@@ -11,9 +11,9 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Create, Multi
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Multi
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import LimitReached
 from rmgr.runtime import machine
 

@@ -1,7 +1,7 @@
 """The Submitter gateway: the ports of ZooKeeper and the data store over gRPC, for clients that reach neither.
 
 Each client gets a ZooKeeper session of its own, so its ephemerals are its own. What it may change is decided from the
-change itself (`submitter_rights`), and committed is what the gateway has built anew (`coord/rebuild.py`). Holds no state
+change itself (`submitter_rights`), and committed is what the gateway has built anew (`coord/rebuild/multis.py`). Holds no state
 that matters: kill it, start another one, and clients go on.
 """
 
@@ -36,12 +36,12 @@ from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.client.deeds import Deeds
 from rmgr.client.fresh_settings import FreshSettings
 from rmgr.config import Config
-from rmgr.coord import paths
-from rmgr.coord.multi import Conflict, Multi, Stamped
-from rmgr.coord.ports import SessionState, Store
-from rmgr.coord.rebuild import rebuild
-from rmgr.coord.rebuild_parts import Moved
-from rmgr.coord.rights import Person
+from rmgr.coord.decisions.rights import Person
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict, Multi, Stamped
+from rmgr.coord.protocol.ports import SessionState, Store
+from rmgr.coord.rebuild.multis import rebuild
+from rmgr.coord.rebuild.parts import Moved
 from rmgr.daemons.gateway import rights as submitter_rights
 from rmgr.daemons.gateway import rows as submitter_rows
 from rmgr.daemons.gateway.known import Cluster

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.closing import decode_summary
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.rebuild_parts import SubmissionFacts
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.rebuild.parts import SubmissionFacts
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views.closing import decode_summary
 from rmgr.model.submission import Submission
 
 _KEEP = 20_000

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from rmgr.coord import paths, validity
-from rmgr.coord.multi import Check, Create, Delete, Multi, Op, Set
-from rmgr.coord.rights import Person, check, check_operator
+from rmgr.coord.decisions.rights import Person, check, check_operator
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Create, Delete, Multi, Op, Set
+from rmgr.coord.validity import records as validity
 from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.node import InboxOrder
 from rmgr.model.request import AnyRequest, StopKind

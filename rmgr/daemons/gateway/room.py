@@ -1,6 +1,6 @@
 """How much of ZooKeeper's room below a subtree one user may take: as long as some is free, some of it is for everybody else.
 
-ZooKeeper's quotas (`coord/quotas.py`) end what is too much, and who has filled one keeps all others from submitting. So a gateway reads
+ZooKeeper's quotas (`protocol/quotas.py`) end what is too much, and who has filled one keeps all others from submitting. So a gateway reads
 what is used of them, and gives the last quarter of each only to those who have little there: a 64th of it at most, so that sixteen come
 to theirs after others have filled the rest. A sixteenth is never given to users: outcomes and claims of daemons lie below the same roots.
 One user alone comes to 70 % of a quota, which are two million waiting tasks on servers with the usual heap of 1000 MiB. Where there are
@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from rmgr.coord.quotas import Quota
+from rmgr.coord.protocol.quotas import Quota
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rmgr.client.snapshot import fetch
-from rmgr.coord import paths
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.node import EpochRecord, NodeRecord
 from rmgr.runtime import machine

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rmgr.coord import keys
-from rmgr.coord.rights import Person, check, check_operator, may
+from rmgr.coord.decisions.rights import Person, check, check_operator, may
+from rmgr.coord.protocol import keys
 from rmgr.daemons.gateway.rights import OwnerOf, nobody_knows
 from rmgr.errors import PermissionDenied
 

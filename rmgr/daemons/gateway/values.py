@@ -1,4 +1,4 @@
-"""The data store as one client of a gateway may use it: values by name have owners (`coord/ownership.py`), whatever his program does.
+"""The data store as one client of a gateway may use it: values by name have owners (`decisions/ownership.py`), whatever his program does.
 
 Everything but `name/`, `share/`, `final/` and `led/` passes through: `submitter_rows` has said before what he may do there. What
 he puts is his own and carries his own deed; a free name is taken in one step with the look whether it is free.
@@ -12,10 +12,11 @@ from hashlib import sha256
 from typing import Any
 
 from rmgr.client.deeds import Deeds
-from rmgr.coord import keys, ownership
-from rmgr.coord.ownership import Holder
-from rmgr.coord.ports import About, Encoding, Note, Store
-from rmgr.coord.rights import Person, check_operator
+from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ownership import Holder
+from rmgr.coord.decisions.rights import Person, check_operator
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import About, Encoding, Note, Store
 from rmgr.daemons.gateway.rights import OwnerOf
 from rmgr.daemons.gateway.rows import submission_of_row
 from rmgr.daemons.starter.staging.inputs import Inputs

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from rmgr.adapters.access.limits import Bounds
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log

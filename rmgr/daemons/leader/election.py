@@ -14,12 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmgr.coord import election, paths
-from rmgr.coord.election import Absent, Behind, First
-from rmgr.coord.leader_ops import take_over
-from rmgr.coord.multi import Committed, Multi, Outcome, Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions import election
+from rmgr.coord.decisions.election import Absent, Behind, First
+from rmgr.coord.ops.leader import take_over
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.node import EpochRecord
 from rmgr.runtime import machine

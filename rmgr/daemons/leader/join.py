@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from rmgr.adapters.identity.pki import credential
 from rmgr.adapters.identity.sealing import open_secret
-from rmgr.coord import join_ops, paths
-from rmgr.coord.multi import Committed, Unknown
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, PermissionDenied
 from rmgr.log import audit
 from rmgr.model.identity import Identity, Role

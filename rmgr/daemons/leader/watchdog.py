@@ -23,10 +23,10 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
 from rmgr.client.bootstrap import bootstrap, check_same
 from rmgr.config import Config
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator, SessionState, Store
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings, placings_of

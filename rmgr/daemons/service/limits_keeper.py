@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 from rmgr import log as logs
 from rmgr.adapters.access.limits import Bounds
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.limits import UserLimits
 from rmgr.model.queue import ClusterSettings

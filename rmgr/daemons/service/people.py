@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.coord.rights import ANYBODY, Person
+from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.errors import InvalidRecord, PermissionDenied
 from rmgr.log import audit
 from rmgr.runtime.logger import Log

@@ -17,9 +17,9 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import verify
 from rmgr.client.securing import watchdogs
 from rmgr.config import Config
-from rmgr.coord import paths
-from rmgr.coord.ports import SessionState
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import SessionState
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
 from rmgr.model.joining import AclRecord
 from rmgr.model.node import Meta

@@ -26,7 +26,7 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.deeds import Deeds
 from rmgr.config import MAX_NODES, Config, StarterConfig
-from rmgr.coord.ports import Coordinator, Store
+from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.core.seals import placings_of
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace

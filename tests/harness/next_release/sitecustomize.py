@@ -17,7 +17,7 @@ ELEMENT = b"element of the next release"
 def pretend() -> None:
     import msgspec
 
-    from rmgr.coord import records
+    from rmgr.coord.protocol import records
     from rmgr.model import version
     from rmgr.runtime import release
 

@@ -13,10 +13,10 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TypeVar
 
-from rmgr.coord import paths
-from rmgr.coord.election import fenced
-from rmgr.coord.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
-from rmgr.coord.ports import Coordinator, MomentReader, Store
+from rmgr.coord.decisions.election import fenced
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
+from rmgr.coord.protocol.ports import Coordinator, MomentReader, Store
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.errors import RequestTooLarge, RmgrError

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rmgr.coord.seal_placing import placing_statement, seal_placings
-from rmgr.coord.seal_tree import NotSealed, opened
+from rmgr.coord.seal.placing import placing_statement, seal_placings
+from rmgr.coord.seal.tree import NotSealed, opened
 from rmgr.model.identity import Role
 from rmgr.model.placing import Allocation, PlacingSeal
 from rmgr.runtime import machine

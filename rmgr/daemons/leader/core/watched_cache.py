@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from rmgr.coord.multi import Stamped
+from rmgr.coord.protocol.multi import Stamped
 from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
-from rmgr.coord import liveness, paths
-from rmgr.coord.leader_ops import fence
-from rmgr.coord.liveness import LossWindow, MassLoss, Meter
-from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped, Unknown
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions import liveness
+from rmgr.coord.decisions.liveness import LossWindow, MassLoss, Meter
+from rmgr.coord.ops.leader import fence
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped, Unknown
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import user_mark
 from rmgr.daemons.leader.core.watched_cache import names_below
@@ -91,7 +92,7 @@ class NodeKeeper:
         self._ripe: dict[str, _Case] = {}  # cases whose grace is over, to be looked at together
 
     def start(self) -> None:
-        """Reads everything; records before entries (see `coord/liveness.py`)."""
+        """Reads everything; records before entries (see `coord/decisions/liveness.py`)."""
         self._names.refresh()
         self._drained.refresh()
         self._troubled.refresh()
@@ -300,7 +301,7 @@ class NodeKeeper:
         case.timer = self._context.after(grace_s, partial(self._due, name, case))
 
     def _due(self, name: str, case: _Case) -> None:
-        """The grace is over: is it still so? Record first, then the list (FIFO): see `coord/liveness.py`."""
+        """The grace is over: is it still so? Record first, then the list (FIFO): see `coord/decisions/liveness.py`."""
         if self._cases.get(name) is not case:
             return
         wait_s = self._turn()

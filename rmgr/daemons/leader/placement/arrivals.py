@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rmgr.coord.admitted import not_admitted
+from rmgr.coord.decisions.admitted import not_admitted
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache

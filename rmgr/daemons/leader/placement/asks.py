@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.coord import keys, leader_ops, paths
-from rmgr.coord.multi import Outcome, Stamped, Unknown
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_block
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Outcome, Stamped, Unknown
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import allows, node_mark
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of

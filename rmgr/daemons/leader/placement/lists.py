@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rmgr.coord.multi import Stat
+from rmgr.coord.protocol.multi import Stat
 from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 

@@ -11,9 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from rmgr.coord import leader_ops, ops, paths, place_ops, validity
-from rmgr.coord.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
-from rmgr.coord.place_ops import Assigned
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.place import Assigned
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper

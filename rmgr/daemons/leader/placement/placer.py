@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allows, node_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below

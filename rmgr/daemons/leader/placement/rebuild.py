@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, known_of, marked, misplaced, node_mark, running_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache

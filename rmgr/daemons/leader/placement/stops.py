@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped, Stat
-from rmgr.coord.records import decode_block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from rmgr.coord import paths, validity
-from rmgr.coord.multi import Stamped
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.errors import RmgrError

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.facts import Known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.model.block import BlockKey

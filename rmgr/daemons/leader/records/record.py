@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
 from rmgr.errors import RmgrError

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.coord import paths, place_ops
-from rmgr.coord.multi import Committed, Op, Outcome, Unknown
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Op, Outcome, Unknown
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable

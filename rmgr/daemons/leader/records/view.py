@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rmgr.coord import paths
-from rmgr.coord.placing_answers import STOPPING, SUSPENDED
+from rmgr.coord.protocol import paths
+from rmgr.coord.views.placing import STOPPING, SUSPENDED
 from rmgr.daemons.leader.core.facts import NOTHING_KNOWN
 from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of

@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from rmgr.client.repair import delete_outputs
-from rmgr.coord import keys, leader_ops, paths, validity
-from rmgr.coord.closing import history_rows, paged_with, summary
-from rmgr.coord.keeping import (
+from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
     BreakOff,
@@ -32,9 +30,12 @@ from rmgr.coord.keeping import (
     is_to_be_abandoned,
     is_to_be_broken_off,
 )
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
-from rmgr.coord.ports import Store
-from rmgr.coord.records import (
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Holds, Multi, Outcome, Set, Stamped
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import (
     NOTHING,
     decode_block,
     decode_outcomes,
@@ -43,7 +44,8 @@ from rmgr.coord.records import (
     join_page,
     read_fragment,
 )
-from rmgr.coord.rules import Again, rule
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.core.context import LeaderContext, version_of
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError

@@ -1,4 +1,4 @@
-"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/nowhere.py` says why that is safe).
+"""Finds tasks that are nowhere in ZooKeeper, and ends them (`coord/decisions/nowhere.py` says why that is safe).
 
 A round every `CENSUS_S` while something is unfinished. The first look compares memory with the names of all blocks; it is cheap, and
 memory may lag, so what it suspects is read again at one moment with all that decides. What is nowhere in two rounds in succession
@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from rmgr.coord import nowhere, paths, validity
-from rmgr.coord.codes import Codes
-from rmgr.coord.multi import Committed, Outcome, Stamped
+from rmgr.coord.decisions import nowhere
+from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import keys, paths, validity
-from rmgr.coord.closing import kept_outputs, removal
-from rmgr.coord.keeping import Collect
-from rmgr.coord.multi import Committed, Multi, Outcome, Stamped, Stat
-from rmgr.coord.ops import token_digest
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.decisions.keeping import Collect
+from rmgr.coord.ops.work import token_digest
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped, Stat
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views.closing import kept_outputs, removal
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed

@@ -1,4 +1,4 @@
-"""Writes down which submissions have ended (`coord/ended.py`): within a second after their end, and before anything of them goes.
+"""Writes down which submissions have ended (`coord/decisions/ended.py`): within a second after their end, and before anything of them goes.
 
 Ends gather for a moment, so that a stream of short submissions costs one commit a second and directory. A leader of a
 release that did not know these bits may have collected without setting them: who begins to lead sets the bits of all
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import ended, paths
-from rmgr.coord.ended import BUCKET, Ended
-from rmgr.coord.multi import Committed, Outcome, Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions import ended
+from rmgr.coord.decisions.ended import BUCKET, Ended
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.runtime.failpoint import failpoint

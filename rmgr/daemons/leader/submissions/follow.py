@@ -1,8 +1,7 @@
 """One submission in the memory of the leader: record, tail, outcome fragments, failed ranges; kept fresh by watches.
 
-As a client's follower, with two differences: it reads at its own pace (nobody waits for a result here), and outcomes
-that lie in a row of the store are applied by the ranges that the fragment names, so that deciding never waits for the
-store; `rows` remembers them for the summary at the end.
+As a client's follower, with two differences: it reads at its own pace (nobody waits for a result here), and outcomes that lie in a row of
+the store are applied by the ranges of the fragment, so that no decision waits for the store; `rows` remembers them for the summary.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from functools import partial
 from itertools import islice, repeat, takewhile
 from typing import TypeVar
 
-from rmgr.coord import paths, validity
-from rmgr.coord.dependencies import SubmissionEnd
-from rmgr.coord.keeping import Bar, Facts, FailedSeen, ReconcileAction
-from rmgr.coord.multi import Stamped, Stat
-from rmgr.coord.records import read_fragment
-from rmgr.coord.view import Progress
+from rmgr.coord.decisions.dependencies import SubmissionEnd
+from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.records import read_fragment
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import reaches, read_pages

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_page
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_page
 from rmgr.errors import DataLost
 from rmgr.model.outcome import Fragment
 

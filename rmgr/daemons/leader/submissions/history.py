@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 
 from rmgr.client.history import ended_before, forget, oldest_end
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.model.queue import ClusterSettings
 from rmgr.runtime import machine

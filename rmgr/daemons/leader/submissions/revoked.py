@@ -1,6 +1,6 @@
 """What becomes of the work of people whose keys were revoked: it stands in the revocation, so it holds when the admin has gone home.
 
-What a user had submitted before is barred (`coord/keeping.py`): held with the reason REVOKED, or cancelled. What runs goes on,
+What a user had submitted before is barred (`coord/decisions/keeping.py`): held with the reason REVOKED, or cancelled. What runs goes on,
 stands still or is cancelled, as the operator has said; he may say something else later. Submissions that were made after the
 revocation are not looked at: with new credentials the same user works on, and what the old ones sign Starters refuse.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from rmgr.coord import paths
-from rmgr.coord.keeping import Bar
-from rmgr.coord.leader_ops import order
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions.keeping import Bar
+from rmgr.coord.ops.leader import order
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
-from rmgr.coord import keeping, keys, paths, validity
-from rmgr.coord.closing import decode_summary
-from rmgr.coord.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
-from rmgr.coord.keeping import (
+from rmgr.coord.decisions import keeping
+from rmgr.coord.decisions.dependencies import Met, Open, SubmissionEnd, Unmet, weigh
+from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
     BreakOff,
@@ -28,8 +27,11 @@ from rmgr.coord.keeping import (
     SweepPending,
     Weigh,
 )
-from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
-from rmgr.coord.view import overall_state
+from rmgr.coord.decisions.view import overall_state
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
+from rmgr.coord.validity import records as validity
+from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.core.context import LeaderContext, version_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.submissions.actions import ReconcileActions

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from rmgr.coord import paths, validity
-from rmgr.coord.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
-from rmgr.coord.leader_ops import order
-from rmgr.coord.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
-from rmgr.coord.ops import bring_back, set_aside
+from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
+from rmgr.coord.ops.leader import order
+from rmgr.coord.ops.work import bring_back, set_aside
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError

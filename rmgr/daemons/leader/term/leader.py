@@ -9,11 +9,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 
-from rmgr.coord import paths
-from rmgr.coord.liveness import MassLoss
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
-from rmgr.coord.snapshot import ClusterSnapshot
+from rmgr.coord.decisions.liveness import MassLoss
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
-from rmgr.coord.rights import check_operator
+from rmgr.coord.decisions.rights import check_operator
 from rmgr.daemons.leader.submissions.usage import UserTotals, usage
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable

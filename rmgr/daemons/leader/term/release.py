@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rmgr.adapters.store_rules import remembered
-from rmgr.coord import leader_ops, paths
-from rmgr.coord.multi import Committed, Outcome, Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.errors import WrongCluster
 from rmgr.model.node import EpochRecord, Meta, NodeRecord

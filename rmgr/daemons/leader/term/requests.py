@@ -12,9 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from rmgr.client.cancelling import cancel_tasks
-from rmgr.coord import paths, request_ops, validity
-from rmgr.coord.multi import Outcome, Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.ops import request as request_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Outcome, Stamped
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.placement.asks import Asks

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.client.snapshot import claimed_blocks
-from rmgr.coord import answers
-from rmgr.coord.health import with_part
-from rmgr.coord.placing_answers import on_the_move
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
-from rmgr.coord.rights import Person, check, may
-from rmgr.coord.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.coord.decisions.rights import Person, check, may
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.views import answers
+from rmgr.coord.views.health import with_part
+from rmgr.coord.views.placing import on_the_move
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.submission import Submission

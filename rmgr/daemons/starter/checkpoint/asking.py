@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rmgr.coord import paths
+from rmgr.coord.protocol import paths
 from rmgr.daemons.starter.checkpoint.ask import answered
 from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, each, sentence

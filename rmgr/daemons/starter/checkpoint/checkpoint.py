@@ -24,8 +24,8 @@ import msgspec
 
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.checkpoint import SAVED_EXIT_CODE
-from rmgr.coord import paths
-from rmgr.coord.keys import Checkpoint
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint.asking import KILL_US, Asking
 from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint, rigid_of, says_saved, was_stopped
 from rmgr.daemons.starter.checkpoint.notes import Notes

@@ -19,7 +19,7 @@ import msgspec
 
 from rmgr.adapters.host.accounts import Account, acting
 from rmgr.checkpoint import CONTROL
-from rmgr.coord.seal_checkpoint import CheckpointSeal
+from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.units import format_size
 
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     files: tuple[FileEntry, ...]
     format: int = 1
-    seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal_checkpoint.py`)
+    seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal/checkpoint.py`)
 
 
 def encode_files(files: tuple[FileEntry, ...]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.checkpoint.ask import children_of
 from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.seal import Seals

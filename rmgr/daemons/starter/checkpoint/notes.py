@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord import paths, stop_ops
-from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
+from rmgr.coord.ops import stop as stop_ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY, STORY_CHARS, PastAttempt

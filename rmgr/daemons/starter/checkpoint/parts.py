@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.rpc.ranks import Peers, Step
-from rmgr.coord import keys, paths
-from rmgr.coord.ports import Coordinator, Store
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.checkpoint import ask as asking
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, clear, decode_files, encode_files, missing, pack, scan, unpack

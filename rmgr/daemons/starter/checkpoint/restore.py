@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.coord import paths
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, clear
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, each, sentence

@@ -1,12 +1,12 @@
-"""The checkpoints of a task in the data store: which there are, one read or written, old ones removed (`coord/keys.py` names them)."""
+"""The checkpoints of a task in the data store: which there are, one read or written, old ones removed (`protocol/keys.py` names them)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.coord import keys
-from rmgr.coord.keys import Checkpoint
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.errors import DataLost, PermissionDenied

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.keys import Checkpoint
-from rmgr.coord.seal_checkpoint import CheckpointSeal, before_seal, statement
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.seal.checkpoint import CheckpointSeal, before_seal, statement
 from rmgr.daemons.starter.checkpoint.files import Manifest, encode_manifest
 from rmgr.errors import PermissionDenied
 from rmgr.model.identity import Role

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from rmgr.adapters.host.accounts import acting
-from rmgr.coord.keys import Checkpoint
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, check_size, size_text
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, each

@@ -15,8 +15,8 @@ from typing import Any, overload
 import msgspec
 
 from rmgr.adapters.store_rules import fetch, get_hashed
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_payloads
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
 from rmgr.model.frames import MAX_FRAME
 from rmgr.runtime import machine

@@ -18,10 +18,11 @@ from typing import Any
 
 import msgspec
 
-from rmgr.coord import keys, ops
-from rmgr.coord.multi import Multi
-from rmgr.coord.records import brief, encode_block, encode_outcomes
-from rmgr.coord.seal import narrowed
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.multi import Multi
+from rmgr.coord.protocol.records import brief, encode_block, encode_outcomes
+from rmgr.coord.seal.work import narrowed
 from rmgr.model.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
 from rmgr.model.resources import Needs

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.readback import Verdict, judge, proof_paths, resolved
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.readback import Verdict, judge, proof_paths, resolved
 from rmgr.errors import CoordinationUnavailable, QuotaReached
 from rmgr.runtime.logger import Log
 

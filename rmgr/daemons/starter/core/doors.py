@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.commits import Committer
     from rmgr.model.block import BlockKey

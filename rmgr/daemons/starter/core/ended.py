@@ -1,4 +1,4 @@
-"""Which submissions have ended, as a Starter needs it: what was signed for them is not run any more (`coord/ended.py`).
+"""Which submissions have ended, as a Starter needs it: what was signed for them is not run any more (`coord/decisions/ended.py`).
 
 The bits of a directory of a thousand are read once and watched. As long as the watch has not fired they are as new as
 anything that has been read since on the same connection: ZooKeeper tells of a change before it answers with what came after
@@ -14,11 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from rmgr.coord import ended, paths
-from rmgr.coord.ended import BUCKET, Ended
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
+from rmgr.coord.decisions import ended
+from rmgr.coord.decisions.ended import BUCKET, Ended
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 

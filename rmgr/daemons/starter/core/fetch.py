@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.arguments import Arguments, read_arguments
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import StagingRoom

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import WorkerSpec
-from rmgr.coord import keys, paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_record
-from rmgr.coord.validity import check
-from rmgr.coord.validity import submission as checked_record
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.validity.records import check
+from rmgr.coord.validity.records import submission as checked_record
 from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster

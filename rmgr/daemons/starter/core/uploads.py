@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.room import StagingRoom, disk_bytes, on_disk
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.errors import PermissionDenied, RowGone

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.coord import keys
+from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.arguments import Arguments, ArgumentsPiece, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size

@@ -26,8 +26,8 @@ from rmgr.adapters.host.workevents import (
     lost_words,
 )
 from rmgr.client.repair import delete_pointers
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import FetchFailure

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.adapters.host.workevents import death_words, lost_words
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.execution.reservations import Reservations

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Flushed

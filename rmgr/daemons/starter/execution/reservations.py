@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, WrongCluster
 from rmgr.model.placing import Reserved, run_label
 from rmgr.model.resources import Needs

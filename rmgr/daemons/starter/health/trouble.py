@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Committed, Conflict, Outcome, Stat
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.errors import RmgrError
 from rmgr.model.node import Trouble, TroubleKind
 from rmgr.runtime import machine

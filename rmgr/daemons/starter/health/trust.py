@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal
 
-from rmgr.coord.seal import block_statement, check_shape, seal_fragment, spec_digest
-from rmgr.coord.seal_tree import NotSealed, opened
+from rmgr.coord.seal.tree import NotSealed, opened
+from rmgr.coord.seal.work import block_statement, check_shape, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.model.outcome import Fragment
 from rmgr.model.states import Reason

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rmgr.adapters.host.leftovers import remove_tree
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.records import UNREADABLE, cut, decode_block, decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block, decode_record
 from rmgr.daemons.leader.core.seals import AGAIN, Begun
 from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord import ops, paths, place_ops
-from rmgr.coord.multi import Committed, Conflict, Outcome
-from rmgr.coord.records import brief
+from rmgr.coord.ops import place as place_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
+from rmgr.coord.protocol.records import brief
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
 from rmgr.model.outcome import MAX_INLINE_BYTES, Fragment
 from rmgr.model.outcome import Outcome as Ended

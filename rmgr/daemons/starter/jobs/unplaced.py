@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Conflict, Outcome, Stat
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict, Outcome, Stat
 from rmgr.log import audit
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.runtime import machine

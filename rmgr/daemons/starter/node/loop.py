@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rmgr.client.bootstrap import check_same, read_meta
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator, SessionState
-from rmgr.coord.records import decode_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator, SessionState
+from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics

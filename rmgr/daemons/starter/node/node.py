@@ -1,7 +1,6 @@
 """One (virtual) node of a Starter: what it has claimed, runs and must still commit. Facts in through methods, `settle` acts.
 
-Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no
-event can be lost by being handled at the wrong moment.
+Owned by the Starter's one thread. `settle` is level-triggered: it looks at everything and does what can be done, so no event is lost.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.host.process import NodeRunner
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Conflict, Outcome, Stamped
-from rmgr.coord.records import decode_block
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
+from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart, Return, split_share
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending

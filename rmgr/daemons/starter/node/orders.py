@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.coord import ops, paths
-from rmgr.coord.multi import Conflict, Outcome, Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.validity import decode
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Conflict, Outcome, Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity.records import decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.quietly import Quietly
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
 #: A START goes with the COMPLETE of its job; one whose job has run longer than this goes by itself, so many with one commit. While it
-#: stands the job is STARTING (`coord/placing_answers.py`).
+#: stands the job is STARTING (`coord/views/placing.py`).
 _START_S, _TOGETHER = 0.5, 50
 
 

@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from rmgr.coord import leader_ops, ops, paths, validity
-from rmgr.coord.liveness import STOPPED
-from rmgr.coord.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.records import decode_block, decode_record
+from rmgr.coord.decisions.liveness import STOPPED
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi, Stamped, Unknown
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.protocol.records import decode_block, decode_record
+from rmgr.coord.validity import records as validity
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.node.node import NodeAgent

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
-from rmgr.coord import keys
-from rmgr.coord.ports import Store
-from rmgr.coord.rights import Person, check, may
+from rmgr.coord.decisions.rights import Person, check, may
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.gap import place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rmgr.adapters.rpc.ranks import Peers
 from rmgr.client.deeds import Deeds
-from rmgr.coord.ports import Coordinator
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.daemons.starter.core.commits import Committer

@@ -18,10 +18,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from rmgr.coord import paths
-from rmgr.coord.multi import Stamped
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.validity import check_block, decode
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity.records import check_block, decode
 from rmgr.errors import RmgrError
 from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord import nowhere, paths
-from rmgr.coord.multi import Committed, Conflict, Outcome
+from rmgr.coord.decisions import nowhere
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
 from rmgr.model.block import MAX_STORY

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from rmgr.coord import paths
-from rmgr.coord.admitted import not_admitted
-from rmgr.coord.multi import Stamped, Stat
-from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.ports import Coordinator
-from rmgr.coord.validity import check_block, decode
+from rmgr.coord.decisions.admitted import not_admitted
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.ports import Coordinator
+from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.hints import Hints, HintServices

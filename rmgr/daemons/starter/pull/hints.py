@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.rpc.line import DirectLine, LineServer
-from rmgr.coord import paths
-from rmgr.coord.multi import Committed, Create, Multi, Stamped
-from rmgr.coord.ops import HANDED_SEQ
-from rmgr.coord.validity import check_block, decode
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped
+from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError
@@ -30,7 +30,7 @@ from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
-    from rmgr.coord.ports import Coordinator
+    from rmgr.coord.protocol.ports import Coordinator
     from rmgr.daemons.starter.core.records import RecordCache
     from rmgr.daemons.starter.health.trust import Gate
     from rmgr.daemons.starter.staging.stage import Stager

@@ -6,8 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.coord import ops
-from rmgr.coord.multi import Conflict, Outcome
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol.multi import Conflict, Outcome
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.commits import Committer, IdleMark

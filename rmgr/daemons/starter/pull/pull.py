@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rmgr.coord import ops, paths
-from rmgr.coord.admitted import not_admitted
-from rmgr.coord.multi import Committed, Conflict, ConflictKind, Outcome
+from rmgr.coord.decisions.admitted import not_admitted
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer, IdleMark
 from rmgr.daemons.starter.core.estimate import AHEAD_S, TaskTimes, claim_size, wants_more

@@ -18,7 +18,7 @@ from rmgr.adapters.host.accounts import Account, find_account
 from rmgr.adapters.host.reach import obstacle
 from rmgr.adapters.host.workevents import SlotLost
 from rmgr.config import SecurityConfig
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.arguments import Arguments, OwnPiece
 from rmgr.daemons.starter.core.fetch import Fetched, FetchFailure, KeptFile
 from rmgr.daemons.starter.core.io import StoreIO

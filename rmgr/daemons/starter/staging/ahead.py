@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_keyed
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_keyed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO

@@ -16,11 +16,13 @@ from rmgr.client.deeds import Deeds
 from rmgr.client.pointers import locate
 from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.client.values import HOW_TO_TRUST
-from rmgr.coord import keys, ownership, paths, validity
-from rmgr.coord.owner_ops import reign_of
-from rmgr.coord.ownership import Holder
-from rmgr.coord.ports import About, Coordinator, Encoding, Store
-from rmgr.coord.rights import Person
+from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ownership import Holder
+from rmgr.coord.decisions.rights import Person
+from rmgr.coord.ops.owner import reign_of
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store
+from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
 from rmgr.model.states import State
 from rmgr.model.submission import Paged

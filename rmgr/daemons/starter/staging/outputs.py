@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rmgr.adapters.host.accounts import Account, acting, open_regular
-from rmgr.coord import keys
-from rmgr.coord.multi import MAX_ZNODE_BYTES
-from rmgr.coord.ports import Encoding, Note, Store
-from rmgr.coord.rules import Again, rule
+from rmgr.coord.ops.rules import Again, rule
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
+from rmgr.coord.protocol.ports import Encoding, Note, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
 from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.model.gap import place

@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from rmgr.client.deeds import Deeds
-from rmgr.coord.ports import Encoding, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.staging.convoy import Convoy

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.adapters.store_rules import fetch
-from rmgr.coord.ports import Store
-from rmgr.coord.records import decode_keyed
+from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import decode_keyed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import BATCH_TASKS

@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from rmgr.coord.ports import Store
+from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.room import StagingShare
 from rmgr.daemons.starter.staging.inputs import Input
 from rmgr.errors import NotFound, PermissionDenied, UsageError

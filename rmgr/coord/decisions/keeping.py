@@ -1,0 +1,357 @@
+"""What is to be done for a submission, from what is known of it: facts in, reconcile actions out. Pure and level-triggered.
+
+Asked again after every change; an action that was carried out changes the facts, so that it is not named again. Nothing
+is remembered between two questions: a new leader that reads the same facts names the same actions.
+
+Who does what: the owner (its Submitter) follows its submission while it lives; the leader stands in for a dead one,
+and for a living one that has not acted for `PATIENCE_S`. Names are deterministic, so two doers never do a thing twice.
+Sweeps, caps, dependencies and the end are the leader's alone: what has ended needs no owner, and changes no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.ops.work import set_record
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Delete, Gone, Multi
+from rmgr.coord.protocol.records import brief_ends, encode_fragment
+from rmgr.model.block import BlockKey
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Tail
+
+#: A living owner that has not done its part for so long gets help from the leader.
+PATIENCE_S = 30.0
+#: An owner whose entry has been missing for so long has gone: its lease was over before, this is for one that connects anew.
+GONE_S = 10.0
+#: Fragments that leave ZooKeeper in one multi (at most 190 beside the other operations).
+PAGE_FRAGMENTS = 180
+
+
+# -- reconcile actions -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Resubmit:
+    """A failed range is due: it waits again or ends, as the rule says."""
+
+    first: int
+    count: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropFailed:
+    """A failed range of a cancelled submission ends CANCELLED."""
+
+    first: int
+    count: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPending:
+    """Its waiting blocks are to be looked at: set aside, ended, or brought back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """It waits for others: see whether they have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Its owner went before it was released, and it has no task: it is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndTail:
+    """Nothing will be added any more: its tail is declared complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Every task is final: the summary goes to the history, the record becomes CLOSED."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Its oldest fragments go to a page in the store."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Retention is over: its znodes and rows go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Its user's key was revoked: nothing of it starts any more. cancels: all of it ends. detail: for people."""
+
+    cancels: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """More of its tasks have failed than its user allows: the rest is cancelled."""
+
+
+ReconcileAction = Bar | BreakOff | Resubmit | DropFailed | SweepPending | Weigh | Abandon | EndTail | Close | Page | Collect
+
+
+# -- facts --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSeen:
+    """A failed range as the keeper knows it. backoff_s: None until its record has been read."""
+
+    first: int
+    count: int
+    attempt: int
+    seen_s: float
+    backoff_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that decides what a submission needs. Times named `_s` are the keeper's own monotonic seconds.
+
+    final: tasks with a final state; failures: those that FAILED. applied: the first fragment that is not known yet. base: the first
+    that is in ZooKeeper. active_s: when something of it changed last. ended_s: when it was first seen ended (None: it is not).
+    gone_s: since when its owner's entry is known to be missing (None: it is there).
+    swept: nothing of it stood where it should not when its blocks were last looked at. sweep_s: when to look next.
+    """
+
+    submission: Submission
+    tail: Tail
+    final: int
+    failures: int = 0
+    failed: tuple[FailedSeen, ...] = ()
+    applied: int = 0
+    base: int = 0
+    owner_alive: bool = False
+    active_s: float = -math.inf
+    ended_s: float | None = None
+    swept: bool = True
+    sweep_s: float = -math.inf
+    gone_s: float | None = None
+    bar: Bar | None = None  #: what is asked of the work of its user, whose key was revoked since
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcilePlan:
+    """What is to be done now, and when to ask again if nothing changes before (None: a change will tell)."""
+
+    actions: tuple[ReconcileAction, ...]
+    again_s: float | None = None
+
+
+def plan(facts: Facts, settings: ClusterSettings, *, now_s: float, now_us: int) -> ReconcilePlan:
+    """Reconcile actions for one submission.
+
+    Args:
+        now_s: monotonic, for everything that decides about work. now_us: wall clock, for retention only.
+    Cost: O(failed ranges).
+    """
+    submission = facts.submission
+    if submission.phase is Phase.CLOSED:
+        left_us = submission.closed_us + settings.retention_us - now_us
+        return ReconcilePlan(actions=(Collect(),)) if left_us <= 0 else ReconcilePlan(actions=(), again_s=now_s + left_us / 1e6)
+    asks: list[tuple[float, ReconcileAction]] = [*_failed(facts), *_ends(facts, settings)]
+    if facts.bar is not None and is_to_be_barred(submission, facts.bar):
+        asks.append((now_s, facts.bar))
+    elif is_to_be_broken_off(submission, facts.failures) and facts.ended_s is None:
+        asks.append((now_s, BreakOff()))
+    elif submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
+        asks.append((now_s, Weigh()))
+    if not facts.swept:
+        asks.append((facts.sweep_s, SweepPending()))
+    page = _page(facts, settings)
+    if page is not None:
+        asks.append((now_s, page))
+    later = [due_s for due_s, _ in asks if due_s > now_s]
+    return ReconcilePlan(actions=tuple(action for due_s, action in asks if due_s <= now_s), again_s=min(later, default=None))
+
+
+def _failed(facts: Facts) -> Iterable[tuple[float, ReconcileAction]]:
+    patience_s = PATIENCE_S if facts.owner_alive else 0.0
+    for item in facts.failed:
+        if facts.submission.phase is Phase.CANCELLED:
+            yield item.seen_s, DropFailed(item.first, item.count, item.attempt)
+        else:
+            yield item.seen_s + (item.backoff_s or 0.0) + patience_s, Resubmit(item.first, item.count, item.attempt)
+
+
+def _ends(facts: Facts, settings: ClusterSettings) -> Iterable[tuple[float, ReconcileAction]]:
+    if facts.ended_s is not None:
+        yield facts.ended_s, Close()
+    elif not facts.tail.complete:
+        end: ReconcileAction = Abandon() if is_to_be_abandoned(facts.submission, facts.tail) else EndTail()
+        if facts.submission.phase is Phase.CANCELLED:
+            yield facts.active_s + (PATIENCE_S if facts.owner_alive else 0.0), EndTail()
+        elif not facts.owner_alive:
+            gone_s = facts.gone_s if facts.submission.ends_with_owner else None
+            due_s = math.inf if gone_s is None else gone_s + GONE_S
+            yield min(due_s, facts.active_s + settings.retention_us / 1e6), end
+
+
+def _page(facts: Facts, settings: ClusterSettings) -> Page | None:
+    most = settings.max_fragments * (2 if facts.owner_alive else 1)
+    return Page(facts.base, PAGE_FRAGMENTS) if facts.applied - facts.base > max(most, PAGE_FRAGMENTS) else None
+
+
+# -- blocks that stand in the wrong place ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SetBlockAside:
+    """A waiting block of a held submission leaves the queue."""
+
+    key: BlockKey
+
+
+@dataclass(frozen=True, slots=True)
+class BringBack:
+    """A block that was set aside waits again; only its first `take` tasks when `take` is not 0."""
+
+    key: BlockKey
+    take: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndBlock:
+    """A waiting block of a cancelled submission ends here."""
+
+    key: BlockKey
+    held: bool
+
+
+Move = SetBlockAside | BringBack | EndBlock
+
+
+def moves(submission: Submission, *, pending: Sequence[BlockKey], held: Sequence[BlockKey], room: int | None) -> list[Move]:
+    """What to do with the blocks of one submission that wait in its queue, in the order in which it is to happen.
+
+    Args:
+        pending, held: its blocks in either place.
+        room: how many more of its tasks may be on the way (`room_of`), None without a cap.
+    """
+    in_order = sorted(held, key=BlockKey.sort_key)
+    match submission.phase:
+        case Phase.HELD:
+            return [SetBlockAside(key) for key in pending]
+        case Phase.CANCELLED:
+            return [*(EndBlock(key, held=False) for key in pending), *(EndBlock(key, held=True) for key in in_order)]
+        case Phase.OPEN:
+            return [BringBack(key) for key in in_order] if room is None else _fill(in_order, room)
+        case Phase.CLOSED:
+            return []
+
+
+def _fill(in_order: Sequence[BlockKey], room: int) -> list[Move]:
+    back: list[Move] = []
+    for key in in_order:
+        if room <= 0:
+            break
+        back.append(BringBack(key, take=0 if key.count <= room else room))
+        room -= key.count
+    return back
+
+
+def room_of(submission: Submission, *, total: int, final: int, held: int, failed: int) -> int | None:
+    """How many more tasks of a capped submission may leave `held`, None without a cap.
+
+    What is neither final, nor set aside, nor waiting for its rule is on the way (waiting or claimed). To never exceed the
+    cap, `final` must be older than the list that `held` was counted in, `failed` and `total` newer.
+    """
+    if submission.max_running <= 0:
+        return None
+    return max(0, submission.max_running - (total - final - held - failed))
+
+
+def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
+    """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells."""
+    source = paths.held_block(submission.queue, key) if held else paths.pending_block(submission.queue, key)
+    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end))
+    fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
+    ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
+    return Multi(name="END", ops=ops, proof=Gone(source))
+
+
+def cancel_reason(submission: Submission) -> Reason:
+    """Why its tasks end CANCELLED."""
+    reason = Reason(submission.reason)
+    return Reason.USER_CANCEL if reason in {Reason.NONE, Reason.OTHER} else reason
+
+
+# -- changes of the record ----------------------------------------------------------------------------------------------------
+
+
+def close(submission: Submission, version: int, *, now_us: int, gate: bool) -> tuple[Submission, Multi]:
+    """CLOSE: after its summary is in the store; nobody looks after it any more. `gate`: its gate exists, and goes with it."""
+    closed = replace(submission, phase=Phase.CLOSED, closed_us=now_us, owner="")
+    return closed, set_record(closed, version=version, gate=False if gate else None, name="CLOSE")
+
+
+def let_go(submission: Submission, version: int) -> tuple[Submission, Multi]:
+    """MET: what it waited for has happened; its blocks may be claimed as soon as they are back in the queue."""
+    met = replace(submission, phase=Phase.OPEN, reason="", reason_detail="")
+    return met, set_record(met, version=version, gate=True, name="MET")
+
+
+def is_to_be_barred(submission: Submission, bar: Bar) -> bool:
+    """It could still start, or waits although it is to end."""
+    if submission.phase is Phase.HELD:
+        return bar.cancels or submission.reason != Reason.REVOKED
+    return submission.phase is Phase.OPEN
+
+
+def barred(submission: Submission, version: int, bar: Bar) -> tuple[Submission, Multi]:
+    """BAR: from its commit on nothing of it starts; it is held for good, or cancelled."""
+    phase = Phase.CANCELLED if bar.cancels else Phase.HELD
+    changed = replace(submission, phase=phase, reason=Reason.REVOKED, reason_detail=bar.detail)
+    return changed, set_record(changed, version=version, gate=False if submission.phase is Phase.OPEN else None, name="BAR")
+
+
+def is_to_be_broken_off(submission: Submission, failures: int) -> bool:
+    """Something of it could still run, and more has failed than its user allows."""
+    return 0 <= submission.max_fails < failures and submission.phase in (Phase.OPEN, Phase.HELD)
+
+
+def break_off(submission: Submission, version: int, failures: int) -> tuple[Submission, Multi]:
+    """MAX_FAILS: from its commit on nothing of it starts; what waits ends CANCELLED, what runs is killed."""
+    told = f"{failures} task{'s' if failures != 1 else ''} failed, --max-fails is {submission.max_fails}"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.MAX_FAILS, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=False if submission.phase is Phase.OPEN else None, name="MAX_FAILS")
+
+
+def is_to_be_abandoned(submission: Submission, tail: Tail) -> bool:
+    """It is what a list of jobs waits for, and was never released: once its owner has gone it ends, and they with it.
+
+    (An Executor that is held before it has any task is the same: nobody can add to it.)
+    """
+    return submission.phase is Phase.HELD and submission.ends_with_owner and not tail.next and not tail.complete
+
+
+def abandoned(submission: Submission, version: int) -> tuple[Submission, Multi]:
+    """ABANDON: its owner went before it was released; what depends on it is cancelled, and nobody can release it any more."""
+    told = "its program ended before all of it was submitted"
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.OWNER_GONE, reason_detail=told)
+    return ended, set_record(ended, version=version, gate=None, name="ABANDON")
+
+
+def unmet(submission: Submission, version: int, detail: str) -> tuple[Submission, Multi]:
+    """UNMET: what it waited for can never happen any more."""
+    ended = replace(submission, phase=Phase.CANCELLED, reason=Reason.DEPENDENCY_FAILED, reason_detail=detail)
+    return ended, set_record(ended, version=version, gate=None, name="UNMET")

@@ -1,0 +1,240 @@
+"""What a submission's fragments, tail, record and claimed blocks say of its state: one fold, used by everyone.
+
+The leader keeps one `Progress` per open submission; a follower keeps one for what it waits for; a command without a
+leader builds one from znodes. Nothing here reads a clock or does IO: callers feed it what they read, in any order that
+respects fragment numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rmgr.coord.decisions.codes import Codes
+from rmgr.model.block import MOST_TASKS, BlockKey, PastAttempt
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import LOSSES, Reason, State
+from rmgr.model.submission import Paged, Phase, Submission, Tail
+
+_CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
+#: Ends of attempts whose node, or what they had of it, was lost.
+_LOST = LOSSES | {Reason.POISON}
+_STATE = {code: state for state, code in _CODE.items()}
+
+
+class Progress:
+    """Which tasks of one submission are final, and how: one byte a task.
+
+    `next_fragment`: the first fragment not applied yet. `strange`: outcomes of tasks that were never submitted, or that are no ends;
+    they count nowhere. `duplicates`: outcomes for tasks that were final already; the
+    protocol makes them impossible, so anything but 0 is a defect worth an alarm.
+    """
+
+    __slots__ = (
+        "_codes",
+        "counts",
+        "cpu_us",
+        "duplicates",
+        "exit_code",
+        "first_started_us",
+        "last_ended_us",
+        "lost",
+        "lost_us",
+        "max_rss_kib",
+        "next_fragment",
+        "nodes",
+        "reason",
+        "run_us",
+        "strange",
+        "tail",
+    )
+
+    def __init__(self) -> None:
+        self.tail = Tail()
+        self.next_fragment = 0
+        self.duplicates = 0
+        self.strange = 0
+        self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
+        self.exit_code: int | None = None  #: highest exit code of its tasks that were not cancelled
+        self.cpu_us = 0
+        self.run_us = 0  #: of all attempts that ended by themselves, or were moved
+        self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
+        self.lost = 0  #: attempts that ended by a loss, not by themselves
+        self.max_rss_kib = 0
+        self.first_started_us: int | None = None
+        self.last_ended_us: int | None = None
+        self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
+        self.reason = Reason.NONE  #: of the first task that ended FAILED
+        self._codes = Codes()
+
+    @property
+    def total(self) -> int:
+        """Tasks submitted so far."""
+        return self.tail.next
+
+    @property
+    def final(self) -> int:
+        """Tasks that are final."""
+        return sum(self.counts.values())
+
+    @property
+    def failures(self) -> int:
+        """Tasks that FAILED for good."""
+        return self.counts[State.FAILED]
+
+    @property
+    def is_ended(self) -> bool:
+        """The submission is complete and every task is final."""
+        return self.tail.complete and self.final >= self.tail.next
+
+    def state_of(self, index: int) -> State | None:
+        """Final state of a task, None while it has none."""
+        return _STATE.get(self._codes[index])
+
+    def settled(self) -> Codes | None:
+        """A code for each task that is final, as of now; None where only counts are known (see `skip_to`). Cost: O(tasks) bytes."""
+        codes = self._codes.copy()
+        return codes if codes.count == self.final else None
+
+    def unfinished(self) -> Iterable[int]:
+        """Indices without a final state, ascending."""
+        return (index for index in range(self.tail.next) if not self._codes[index])
+
+    def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome], *, end: int = MOST_TASKS) -> list[Outcome]:
+        """Takes in fragment `number` (each once, in order).
+
+        Args:
+            outcomes: the fragment's own, or those of its row. end: tasks that were submitted, where that is known: an outcome of another
+                counts nowhere.
+        Returns: the outcomes that made a task final just now.
+        Raises: ValueError if `number` is not the next one.
+        """
+        if number != self.next_fragment:
+            raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
+        self.next_fragment += 1
+        fresh = self._settle(outcomes, end)
+        if fragment.node:
+            self.nodes.setdefault(fragment.node)
+        self.account(fragment, fresh)
+        return fresh
+
+    def skip_to(self, paged: Paged) -> None:
+        """Starts behind what was paged out: only its counts are known here (the pages hold the rest)."""
+        if self.next_fragment >= paged.base:
+            return
+        self.next_fragment = paged.base
+        for name, count in paged.counts.items():
+            self.counts[State(name)] = count
+
+    def account(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        """Adds what outcomes tell beside their states; those of a row when only the fragment's ranges were applied. Each once."""
+        if not outcomes:
+            return
+        self.cpu_us += sum([outcome.cpu_us for outcome in outcomes])
+        self.run_us += sum([outcome.elapsed_us for outcome in outcomes])
+        self.max_rss_kib = max(self.max_rss_kib, *[outcome.max_rss_kib for outcome in outcomes])
+        if fragment.base_us:
+            first_us = fragment.base_us + min([outcome.started_us for outcome in outcomes])
+            self.first_started_us = first_us if self.first_started_us is None else min(self.first_started_us, first_us)
+            last_us = fragment.base_us + max([outcome.started_us + outcome.elapsed_us for outcome in outcomes])
+            self.last_ended_us = last_us if self.last_ended_us is None else max(self.last_ended_us, last_us)
+        for outcome in outcomes:
+            if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers:
+                self._account_unusual(outcome)
+
+    def copy(self) -> Progress:
+        """The same at this moment, for another thread. Cost: O(tasks) bytes."""
+        twin = Progress()
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), self._codes.copy()
+        return twin
+
+    def _settle(self, outcomes: Iterable[Outcome], end: int) -> list[Outcome]:
+        """Those of tasks that were not final yet; they are now."""
+        codes, counts = self._codes, self.counts
+        fresh = []
+        number, page = -1, bytearray()
+        for outcome in outcomes:
+            index, state = outcome.index, outcome.state
+            low, code = index & 4095, _CODE.get(state)
+            if code is None or not 0 <= index < end:
+                self.strange += 1
+                continue
+            if index >> 12 != number or low >= len(page):
+                number, page = index >> 12, codes.room(index)
+            if page[low]:
+                self.duplicates += 1
+                continue
+            page[low] = code
+            counts[state] += 1
+            fresh.append(outcome)
+        return fresh
+
+    def _account_unusual(self, outcome: Outcome) -> None:
+        """What most outcomes have nothing of."""
+        if outcome.reason in _LOST:
+            self.lost += 1
+            self.lost_us += outcome.elapsed_us
+            self.run_us -= outcome.elapsed_us
+        for attempt in outcome.past:
+            self._account_past(attempt)
+        for name in outcome.helpers:
+            self.nodes.setdefault(name)
+        if outcome.state is State.FAILED and not self.reason:
+            self.reason = outcome.reason
+        if outcome.exit_code is not None and outcome.state is not State.CANCELLED:
+            self.exit_code = max(self.exit_code or 0, outcome.exit_code)
+
+    def _account_past(self, attempt: PastAttempt) -> None:
+        ran_us = max(0, attempt.ended_us - attempt.started_us) if attempt.started_us else 0
+        if attempt.reason in _LOST:
+            self.lost += 1
+            self.lost_us += ran_us
+        else:
+            self.run_us += ran_us
+        self.cpu_us += attempt.cpu_us
+        self.max_rss_kib = max(self.max_rss_kib, attempt.max_rss_kib)
+        if attempt.started_us:
+            first_us = attempt.started_us
+            self.first_started_us = first_us if self.first_started_us is None else min(self.first_started_us, first_us)
+
+
+def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:
+    """Tasks that are claimed and have no outcome: over (key, done mask) of claimed blocks."""
+    return sum(key.count - done.bit_count() for key, done in blocks)
+
+
+def state_counts(submission: Submission, progress: Progress, running: int) -> dict[State, int]:
+    """How many tasks are in which state; what is neither final nor running waits (INITIAL or HELD)."""
+    counts = dict(progress.counts)
+    waiting = max(0, progress.total - progress.final - running)
+    counts[State.RUNNING] = running
+    counts[State.INITIAL] = 0 if submission.phase is Phase.HELD else waiting
+    counts[State.HELD] = waiting if submission.phase is Phase.HELD else 0
+    counts[State.SUSPENDED] = 0
+    return counts
+
+
+def was_cancelled(submission: Submission) -> bool:
+    """It was cancelled, whether or not it has been closed since: a closed record keeps the reason that it had."""
+    if submission.phase is Phase.CLOSED:
+        return submission.reason not in {Reason.NONE, Reason.USER_HOLD, Reason.DEPENDENCY}
+    return submission.phase is Phase.CANCELLED
+
+
+def overall_state(submission: Submission, progress: Progress, running: int) -> State:
+    """One word for a submission: what `rmgr jobs` shows.
+
+    Ended: FAILED if any task failed, else CANCELLED if any was (a cancel that came too late changes nothing), else
+    COMPLETED. Before: RUNNING once anything of it runs or ran, HELD while it may not start, INITIAL otherwise.
+    """
+    if progress.is_ended:
+        if progress.counts[State.FAILED]:
+            return State.FAILED
+        is_cancelled = progress.counts[State.CANCELLED] or (was_cancelled(submission) and not progress.total)
+        return State.CANCELLED if is_cancelled else State.COMPLETED
+    if running:
+        return State.RUNNING
+    if submission.phase is Phase.HELD:
+        return State.HELD
+    return State.RUNNING if progress.final else State.INITIAL

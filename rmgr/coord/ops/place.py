@@ -1,0 +1,243 @@
+"""The leader's multis for placed jobs: ASSIGN gives a waiting block of one task to a node, UNHOLD ends what it held elsewhere.
+
+RESERVE promises cores of running jobs to a waiting one: in the commit of the pass that decided it, and gone with the ASSIGN of that job.
+Nothing is committed when a run ends whose cores were promised: the COMPLETE that deletes its block is what makes them the waiting job's.
+
+Everything after ASSIGN is as for pulled work: the head's Starter commits COMPLETE or RETURN, the leader FAIL after FENCE. Ownership is
+the block under `/running/<head>`; holds on other nodes follow it: one whose block is gone is deleted by the leader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+
+from rmgr.coord.ops.work import fence_check
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import (
+    MAX_OPS,
+    MAX_OPS_OF_ONE_JOB,
+    Check,
+    Create,
+    Delete,
+    Exists,
+    Gone,
+    Holds,
+    Multi,
+    Op,
+    Set,
+    most_bytes,
+    size_of,
+)
+from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
+from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.outcome import Fragment
+from rmgr.model.placing import Allocation, NodeHold, Reserved
+from rmgr.model.resources import Needs
+from rmgr.model.units import counted
+
+#: What a block may still become longer by while it runs, and in the record of its failure.
+_GROWS_BYTES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: what follows from its fields is made once
+class Assigned:
+    """One job on its way to its nodes. fences: (node, version of its record), the head first."""
+
+    queue: str
+    key: BlockKey
+    data: BlockData
+    version: int
+    allocation: Allocation
+    fences: tuple[tuple[str, int], ...]
+    incarnation: int
+    guid: str
+    stamp: str
+    reserved: tuple[str, ...] = ()  #: nodes on which cores were kept for it: what says so goes with its ASSIGN
+
+    @cached_property
+    def running(self) -> BlockKey:
+        """The key under which it runs."""
+        return running_key(self.key, self.allocation)
+
+    @cached_property
+    def name(self) -> str:
+        """What its block is called there."""
+        return paths.block_name(self.running)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """What its ASSIGN consists of."""
+        return tuple(assign_ops(self))
+
+    @cached_property
+    def size(self) -> int:
+        """Upper estimate of `ops` on the wire (bytes)."""
+        return sum(map(size_of, self.ops))
+
+    @cached_property
+    def target(self) -> str:
+        """Its znode under /running."""
+        return f"{paths.running_node(self.allocation.head)}/{self.name}"
+
+
+def running_key(key: BlockKey, allocation: Allocation) -> BlockKey:
+    """The key of a waiting block once it is placed: with the cores and the memory that its processes asked for on its head."""
+    processes = allocation.shares[0][1]
+    cores, memory_mib = processes * allocation.threads, processes * allocation.memory_mib
+    return key if (cores, memory_mib) == (key.cores, key.memory_mib) else replace(key, cores=cores, memory_mib=memory_mib)
+
+
+def assign_ops(job: Assigned) -> list[Op]:
+    """What one ASSIGN consists of: fences of all its nodes, its gate, the move of its block, the order, holds on the other nodes."""
+    key, allocation = job.running, job.allocation
+    data = msgspec.structs.replace(
+        job.data,
+        incarnation=job.incarnation,
+        claimed_us=allocation.started_us,
+        stamp=job.stamp,
+        started=0,
+        allocation=allocation,
+        stopping="",
+        awaits="",
+        saving="",
+    )
+    order = InboxOrder(order=OrderKind.START, submission=key.submission, index=key.first, extra={"block": job.name})
+    ops: list[Op] = [Check(paths.node(node), version) for node, version in job.fences]
+    ops += [
+        Check(paths.gate(key.submission)),
+        Delete(f"{paths.pending(job.queue)}/{job.name}" if key is job.key else paths.pending_block(job.queue, job.key), job.version),
+        Create(job.target, encode_block(data)),
+        Create(paths.inbox(allocation.head, job.guid), encode_record(order)),
+    ]
+    for node, processes in allocation.helpers:
+        hold = NodeHold(
+            head=allocation.head,
+            key=job.name,
+            cores=processes * allocation.threads,
+            memory_mib=processes * allocation.memory_mib,
+            processes=processes,
+            whole=bool(allocation.whole),
+        )
+        ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
+    ops += [Delete(paths.reserved_of(node, key.submission, key.first)) for node in job.reserved]
+    return ops
+
+
+def too_large(job: Assigned, most: int) -> str:
+    """Why no commit can put it there, "" when one can. most: bytes."""
+    if not paths.has_digits(job.running):
+        return "it asks for more than the name of a block can tell"
+    block = next(op for op in job.ops if op.path == job.target)
+    size, cap = len(getattr(block, "data", b"")), most_bytes(block.path) - _GROWS_BYTES
+    if size > cap:
+        what = f"with {counted(len(job.fences), 'node')} its arguments"
+        return f"{what} are {size} bytes, and at most {cap} are committed: larger ones are stored"
+    if len(job.ops) + 2 > MAX_OPS_OF_ONE_JOB or job.size > most:
+        return f"a job cannot be put on {counted(len(job.fences), 'node')} by one commit"
+    return ""
+
+
+def ask_ops(node: str, version: int, key: BlockKey, guid: str, order: InboxOrder) -> list[Op]:
+    """An order to the head of a job that runs there, while it does. version: of the node's record."""
+    path = paths.inbox(node, guid)
+    return [Check(paths.node(node), version), Check(paths.running_block(node, key)), Create(path, encode_record(order))]
+
+
+def reserve_ops(
+    submission: int, index: int, before: Mapping[str, bytes], after: Mapping[str, bytes], runs: Sequence[tuple[str, BlockKey]] = ()
+) -> list[Op]:
+    """What a waiting job is promised, node by node (encoded `Reserved`), in place of what it was promised before.
+
+    runs: (head, block) whose cores it gets: a promise of what has ended meanwhile is refused, and decided anew.
+    """
+    ops: list[Op] = [Check(paths.running_block(node, key)) for node, key in runs] if before != after else []
+    for node in sorted({*before, *after}):
+        path, data = paths.reserved_of(node, submission, index), after.get(node)
+        if data == before.get(node):
+            continue
+        if node in before:
+            ops.append(Delete(path))
+        if data is not None:
+            ops.append(Create(path, data))
+    return ops
+
+
+def reserve(ops: Sequence[Op]) -> Multi:
+    """RESERVE by itself: promises that nobody has any more go, those that a leader before did not come to write down are written."""
+    return Multi(name="RESERVE", ops=tuple(ops), proof=_proof(ops), most_ops=MAX_OPS_OF_ONE_JOB)
+
+
+def reserved(shares: Sequence[tuple[str, int]], memory_mib: int, resources: Needs = ()) -> bytes:
+    """The record of a promise on one node."""
+    return encode_record(Reserved(shares=tuple(sorted(shares)), memory_mib=memory_mib, resources=resources))
+
+
+def _proof(ops: Sequence[Op]) -> Exists | Gone:
+    """By its last operation, which makes or deletes a znode."""
+    last = ops[-1]
+    return Gone(last.path) if type(last) is Delete else Exists(last.path, last.data if type(last) is Create else None)
+
+
+def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]], orders: Sequence[Op] = ()) -> Multi:
+    """PLACE: everything that one pass decided, or a part of it that stands by itself.
+
+    Args:
+        records: (partition, what the scheduler remembers, version of its znode or None when there is none).
+        orders: `ask_ops` of jobs that run; what is remembered of them changes with it. Also `reserve_ops`.
+    Raises: ValueError for nothing.
+    """
+    ops: list[Op] = [*orders]
+    for partition, data, version in records:
+        path = paths.placing(partition)
+        ops.append(Create(path, data) if version is None else Set(path, data, version))
+    checked: set[Op] = set()
+    for job in jobs:
+        for op in job.ops:
+            if type(op) is Check:
+                if op in checked:
+                    continue  # nodes and submissions have many jobs
+                checked.add(op)
+            ops.append(op)
+    most = MAX_OPS_OF_ONE_JOB if len(jobs) < 2 else MAX_OPS
+    if jobs:
+        return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target), most_ops=most)
+    if orders and not records:
+        return Multi(name="PLACE", ops=tuple(ops), proof=_proof(orders), most_ops=most)
+    if not records:
+        raise ValueError("a plan without decisions needs no commit")
+    partition, data, _ = records[0]
+    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data), most_ops=most)
+
+
+def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:
+    """UNHOLD: the block that this hold belongs to is gone."""
+    path = paths.hold_of(node, submission, index, attempt)
+    return Multi(name="UNHOLD", ops=(Delete(path),), proof=Gone(path))
+
+
+def complete(
+    node: str,
+    node_version: int,
+    blocks: Sequence[tuple[BlockKey, int]],
+    fragment: Fragment,
+    *,
+    orders: Sequence[str] = (),
+    go_idle: bool = False,
+) -> Multi:
+    """COMPLETE of several jobs of one submission and attempt, each a whole block, in one fragment (alone: as `ops.complete`).
+
+    Args:
+        blocks: (key, version of its running znode). orders: inbox guids obeyed by this. go_idle: create the idle marker as well.
+    """
+    fence = fence_check(node, node_version)
+    gone = [Delete(paths.running_block(node, key), version) for key, version in blocks]
+    ops: list[Op] = [fence, *gone, Create(paths.fragment_prefix(blocks[0][0].submission), encode_fragment(fragment), sequence=True)]
+    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
+    if go_idle:
+        ops.append(Create(paths.idle(node)))
+    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(gone[0].path), guard=fence)

@@ -1,0 +1,378 @@
+"""The multis of submitters and Starters (protocol.md section 3): what is committed together, as pure functions.
+
+N = version of `/nodes/<n>` (the Starter fence), v = version of the znode that is changed. `stamp` arguments are fresh
+random strings: they make the bytes of a change unique, so that its proof cannot be mistaken. The leader's multis are
+in `coord/ops/leader.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
+from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
+from rmgr.coord.seal.work import narrowed
+from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
+from rmgr.model.node import NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.outcome import FailedRange, Fragment
+from rmgr.model.submission import Phase, Submission, Tail
+
+Block = tuple[BlockKey, BlockData]
+#: Place in the queue of a block that was handed over: it never stood in it, because nothing else did.
+HANDED_SEQ = 0
+
+
+# -- submitters ---------------------------------------------------------------------------------------------------------------
+
+
+def token_digest(user: str, token: str) -> str:
+    """What the token's record is named by."""
+    return hashlib.sha256(f"{user}\0{token}".encode()).hexdigest()
+
+
+def submit(
+    submission: Submission,
+    *,
+    ids_version: int,
+    token_digest: str,
+    tail: Tail,
+    blocks: Sequence[Block],
+    make_bucket: bool,
+    held: bool | None = None,
+) -> Multi:
+    """SUBMIT: the record, its directories and its first blocks appear together; the token proves it.
+
+    Args:
+        submission: its `id` is the number that `/ids` held at `ids_version`.
+        token_digest: hex sha256 of user and token.
+        tail: already counting `blocks`.
+        blocks: `seq` is ignored; phase OPEN puts them into `pending` (S), else they are set aside without a place.
+        make_bucket: the thousand's directory does not exist yet.
+        held: blocks are set aside although the submission is open (a cap on those that run).
+    """
+    number = submission.id
+    ops: list[Op] = [
+        Set(paths.IDS, encode_record(number + 1), ids_version),
+        Create(paths.token(token_digest), encode_record(number)),
+    ]
+    if make_bucket:
+        ops.append(Create(paths.subs_bucket(number)))
+    ops += [
+        Create(paths.sub(number), encode_record(submission)),
+        Create(paths.tail(number), encode_record(tail)),
+        Create(paths.done(number)),
+        Create(paths.failed(number)),
+    ]
+    if submission.phase is Phase.OPEN:
+        ops.append(Create(paths.gate(number)))
+    aside = submission.phase is not Phase.OPEN if held is None else held
+    ops += [enter(submission.queue, key, data, held=aside) for key, data in blocks]
+    return Multi(name="SUBMIT", ops=tuple(ops), proof=Exists(paths.token(token_digest), encode_record(number)))
+
+
+def enter(queue: str, key: BlockKey, data: BlockData, *, held: bool) -> Create:
+    """A new block: at the end of `pending` (S), or set aside without a place."""
+    if held:
+        return Create(paths.held_block(queue, replace(key, seq=NO_SEQ)), encode_block(data))
+    return Create(f"{paths.pending(queue)}/{paths.block_prefix(key)}", encode_block(data), sequence=True)
+
+
+def enqueue(
+    submission: int,
+    queue: str,
+    *,
+    tail: Tail,
+    tail_version: int,
+    blocks: Sequence[Block],
+    held: bool,
+    ended: Sequence[Fragment] = (),
+) -> Multi:
+    """ENQUEUE: the submission grows. One of a submission is in flight at a time: the tail's bytes prove it.
+
+    ended: outcomes of its tasks that end here, before they ever waited.
+    """
+    data = encode_record(tail)
+    ops: list[Op] = [Set(paths.tail(submission), data, tail_version)]
+    ops += [enter(queue, key, block, held=held) for key, block in blocks]
+    ops += [Create(paths.fragment_prefix(submission), encode_fragment(fragment), sequence=True) for fragment in ended]
+    return Multi(name="ENQUEUE", ops=tuple(ops), proof=Holds(paths.tail(submission), data))
+
+
+def hand(submission: int, *, tail: Tail, tail_version: int, key: BlockKey, data: BlockData, node: str, node_version: int) -> Multi:
+    """HAND: the submission grows by one block, which goes straight to a node that shows its idle marker (protocol.md 5).
+
+    The mark goes with it, so that one node is handed one block; the Starter notices that, and finds the block. A conflict
+    anywhere but at the tail means: ENQUEUE it instead. What is given back or fails later stands at the front of its priority.
+
+    Args:
+        key: `seq` is ignored: it never had a place in the queue.
+        data: signed, and nothing else; the Starter that meets it stamps it with its first change.
+        node_version: of the node's record, as read from an incarnation that takes such blocks.
+    """
+    encoded = encode_record(tail)
+    ops: tuple[Op, ...] = (
+        Set(paths.tail(submission), encoded, tail_version),
+        Check(paths.gate(submission)),
+        fence_check(node, node_version),
+        Delete(paths.idle(node)),
+        Create(paths.running_block(node, replace(key, seq=HANDED_SEQ)), encode_block(data)),
+    )
+    return Multi(name="HAND", ops=ops, proof=Holds(paths.tail(submission), encoded))
+
+
+def set_record(submission: Submission, *, version: int, gate: bool | None, name: str = "GATE") -> Multi:
+    """GATE (hold, release, cancel) and other changes of the record; `gate`: True creates it, False deletes it, None leaves it."""
+    data = encode_record(submission)
+    ops: list[Op] = [Set(paths.sub(submission.id), data, version)]
+    if gate is True:
+        ops.append(Create(paths.gate(submission.id)))
+    elif gate is False:
+        ops.append(Delete(paths.gate(submission.id)))
+    return Multi(name=name, ops=tuple(ops), proof=Holds(paths.sub(submission.id), data))
+
+
+def set_aside(queue: str, key: BlockKey, data: bytes, version: int) -> Multi:
+    """A waiting block of a submission without a gate leaves `pending`, keeping its place."""
+    source = paths.pending_block(queue, key)
+    return Multi(name="SET_ASIDE", ops=(Delete(source, version), Create(paths.held_block(queue, key), data)), proof=Gone(source))
+
+
+def bring_back(queue: str, key: BlockKey, data: BlockData, version: int, *, take: int = 0) -> Multi:
+    """A block that was set aside waits again: in its old place, or at the end when it never had one.
+
+    take: only its first `take` tasks (> 0); the rest stays aside.
+    """
+    source = paths.held_block(queue, key)
+    ops: list[Op] = [Delete(source, version), Check(paths.gate(key.submission))]
+    head = replace(key, count=take) if 0 < take < key.count else key
+    part = cut(data, key.first, head.first, head.count)
+    if paths.has_place(key):
+        ops.append(Create(paths.pending_block(queue, head), encode_block(part)))
+    else:
+        ops.append(enter(queue, head, part, held=False))
+    if head is not key:
+        rest = replace(key, first=head.end, count=key.count - take)
+        ops.append(Create(paths.held_block(queue, rest), encode_block(cut(data, key.first, rest.first, rest.count))))
+    return Multi(name="BRING_BACK", ops=tuple(ops), proof=Gone(source))
+
+
+def take_out(
+    queue: str, key: BlockKey, data: BlockData, version: int, *, indices: Sequence[int], fragment: Fragment, held: bool = False
+) -> Multi:
+    """Some tasks of a waiting block end here (cancelled): the block is replaced by its remainders and a fragment."""
+    source = paths.held_block(queue, key) if held else paths.pending_block(queue, key)
+    ops: list[Op] = [Delete(source, version)]
+    gone = frozenset(indices)
+    for first, count in _runs_without(key, gone):
+        left = replace(key, first=first, count=count)
+        target = paths.held_block(queue, left) if held else paths.pending_block(queue, left)
+        ops.append(Create(target, encode_block(cut(data, key.first, first, count))))
+    ops.append(Create(paths.fragment_prefix(key.submission), encode_fragment(fragment), sequence=True))
+    return Multi(name="TAKE_OUT", ops=tuple(ops), proof=Gone(source))
+
+
+def cut(data: BlockData, old_first: int, first: int, count: int) -> BlockData:
+    """The part of a block that covers `count` tasks from `first`: its payloads sliced, its mask shifted, its seal narrowed."""
+    payloads = data.payloads[first - data.base : first - data.base + count] if data.payloads else ()
+    mask = (data.done >> (first - old_first)) & ((1 << count) - 1)
+    started = min(max(data.started - (first - old_first), 0), count)
+    seal = narrowed(data.seal, data.payloads, data.base, first, count) if data.seal is not None else None
+    return msgspec.structs.replace(data, payloads=payloads, base=first if payloads else data.base, done=mask, started=started, seal=seal)
+
+
+def _runs_without(key: BlockKey, gone: frozenset[int]) -> list[tuple[int, int]]:
+    return runs([index for index in range(key.first, key.end) if index not in gone])
+
+
+# -- Starters -------------------------------------------------------------------------------------------------------------------
+
+
+def register(records: Sequence[tuple[NodeRecord, int | None]], entry: StarterEntry) -> Multi:
+    """REGISTER: new incarnations of all nodes of a Starter, and its entry.
+
+    Args:
+        records: (record with incarnation raised, version of the old record or None when there is none).
+    Committed: the fence N of each node is the version in the answer (old version + 1, or 0).
+    """
+    ops: list[Op] = []
+    for record, version in records:
+        path = paths.node(record.node)
+        data = encode_record(record)
+        ops.append(Create(path, data) if version is None else Set(path, data, version))
+        if version is None:
+            ops += [Create(paths.running_node(record.node)), Create(paths.inbox_node(record.node))]
+    ops.append(Create(paths.starter(entry.guid), encode_record(entry), ephemeral=True, sequence=True))
+    first = records[0][0]
+    return Multi(name="REGISTER", ops=tuple(ops), proof=Holds(paths.node(first.node), encode_record(first)))
+
+
+def fence_check(node: str, version: int) -> Check:
+    """The condition of every multi of a Starter: nobody has fenced or re-registered the node since."""
+    return Check(paths.node(node), version)
+
+
+def claim(
+    node: str, node_version: int, queue: str, key: BlockKey, data: BlockData, version: int, *, take: int, was_idle: bool = False
+) -> tuple[Multi, BlockKey]:
+    """CLAIM the first `take` tasks of a waiting block; the rest stays in the queue in its place.
+
+    Args:
+        data: as read from the block, with `incarnation`, `claimed_us` and `stamp` set for the claim.
+        take: 1..key.count.
+        was_idle: `/idle/<node>` exists and is to go.
+    Returns: the multi, and the key under which the claimed part runs.
+    """
+    if not 0 < take <= key.count:
+        raise ValueError(f"take {take} of a block of {key.count}")
+    source = paths.pending_block(queue, key)
+    mine = replace(key, count=take)
+    target = paths.running_block(node, mine)
+    fence = fence_check(node, node_version)
+    ops: list[Op] = [
+        fence,
+        Check(paths.gate(key.submission)),
+        Delete(source, version),
+        Create(target, encode_block(cut(data, key.first, mine.first, take))),
+    ]
+    if take < key.count:
+        rest = replace(key, first=mine.end, count=key.count - take)
+        left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
+        ops.append(Create(paths.pending_block(queue, rest), encode_block(left)))
+    if was_idle:
+        ops.append(Delete(paths.idle(node)))
+    return Multi(name="CLAIM", ops=tuple(ops), proof=Exists(target), guard=fence), mine
+
+
+def complete(
+    node: str,
+    node_version: int,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    fragment: Fragment | None,
+    failed: Sequence[tuple[int, int, FailedRange]] = (),
+    orders: Sequence[str] = (),
+    go_idle: bool = False,
+) -> Multi:
+    """COMPLETE a part of a claimed block, or all that was left of it.
+
+    Args:
+        data: with `done` covering everything committed so far and this part; with all bits set the block goes away.
+        version: of the running znode. One COMPLETE (or SPLIT) of a block is in flight at a time.
+        fragment: outcomes that are final; None when every task of this part may run again.
+        failed: (first, count, record) of attempts that may run again.
+        orders: inbox guids obeyed by this.
+        go_idle: create the idle marker as well.
+    """
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    whole = data.done == (1 << key.count) - 1
+    ops: list[Op] = [fence, Delete(path, version) if whole else Set(path, encoded, version)]
+    if fragment is not None:
+        ops.append(Create(paths.fragment_prefix(key.submission), encode_fragment(fragment), sequence=True))
+    ops += [Create(paths.failed_range(key.submission, first, count, key.attempt), encode_failed(record)) for first, count, record in failed]
+    ops += [Delete(paths.inbox(node, guid)) for guid in orders]
+    if go_idle:
+        ops.append(Create(paths.idle(node)))
+    return Multi(name="COMPLETE", ops=tuple(ops), proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence)
+
+
+def give_back(
+    node: str,
+    node_version: int,
+    queue: str,
+    key: BlockKey,
+    data: BlockData,
+    version: int,
+    *,
+    first: int,
+    end: int | None = None,
+    name: str = "SPLIT",
+    held: bool = False,
+) -> tuple[Multi, BlockKey]:
+    """SPLIT (for the hungry) or RETURN (drain, hold, lease lost): tasks from `first` on go back to the queue, unstarted.
+
+    Args:
+        data: of the shortened block (stamped), its mask still over the old count; nothing in first..end may be done.
+        end: one past the last to go back (default: the block's end); what lies behind it was given back before.
+        held: the submission has no gate: set aside instead.
+    Returns: the multi, and the key under which the tail waits. The running znode keeps its name; the bits of the tail
+        are set in its `done`: they are not its own any more.
+    """
+    stop = key.end if end is None else end
+    if not key.first <= first < stop <= key.end:
+        raise ValueError(f"cannot give back {first}..{stop} of {key.first}..{key.end}")
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    rest = replace(key, first=first, count=stop - first)
+    left = cut(msgspec.structs.replace(data, incarnation=0, claimed_us=0), key.first, rest.first, rest.count)
+    target = paths.held_block(queue, rest) if held else paths.pending_block(queue, rest)
+    kept = msgspec.structs.replace(data, done=data.done | (((1 << rest.count) - 1) << (first - key.first)))
+    whole = kept.done == (1 << key.count) - 1
+    encoded = encode_block(kept)
+    ops: tuple[Op, ...] = (
+        fence,
+        Delete(path, version) if whole else Set(path, encoded, version),
+        Create(target, encode_block(left)),
+    )
+    return Multi(name=name, ops=ops, proof=Gone(path) if whole else GoneOrHolds(path, encoded), guard=fence), rest
+
+
+def discard(node: str, node_version: int, key: BlockKey) -> Multi:
+    """DISCARD: a claimed block goes whose submission has no place for its outcomes: nobody waits for them."""
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    return Multi(name="DISCARD", ops=(fence, Delete(path)), proof=Gone(path), guard=fence)
+
+
+def adopt(node: str, node_version: int, key: BlockKey, data: BlockData, version: int) -> Multi:
+    """ADOPT: a Starter that re-registered goes on with work it still has; `data.incarnation` is the new one, stamped."""
+    path = paths.running_block(node, key)
+    fence = fence_check(node, node_version)
+    encoded = encode_block(data)
+    return Multi(name="ADOPT", ops=(fence, Set(path, encoded, version)), proof=Holds(path, encoded), guard=fence)
+
+
+def mark_idle(node: str, node_version: int, *, idle: bool) -> Multi:
+    """The idle marker by itself, when no CLAIM or COMPLETE is under way to carry it."""
+    path = paths.idle(node)
+    fence = fence_check(node, node_version)
+    op: Op = Create(path) if idle else Delete(path)
+    return Multi(name="IDLE", ops=(fence, op), proof=Exists(path) if idle else Gone(path), guard=fence)
+
+
+def trouble(node: str, node_version: int, record: Trouble | None, *, stands: bool) -> Multi:
+    """TROUBLE: says why the node takes no work, or (None) that it does again. stands: there is a record, which goes."""
+    path = paths.trouble(node)
+    fence = fence_check(node, node_version)
+    data = encode_record(record) if record is not None else b""
+    made: tuple[Op, ...] = (Create(path, data),) if record is not None else ()
+    gone: tuple[Op, ...] = (Delete(path),) if stands else ()
+    return Multi(name="TROUBLE", ops=(fence, *gone, *made), proof=Holds(path, data) if record is not None else Gone(path), guard=fence)
+
+
+def leave(records: Sequence[tuple[NodeRecord, int]], reason: str) -> Multi:
+    """LEAVE: a Starter that ends in good order fences its own nodes, so that nobody takes them for dead.
+
+    Args: records: (record, version) of nodes on which nothing is claimed. reason: `liveness.STOPPED`.
+    """
+    ended = [
+        (paths.node(record.node), encode_record(replace(record, state=NodeState.FENCED, reason=reason)), version)
+        for record, version in records
+    ]
+    path, data, _ = ended[0]
+    return Multi(name="LEAVE", ops=tuple(Set(*op) for op in ended), proof=Holds(path, data))
+
+
+def obey(node: str, node_version: int, *guids: str) -> Multi:
+    """Inbox orders that need no COMPLETE (nothing of them runs here any more, or they were only to start it) are crossed off."""
+    gone = [paths.inbox(node, guid) for guid in guids]
+    fence = fence_check(node, node_version)
+    return Multi(name="OBEY", ops=(fence, *map(Delete, gone)), proof=Gone(gone[0]), guard=fence)

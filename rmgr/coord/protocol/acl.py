@@ -1,0 +1,145 @@
+"""Who may do what with each znode: a role's rights by place. A table and the function that finds a path's line in it; pure.
+
+Derived from the multis of protocol.md (rule 39 of reliability.md): a role has what its operations need and READ elsewhere;
+nobody outside the cluster has anything. Remember of ZooKeeper that CREATE and DELETE are rights on the *parent*, that an
+access list is not inherited, and that a right holds for every child: a Starter's credential is that of all Starters, so a
+stolen one can spoil any claimed block (seals and signatures stop forged work and results, `coord/seal/work.py`), and users who
+reach ZooKeeper themselves can change the records of other users' submissions. Rights of single users hold at the gateway.
+
+Who is who: ADMIN sets up, rotates and revokes. WATCHDOG leads: everything but the admin's places. STARTER claims and
+completes. USER and OPERATOR submit, follow, hold and cancel; an OPERATOR also drains and configures. SUBMITTER is a
+gateway: it acts for its users and operators, and checks whose work it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntFlag
+
+from rmgr.coord.protocol import paths
+from rmgr.model.identity import Role
+
+
+class Right(IntFlag):
+    """ZooKeeper's permissions, with its numbers."""
+
+    NONE = 0
+    READ = 1
+    WRITE = 2
+    CREATE = 4  #: of children
+    DELETE = 8  #: of children
+    ADMIN = 16  #: changes the access list
+
+
+Rights = Mapping[Role, Right]
+
+R, W, C, D = Right.READ, Right.WRITE, Right.CREATE, Right.DELETE
+ALL = R | W | C | D | Right.ADMIN
+
+#: Roles that ZooKeeper tells apart, in the order of every access list.
+ROLES = (Role.ADMIN, Role.WATCHDOG, Role.STARTER, Role.SUBMITTER, Role.OPERATOR, Role.USER)
+
+
+def _line(*, starter: Right = R, submitters: Right = R, operators: Right = Right.NONE, watchdog: Right = ALL) -> dict[Role, Right]:
+    """One line of the table. submitters: users, operators and gateways; operators: what operators and gateways have beside."""
+    return {
+        Role.ADMIN: ALL,
+        Role.WATCHDOG: watchdog,
+        Role.STARTER: starter,
+        Role.SUBMITTER: submitters | operators,
+        Role.OPERATOR: submitters | operators,
+        Role.USER: submitters,
+    }
+
+
+_READ = _line()
+#: Only who sets the cluster up changes these; the WatchDogs obey them, too.
+_ADMINS = _line(watchdog=R)
+
+#: Place (`*` = any name) -> rights there. Places that are not in it: everybody reads, WatchDogs write.
+TABLE: Mapping[str, Rights] = {
+    "/": _READ,
+    paths.META: _READ,
+    paths.CONFIG: _line(operators=W),  # SETTINGS
+    paths.IDS: _line(submitters=R | W),  # SUBMIT
+    paths.EPOCH: _READ,
+    paths.WATCHDOGS: _READ,
+    paths.STARTERS: _line(starter=R | C | D),  # REGISTER, and the removal of an entry of one's own former life
+    paths.SUBMITTERS: _line(submitters=R | C),  # ENTER
+    paths.NODES: _line(starter=R | C),  # REGISTER
+    f"{paths.NODES}/*": _line(starter=R | W),
+    paths.DRAINS: _line(operators=C | D),  # DRAIN, RESUME
+    f"{paths.DRAINS}/*": _line(operators=W),
+    paths.TROUBLES: _line(starter=R | C | D),  # TROUBLE
+    f"{paths.TROUBLES}/*": _READ,
+    paths.HOLDS: _READ,
+    paths.SUBS: _line(submitters=R | C),  # SUBMIT: the directory of a thousand
+    f"{paths.SUBS}/*": _line(submitters=R | C),
+    f"{paths.SUBS}/*/*": _line(submitters=R | W | C | D),  # GATE, TAKE_OWNERSHIP: the record; the gate below it comes and goes
+    f"{paths.SUBS}/*/*/gate": _READ,
+    f"{paths.SUBS}/*/*/tail": _line(submitters=R | W),  # ENQUEUE
+    f"{paths.SUBS}/*/*/done": _line(starter=R | C, submitters=R | C),  # COMPLETE; outcomes of what never ran
+    f"{paths.SUBS}/*/*/done/*": _READ,
+    f"{paths.SUBS}/*/*/failed": _line(starter=R | C, submitters=R | D),  # COMPLETE; RESUBMIT, GIVE_UP, CANCEL_FAILED
+    f"{paths.SUBS}/*/*/failed/*": _READ,
+    paths.ENDED: _READ,  # what was signed for an ended submission must stay refused: nobody else creates, writes or deletes here
+    f"{paths.ENDED}/*": _READ,
+    paths.TOKENS: _line(submitters=R | C),  # SUBMIT
+    f"{paths.TOKENS}/*": _READ,
+    paths.QUEUES: _line(operators=C),  # directories of a new queue
+    f"{paths.QUEUES}/*": _line(operators=C),
+    f"{paths.QUEUES}/*/pending": _line(starter=R | C | D, submitters=R | C, operators=D),  # CLAIM, SPLIT, RETURN; SUBMIT, ENQUEUE; TAKE_OUT
+    f"{paths.QUEUES}/*/pending/*": _READ,
+    f"{paths.QUEUES}/*/held": _line(starter=R | C, submitters=R | C, operators=D),  # RETURN of held work; SUBMIT; TAKE_OUT
+    f"{paths.QUEUES}/*/held/*": _READ,
+    paths.RUNNING: _line(starter=R | C),  # REGISTER
+    f"{paths.RUNNING}/*": _line(starter=R | C | D, submitters=R | C),  # CLAIM, COMPLETE; HAND
+    f"{paths.RUNNING}/*/*": _line(starter=R | W),
+    paths.INBOX: _line(starter=R | C),  # REGISTER
+    f"{paths.INBOX}/*": _line(starter=R | D, submitters=R | C),  # OBEY; ORDER
+    f"{paths.INBOX}/*/*": _READ,
+    paths.IDLE: _line(starter=R | C | D, submitters=R | D),  # CLAIM, COMPLETE, IDLE; HAND
+    f"{paths.IDLE}/*": _READ,
+    paths.JOBS: _READ,
+    paths.REQUESTS: _line(submitters=R | C),  # ASK
+    f"{paths.REQUESTS}/*": _READ,
+    paths.IDENTITIES: _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature
+    f"{paths.IDENTITIES}/*": _READ,
+    paths.REVOKED: _ADMINS,
+    f"{paths.REVOKED}/*": _ADMINS,
+    paths.ACL: _ADMINS,
+    # What waits for a machine is encrypted; even so only those see it who hand it out.
+    paths.JOINS: _line(watchdog=R | D, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | D},
+    f"{paths.JOINS}/*": _line(watchdog=R | W, starter=Right.NONE, submitters=Right.NONE, operators=Right.NONE) | {Role.SUBMITTER: R | W},
+    paths.SECRETS: _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
+    f"{paths.SECRETS}/*": _line(watchdog=R, starter=Right.NONE, submitters=Right.NONE),
+}
+
+#: Roots whose children differ by name and not only by depth: root -> depth at which the name counts.
+_NAMED = {paths.SUBS: 4, paths.QUEUES: 3}
+
+
+def place_of(path: str) -> str:
+    """The line of `TABLE` that a path (relative to the chroot) belongs to; its place whether or not it is in the table.
+
+    Cost: about 1 us.
+    """
+    if path in {"", "/"}:
+        return "/"
+    parts = path.split("/")
+    root = f"/{parts[1]}"
+    stars = ["*"] * (len(parts) - 2)
+    named = _NAMED.get(root, 0)
+    if named and len(parts) > named:
+        stars[named - 2] = parts[named]
+    return "/".join([root, *stars])
+
+
+def rights(path: str) -> Rights:
+    """What each role may do with the znode at `path`."""
+    return TABLE.get(place_of(path), _READ)
+
+
+def may(role: Role, right: Right, path: str) -> bool:
+    """Whether `role` has all of `right` on the znode at `path` (CREATE and DELETE: of its children)."""
+    return rights(path).get(role, Right.NONE) & right == right

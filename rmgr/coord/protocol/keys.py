@@ -1,0 +1,456 @@
+"""The table of keys in the data store: one family for each kind of row, with its builder and, where needed, its parser.
+
+| family | row | made by |
+|---|---|---|
+| `fn/<sha256>` | a function, pickled | submitter |
+| `mod/<sha256>` | a module that travels with it | submitter |
+| `file/<sha256>` | an uploaded file or directory | submitter |
+| `args/<sub>/<first>/<guid>` | the arguments of one block | submitter |
+| `frag/<sub>/<guid>` | results of a fragment that did not fit into it | Starter |
+| `out/<sub>/<index>/<attempt>/<n>` | the n-th result of one attempt | Starter |
+| `log/<sub>/<index>/<attempt>/<stream>/<part>` | a piece of captured output | Starter |
+| `ckpt/<sub>/<index>/<attempt>.<n>` | what the n-th checkpoint of an attempt holds | Starter |
+| `ckpt/<sub>/<index>/<attempt>/<sha256>` | a piece of the files of its checkpoints | Starter |
+| `page/<sub>/<n>` | a page of old fragments | owner, else leader |
+| `name/<user key>` | a user's own value, or a pointer to an output | submitter, user |
+| `final/<sub>/<index>/<n>/<by>` | what a pointer stands for, written before its submission is collected | owner, else leader |
+| `share/<owner>/<user or *>/<hash>` | whom a user lets read or write values of his (`coord/decisions/ownership.py`) | user |
+| `hist/<inverted sub>` | summary of a finished submission | owner, else leader |
+| `histu/<user>/<inverted sub>` | the same, by user | owner, else leader |
+| `metric/<node>/<inverted minute>` | measurements of a node | Starter |
+| `use/<gateway>` | what users have written through it within a day | gateway |
+| `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
+| `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
+
+All but `name/`, `share/`, `use/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
+that keys sort as their numbers do; inverted ones (10^10 - 1 - n) sort newest first. A user's key stands whole behind
+`name/`, so it never meets an internal one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from rmgr.errors import DataLost, UsageError
+
+#: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
+MAX_USER_KEY_BYTES = 1000
+_DIGITS = 10
+_TOP = 9_999_999_999  # ten digits
+_NAME = "name/"
+_FINAL = "final/"
+_LED = "led/"
+_HISTORY = "hist/"
+_HISTORY_OF_USER = "histu/"
+_METRIC = "metric/"
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+_PART = re.compile(r"[^/\0]+\Z")
+
+#: Streams of captured output.
+STREAMS = ("stdout", "stderr")
+
+
+# -- content by hash ----------------------------------------------------------------------------------------------------
+
+#: Families whose rows are named by the SHA-256 of what they hold.
+BY_CONTENT = frozenset({"fn", "mod", "file"})
+
+
+#: Families of the outputs of tasks.
+OUTPUTS = frozenset({"out", "final"})
+
+
+def family(key: str) -> str:
+    """The first part of a key."""
+    return key.partition("/")[0]
+
+
+def is_by_content(key: str) -> bool:
+    """Its name is the hash of what it holds."""
+    return key.partition("/")[0] in BY_CONTENT
+
+
+def function(sha256: str) -> str:
+    """`fn/<sha256>`."""
+    return f"fn/{_hash(sha256)}"
+
+
+def module(sha256: str) -> str:
+    """`mod/<sha256>`."""
+    return f"mod/{_hash(sha256)}"
+
+
+def upload(sha256: str) -> str:
+    """`file/<sha256>`."""
+    return f"file/{_hash(sha256)}"
+
+
+# -- rows of a submission ------------------------------------------------------------------------------------------------
+
+
+def arguments(sub: int, first: int, guid: str) -> str:
+    """`args/<sub>/<first>/<guid>`: `first` is the first index of the block."""
+    return f"args/{_number(sub)}/{_number(first)}/{_part(guid)}"
+
+
+def fragment(sub: int, guid: str) -> str:
+    """`frag/<sub>/<guid>`."""
+    return f"frag/{_number(sub)}/{_part(guid)}"
+
+
+def page(sub: int, n: int) -> str:
+    """`page/<sub>/<n>`."""
+    return f"page/{_number(sub)}/{_number(n)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputKey:
+    """The n-th result of one attempt of one task."""
+
+    sub: int
+    index: int
+    attempt: int
+    n: int = 0
+
+
+def output(sub: int, index: int, attempt: int, n: int = 0) -> str:
+    """`out/<sub>/<index>/<attempt>/<n>`."""
+    return f"out/{_number(sub)}/{_number(index)}/{_short(attempt)}/{_short(n)}"
+
+
+def outputs_of(sub: int, index: int | None = None, attempt: int | None = None) -> str:
+    """Prefix of the outputs of a submission, of one task, or of one attempt."""
+    return f"out/{_number(sub)}/" + _below(index, attempt)
+
+
+def parse_output(key: str) -> OutputKey:
+    """The reverse of `output`. Raises: `UsageError`."""
+    sub, index, attempt, n = _numbers(key, "out", 4)
+    _is_made(key, output(sub, index, attempt, n))
+    return OutputKey(sub=sub, index=index, attempt=attempt, n=n)
+
+
+def log(sub: int, index: int, attempt: int, stream: str, part: int) -> str:
+    """`log/<sub>/<index>/<attempt>/<stream>/<part>`; `stream` is one of `STREAMS`."""
+    return f"{logs_of(sub, index, attempt, stream)}{_number(part)}"
+
+
+def logs_of(sub: int, index: int | None = None, attempt: int | None = None, stream: str | None = None) -> str:
+    """Prefix of the log parts of a submission, a task, an attempt, or one stream of it."""
+    prefix = f"log/{_number(sub)}/" + _below(index, attempt)
+    if stream is None:
+        return prefix
+    if stream not in STREAMS:
+        raise UsageError(f"there is no stream {stream!r}", hint=f"one of {', '.join(STREAMS)}")
+    return f"{prefix}{stream}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The n-th checkpoint of one attempt; the later attempt, then the higher number, is newer. They count from 1."""
+
+    sub: int
+    index: int
+    attempt: int
+    n: int
+
+    @property
+    def key(self) -> str:
+        """`ckpt/<sub>/<index>/<attempt>.<n>`."""
+        return f"{checkpoints_of(self.sub, self.index)}{_short(self.attempt)}.{_number(self.n)}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What the newest one has most of."""
+        return self.attempt, self.n
+
+    def __str__(self) -> str:
+        return f"{self.attempt}.{self.n}"
+
+
+def checkpoints_of(sub: int, index: int | None = None, attempt: int | None = None) -> str:
+    """Prefix of the checkpoints of a submission, or of one task; with `attempt` of the pieces of its files."""
+    return f"ckpt/{_number(sub)}/" + _below(index, attempt)
+
+
+def checkpoint_piece(sub: int, index: int, attempt: int, sha256: str) -> str:
+    """`ckpt/<sub>/<index>/<attempt>/<sha256>`."""
+    return f"{checkpoints_of(sub, index, attempt)}{_hash(sha256)}"
+
+
+def parse_checkpoint(key: str) -> Checkpoint | None:
+    """The reverse of `Checkpoint.key`; None for the key of a piece. Raises: `UsageError`."""
+    match key.split("/"):
+        case ["ckpt", sub, index, name]:
+            attempt, _, n = name.partition(".")
+            if all(map(_is_number, (sub, index, attempt, n))):
+                found = Checkpoint(sub=int(sub), index=int(index), attempt=int(attempt), n=int(n))
+                _is_made(key, found.key)
+                return found
+        case ["ckpt", sub, index, attempt, digest] if all(map(_is_number, (sub, index, attempt))) and _SHA256.match(digest):
+            return None
+    raise UsageError(f"{key!r} is not a key of the family ckpt/")
+
+
+def prefixes_of(sub: int) -> tuple[str, ...]:
+    """Prefixes of everything that goes when a submission is collected (not its history, not the values of users)."""
+    number = _number(sub)
+    return tuple(f"{family}/{number}/" for family in ("args", "ckpt", "frag", "log", "out", "page"))
+
+
+# -- values of users ------------------------------------------------------------------------------------------------------
+
+
+def named(user_key: str) -> str:
+    """`name/<user key>`: a value under the name that a user gave it, or a `Pointer` (encoding POINTER)."""
+    return _NAME + check_user_key(user_key)
+
+
+def named_prefix(user_prefix: str = "") -> str:
+    """Prefix of the keys of users that begin with `user_prefix` (may be empty)."""
+    return _NAME + user_prefix
+
+
+def user_key(key: str) -> str:
+    """The reverse of `named`. Raises: `UsageError`."""
+    if key.startswith(_NAME) and len(key) > len(_NAME):
+        return key[len(_NAME) :]
+    raise UsageError(f"{key!r} is not the key of a user's value")
+
+
+def check_user_key(user_key: str) -> str:
+    """Returns the key if it is 1 to 1,000 bytes of UTF-8 without NUL, else raises `UsageError`."""
+    if not isinstance(user_key, str):
+        raise UsageError(f"a key is text, not {type(user_key).__name__}")
+    if not user_key:
+        raise UsageError("a key cannot be empty")
+    if "\0" in user_key:
+        raise UsageError(f"the key {user_key[:80]!r} holds a NUL character")
+    try:
+        size = len(user_key.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"the key {user_key[:80]!r} is not valid Unicode (a lone surrogate)") from None
+    if size > MAX_USER_KEY_BYTES:
+        raise UsageError(f"the key {user_key[:40]!r}... has {size} bytes; the limit is {MAX_USER_KEY_BYTES}")
+    return user_key
+
+
+def check_new_key(user_key: str) -> str:
+    """As `check_user_key`, for a key that is written: no part of it is . or .., which mean something else wherever keys become files."""
+    if not {".", ".."}.isdisjoint(check_user_key(user_key).split("/")):
+        raise UsageError(f"the key {user_key[:80]!r} has . or .. between its slashes", hint="keys are names, not paths: write it out")
+    return user_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Where the value of an output key is to be found: the `n`-th result of the committed attempt of a task.
+
+    Stored as JSON under `name/<user key>` with encoding POINTER when the task is submitted, and never changed.
+    by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`coord.owner_ops.reign_of`),
+    because it is written before the task is committed.
+    """
+
+    sub: int
+    index: int
+    n: int = 0
+    by: str = ""
+
+
+def final(pointer: Pointer) -> str:
+    """`final/<sub>/<index>/<n>/<by>`: the value of a pointer whose submission is gone.
+
+    Named by all that the pointer says and not by the user's key: a later pointer under the same key never finds it, nor
+    does one whose author did not submit the task.
+    """
+    return f"{_FINAL}{_number(pointer.sub)}/{_number(pointer.index)}/{_short(pointer.n)}/{_part(pointer.by or '-')}"
+
+
+def is_final_of(row: str, sub: int, index: int, n: int) -> bool:
+    """`row` is where that output is kept, whoever its pointer is by."""
+    return row.startswith(f"{_FINAL}{_number(sub)}/{_number(index)}/{_short(n)}/")
+
+
+def is_output_of(row: str, pointer: Pointer) -> bool:
+    """`row` is the output of an attempt of the task that the pointer names."""
+    try:
+        found = parse_output(row)
+    except UsageError:
+        return False
+    return (found.sub, found.index, found.n) == (pointer.sub, pointer.index, pointer.n)
+
+
+def led(user_key: str) -> str:
+    """`led/<user key>`: no row, but how a gateway is asked for what the pointer of somebody else leads to."""
+    return _LED + check_user_key(user_key)
+
+
+def parse_led(key: str) -> str | None:
+    """The reverse of `led`; None for other keys."""
+    return key[len(_LED) :] if key.startswith(_LED) else None
+
+
+def use(gateway: str) -> str:
+    """`use/<gateway>`: of the one that listens there."""
+    return f"use/{_part(gateway)}"
+
+
+def share(owner: str, user: str, name: str) -> str:
+    """`share/<owner>/<user>/<name>`."""
+    return f"{shares_of(owner, user)}{_part(name)}"
+
+
+def shares_of(owner: str, user: str | None = None) -> str:
+    """Prefix of what a user shares, with one other where he is named (`*`: with all)."""
+    return f"share/{_part(owner)}/" + ("" if user is None else f"{_part(user)}/")
+
+
+def parse_share(key: str) -> tuple[str, str]:
+    """(owner, user) of a row of the family share/. Raises: `UsageError`."""
+    match key.split("/"):
+        case ["share", owner, user, name] if owner and user and name:
+            return owner, user
+    raise UsageError(f"{key!r} is not the key of a share")
+
+
+def encode_pointer(pointer: Pointer) -> bytes:
+    """Canonical JSON, e.g. `{"by":"","index":7,"n":0,"sub":42}`."""
+    return msgspec.json.encode(pointer, order="sorted")
+
+
+def decode_pointer(data: bytes) -> Pointer:
+    """The reverse of `encode_pointer`. Raises: `DataLost`."""
+    try:
+        return msgspec.json.decode(data, type=Pointer)
+    except msgspec.DecodeError as error:
+        raise DataLost(f"the pointer {data[:80]!r} cannot be read: {error}") from None
+
+
+# -- history and measurements, newest first -----------------------------------------------------------------------------------
+
+
+def history(sub: int) -> str:
+    """`hist/<inverted sub>`: `keys("hist/")` lists the newest submission first."""
+    return f"{_HISTORY}{_inverted(sub)}"
+
+
+def history_of_user(user: str, sub: int) -> str:
+    """`histu/<user>/<inverted sub>`: as `history`, for one user."""
+    return f"{_HISTORY_OF_USER}{_part(user)}/{_inverted(sub)}"
+
+
+def history_prefix(user: str | None = None) -> str:
+    """Prefix of all history rows, or of one user's; lists newest first."""
+    return _HISTORY if user is None else f"{_HISTORY_OF_USER}{_part(user)}/"
+
+
+def parse_history(key: str) -> int:
+    """The submission of a history row. Raises: `UsageError`."""
+    family, _, rest = key.partition("/")
+    inverted = rest.rpartition("/")[2]
+    if f"{family}/" not in (_HISTORY, _HISTORY_OF_USER) or not _is_number(inverted) or len(inverted) != _DIGITS:
+        raise UsageError(f"{key!r} is not the key of a history row")
+    return _TOP - int(inverted)
+
+
+def metric(node: str, minute: int) -> str:
+    """`metric/<node>/<inverted minute>`: measurements of a node in one minute since the epoch."""
+    return f"{metrics_of(node)}{_inverted(minute)}"
+
+
+def metrics_of(node: str) -> str:
+    """Prefix of the measurements of a node; lists newest first."""
+    return f"{_METRIC}{_part(node)}/"
+
+
+# -- the scheduler's event log ------------------------------------------------------------------------------------------------
+
+
+def events(epoch: int, log: int, piece: int) -> str:
+    """`events/<epoch>/<log>/<piece>`: one log for each state that this leader has built."""
+    return f"{events_of(epoch, log)}{_number(piece)}"
+
+
+def events_of(epoch: int | None = None, log: int | None = None) -> str:
+    """Prefix of all pieces, of those of a leadership, or of one log."""
+    if epoch is None:
+        return "events/"
+    return f"events/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")
+
+
+def parse_events(key: str) -> tuple[int, int, int]:
+    """The reverse of `events`. Raises: `UsageError`."""
+    epoch, log, piece = _numbers(key, "events", 3)
+    _is_made(key, events(epoch, log, piece))
+    return epoch, log, piece
+
+
+# -- prefixes --------------------------------------------------------------------------------------------------------------
+
+
+def prefix_end(prefix: str) -> str | None:
+    """The smallest text above every text that begins with `prefix`; None when there is none.
+
+    `prefix <= key < prefix_end(prefix)` is "key begins with prefix", in code point order (the order of UTF-8 bytes).
+    """
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    if following == 0xD800:  # surrogates are no characters: UTF-8 has none
+        following = 0xE000
+    return stem[:-1] + chr(following)
+
+
+def _hash(sha256: str) -> str:
+    if not _SHA256.match(sha256):
+        raise UsageError(f"{sha256[:80]!r} is not a SHA-256 in lower-case hex")
+    return sha256
+
+
+def _part(text: str) -> str:
+    if not _PART.match(text):
+        raise UsageError(f"{text!r} cannot be a part of a key")
+    return text
+
+
+def _number(n: int) -> str:
+    if not 0 <= n <= _TOP:
+        raise UsageError(f"{n} cannot be part of a key: numbers go from 0 to {_TOP}")
+    return f"{n:010d}"
+
+
+def _short(n: int) -> str:
+    if not 0 <= n <= 99_999:
+        raise UsageError(f"{n} cannot be part of a key: attempts and result numbers go from 0 to 99999")
+    return f"{n:05d}"
+
+
+def _inverted(n: int) -> str:
+    return _number(_TOP - n)
+
+
+def _below(index: int | None, attempt: int | None) -> str:
+    if index is None:
+        return ""
+    return f"{_number(index)}/" + ("" if attempt is None else f"{_short(attempt)}/")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+
+
+def _is_made(key: str, made: str) -> None:
+    """Raises UsageError for a key that its builder never makes: other padding, numbers out of range."""
+    if key != made:
+        raise UsageError(f"{key[:200]!r} is written otherwise: {made!r}")
+
+
+def _numbers(key: str, family: str, count: int) -> list[int]:
+    parts = key.split("/")
+    if parts[0] != family or len(parts) != count + 1 or not all(map(_is_number, parts[1:])):
+        raise UsageError(f"{key!r} is not a key of the family {family}/")
+    return [int(part) for part in parts[1:]]

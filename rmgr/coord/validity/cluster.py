@@ -1,0 +1,242 @@
+"""What may stand in the records of the cluster: nodes, settings, orders, requests, invitations. The second half of the table of
+`coord/validity/records.py`; what work leaves behind is in `validity/work.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.validity.rules import (
+    BOOK,
+    FieldFault,
+    blob,
+    extra,
+    flag,
+    many,
+    mapping,
+    member,
+    one_of,
+    optional,
+    real,
+    row,
+    text,
+    whole,
+    words,
+)
+from rmgr.coord.validity.work import (
+    FORMAT,
+    GUID,
+    LINE,
+    LONG,
+    NAME,
+    NUMBER,
+    PRIORITY,
+    RANGES,
+    SPAN,
+    USER,
+    WORD,
+    ZNODE_BYTES,
+)
+from rmgr.model.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
+from rmgr.model.identity import Role
+from rmgr.model.ids import MAX_NUMBER
+from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.limits import BOUNDS, UserLimits
+from rmgr.model.line import Ahead, Hint, Told
+from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry, Trouble
+from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
+from rmgr.model.resources import Capacity, NodeAttributes
+
+_COUNT = whole(0, 1 << 62)
+_PID = whole(0, 1 << 32)
+_PROTOCOL = whole(0, 1 << 16)
+_NODE = optional(NAME, "")
+_INDEX = whole(0, MOST_TASKS - 1)
+_ATTEMPT = whole(0, MOST_ATTEMPTS)
+_WHY = text(64 * 1024)
+_SEALED = text(ZNODE_BYTES)
+_KEY_ID = words(r"[0-9a-f]{32}", "32 lower-case hex digits")
+_TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
+
+
+#: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/request.py`).
+_ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
+
+
+def _is_bounded(record: Any) -> FieldFault | None:
+    """Of an order to a node: which block is meant must be sayable."""
+    block = record.extra.get("block", "")
+    return FieldFault("extra['block']", block, "the name of a block") if len(block) > 100 else None
+
+
+BOOK.add(
+    NodeRecord,
+    format=FORMAT,
+    node=NAME,
+    incarnation=_COUNT,
+    state=member(NodeState),
+    guid=GUID,
+    capacity=BOOK.of(Capacity),
+    attributes=BOOK.of(NodeAttributes),
+    endpoint=WORD,
+    host=WORD,
+    pid=_PID,
+    registered_us=SPAN,
+    reason=LINE,
+    version=WORD,
+    key_id=optional(_KEY_ID, ""),
+    protocol=_PROTOCOL,
+    life=GUID,
+    takes_handed=flag,
+    line=WORD,
+    metrics=WORD,
+    leaves=flag,
+    newer=extra,
+)
+BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
+BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
+BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN)
+BOOK.add(
+    Trouble,
+    format=FORMAT,
+    node=NAME,
+    incarnation=_COUNT,
+    kind=text(64),
+    reason=_WHY,
+    since_us=SPAN,
+    until_us=SPAN,
+    refused=mapping(text(255), _WHY, LONG),
+    newer=extra,
+)
+BOOK.add(
+    EpochRecord,
+    format=FORMAT,
+    epoch=_COUNT,
+    leader=GUID,
+    endpoint=WORD,
+    host=WORD,
+    pid=_PID,
+    since_us=SPAN,
+    candidate=text(128),
+    version=WORD,
+    protocol=_PROTOCOL,
+    metrics=WORD,
+)
+BOOK.add(Meta, format=FORMAT, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN, newer=extra)
+BOOK.add(
+    InboxOrder,
+    _is_bounded,
+    order=member(OrderKind),
+    submission=NUMBER,
+    index=whole(-1, MOST_TASKS - 1),
+    reason=WORD,
+    detail=LINE,
+    signal=whole(0, 64),
+    extra=mapping(text(64), WORD, 32),
+)
+BOOK.add(
+    QueueSpec,
+    name=NAME,
+    partition=text(255, 1),
+    dispatch=member(Dispatch),
+    policy=WORD,
+    state=one_of("open", "closed", "stopped"),
+    default_time_us=SPAN,
+    max_time_us=SPAN,
+    max_cores=_COUNT,
+    max_memory_bytes=_COUNT,
+    default_memory_bytes=_COUNT,
+    default_priority=PRIORITY,
+    max_priority=whole(-PRIORITY_RANGE, 1 << 31),
+    max_pending_blocks=_COUNT,
+    rank=whole(-(1 << 31), 1 << 31),
+    backfill_pull=flag,
+    users=many(text(255), LONG),
+    newer=extra,
+)
+BOOK.add(UserLimits, newer=extra, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))
+BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD, newer=extra)
+BOOK.add(
+    ClusterSettings,
+    format=FORMAT,
+    queues=many(BOOK.of(QueueSpec), LONG),
+    default_queue=text(64),
+    retention_us=SPAN,
+    grace_us=SPAN,
+    mass_loss_share=real(0.0, 1e9),
+    mass_requeue_per_s=real(0.0, 1e12),
+    max_losses=_COUNT,
+    max_fragments=_COUNT,
+    log_retention_us=SPAN,
+    history_retention_us=SPAN,
+    operators=many(text(255), LONG),
+    pipelines=many(BOOK.of(PipelineSpec), LONG),
+    barrier_us=SPAN,
+    values=one_of(PRIVATE, SHARED),
+    limits=BOOK.of(UserLimits),
+    extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
+    newer=extra,
+)
+BOOK.add(
+    CancelRequest,
+    format=FORMAT,
+    submission=NUMBER,
+    tasks=_ASKED,
+    detail=LINE,
+    answered=flag,
+    ended=RANGES,
+    error=_WHY,
+)
+BOOK.add(
+    StopRequest,
+    format=FORMAT,
+    kind=member(StopKind),
+    submission=whole(0, MAX_NUMBER),
+    index=_INDEX,
+    attempt=_ATTEMPT,
+    to=_NODE,
+    node=_NODE,
+    grace_us=SPAN,
+    detail=LINE,
+    answered=flag,
+    done=_TOLD,
+    left=_TOLD,
+    error=_WHY,
+    code=text(64),
+    hint=_WHY,
+)
+BOOK.add(AnyRequest, kind=text(64), submission=whole(0, MAX_NUMBER))
+BOOK.add(
+    Invitation,
+    format=FORMAT,
+    id=GUID,
+    name=USER,
+    role=member(Role),
+    key_id=_KEY_ID,
+    expires_us=SPAN,
+    sealed=_SEALED,
+    redeemed=text(128),
+)
+BOOK.add(
+    Revocation,
+    format=FORMAT,
+    key_id=_KEY_ID,
+    name=USER,
+    role=member(Role),
+    by=text(255),
+    since_us=SPAN,
+    reason=LINE,
+    work=text(16),
+    before=text(16),
+    others=flag,
+)
+BOOK.add(AclRecord, format=FORMAT, generation=_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
+BOOK.add(SealedSecret, format=FORMAT, generation=_COUNT, sealed=_SEALED)
+BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
+BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES))
+BOOK.add(Ahead, serial=_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES))
+BOOK.add(Told, serial=_COUNT, submission=NUMBER, number=_COUNT)
+
+#: The whole table.
+FILLED = BOOK

@@ -1,0 +1,296 @@
+"""Rules of `coord/validity/records.py`: what may stand in one field, each a function from a value to its fault. Pure.
+
+A rule answers None, or a `FieldFault`: where inside the value, what was found there, what may stand there. Rules are strict about types
+(True is no number), because a record may be built by hand; they never raise, whatever they are given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from inspect import signature
+from itertools import compress
+from operator import attrgetter, is_not
+from typing import Any, TypeAlias
+
+from msgspec import UNSET, UnsetType
+
+#: Characters of a value that an error shows.
+_SHOWN = 60
+#: Types of defaults that nobody can change, and what no field holds.
+_FIXED, _NOWHERE = (int, str, bytes, Enum, UnsetType, type(None)), object()
+#: Values below one another in what a newer release wrote into a record, and how many in all.
+_DEPTH, _ITEMS = 8, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFault:
+    """path: of the field below the record (`command.argv[3]`). value: what stands there. what: may stand there."""
+
+    path: str
+    value: object
+    what: str
+
+
+Rule: TypeAlias = Callable[[Any], FieldFault | None]
+
+
+def shown(value: object) -> str:
+    """A value as an error names it: short, and in one line, however large it is."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, str | bytes) and len(value) > _SHOWN:
+        unit = "characters" if isinstance(value, str) else "bytes"
+        return f"{value[:_SHOWN]!r}... ({len(value)} {unit})"
+    if isinstance(value, str | bytes | int | float | None):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def at(path: str, fault: FieldFault) -> FieldFault:
+    """The same fault, seen from above: `path` leads to where it was found."""
+    join = "" if not fault.path or fault.path.startswith("[") else "."
+    return FieldFault(f"{path}{join}{fault.path}", fault.value, fault.what)
+
+
+def whole(least: int, most: int) -> Rule:
+    """A whole number in a range."""
+    what = f"a whole number from {least} to {most}"
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if type(value) is int and least <= value <= most else FieldFault("", value, what)
+
+    return rule
+
+
+def real(least: float, most: float) -> Rule:
+    """A number in a range, never NaN."""
+    what = f"a number from {least:g} to {most:g}"
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if type(value) in {int, float} and least <= value <= most else FieldFault("", value, what)
+
+    return rule
+
+
+def flag(value: Any) -> FieldFault | None:
+    """True or false."""
+    return None if type(value) is bool else FieldFault("", value, "true or false")
+
+
+def text(most: int, least: int = 0) -> Rule:
+    """Any characters but NUL and surrogates, which neither a file name nor a store's key can have."""
+    what = f"text of {least} to {most} characters without NUL"
+
+    def rule(value: Any) -> FieldFault | None:
+        if not isinstance(value, str) or not least <= len(value) <= most or "\0" in value:
+            return FieldFault("", value, what)
+        if not value.isascii() and not value.isprintable():  # surrogates are not printable, nor is most of what is to be looked at
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return FieldFault("", value, what)
+        return None
+
+    return rule
+
+
+def words(pattern: str, what: str) -> Rule:
+    """Text that matches a pattern as a whole; digits are 0-9 alone."""
+    match = re.compile(pattern, re.ASCII).fullmatch
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, str) and match(value) else FieldFault("", value, what)
+
+    return rule
+
+
+def blob(most: int, least: int = 0) -> Rule:
+    """Bytes."""
+    what = f"{least} to {most} bytes"
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, bytes) and least <= len(value) <= most else FieldFault("", value, what)
+
+    return rule
+
+
+def member(kind: type[Enum], *some: Enum) -> Rule:
+    """A value of an enum; one of `some` where they are given."""
+    allowed = frozenset(some or kind)
+    what = f"one of {', '.join(sorted(str(item.value) or repr('') for item in allowed))}"
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if isinstance(value, kind) and value in allowed else FieldFault("", value, what)
+
+    return rule
+
+
+def one_of(*allowed: object) -> Rule:
+    """One of these."""
+    what = f"one of {', '.join(map(repr, allowed))}"
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if any(type(value) is type(item) and value == item for item in allowed) else FieldFault("", value, what)
+
+    return rule
+
+
+def optional(inner: Rule, empty: object = None) -> Rule:
+    """`empty`, or what `inner` allows."""
+
+    def rule(value: Any) -> FieldFault | None:
+        return None if value is empty or (type(value) is type(empty) and value == empty) else inner(value)
+
+    return rule
+
+
+def many(inner: Rule, most: int, least: int = 0) -> Rule:
+    """A tuple of so many, each as `inner` allows."""
+    what = f"{least} to {most} items"
+
+    def rule(value: Any) -> FieldFault | None:
+        if not isinstance(value, tuple | list) or not least <= len(value) <= most:
+            return FieldFault("", value, what)
+        for number, item in enumerate(value):
+            if (fault := inner(item)) is not None:
+                return at(f"[{number}]", fault)
+        return None
+
+    return rule
+
+
+def row(*inner: Rule) -> Rule:
+    """A tuple of exactly these."""
+    what = f"{len(inner)} items"
+
+    def rule(value: Any) -> FieldFault | None:
+        if not isinstance(value, tuple | list) or len(value) != len(inner):
+            return FieldFault("", value, what)
+        for number, (item, of_item) in enumerate(zip(value, inner, strict=True)):
+            if (fault := of_item(item)) is not None:
+                return at(f"[{number}]", fault)
+        return None
+
+    return rule
+
+
+def mapping(key: Rule, value: Rule, most: int) -> Rule:
+    """A dictionary of at most so many entries."""
+    what = f"at most {most} entries"
+
+    def rule(found: Any) -> FieldFault | None:
+        if not isinstance(found, Mapping) or len(found) > most:
+            return FieldFault("", found, what)
+        for name, item in found.items():
+            fault = key(name) or value(item)
+            if fault is not None:
+                return at(f"[{shown(name)}]", fault)
+        return None
+
+    return rule
+
+
+def extra(value: Any) -> FieldFault | None:
+    """What a newer release wrote (`model/version.py`): any JSON that every release can write again."""
+    if value is UNSET:
+        return None
+    left, level = _ITEMS, [value]
+    for _ in range(_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, int) and item.bit_length() > 64:
+                return FieldFault("", item, "numbers of 64 bits")
+        left -= len(below)
+        if not below or left < 0:
+            break
+        level = below
+    else:
+        return FieldFault("", value, f"values at most {_DEPTH} deep")
+    return None if left >= 0 and isinstance(value, dict) else FieldFault("", value, f"at most {_ITEMS} fields of a newer release")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The fields of one kind of record as they are asked: column by column.
+
+    values: a record -> its fields, in order. usual: the default of each, where its rule allows it and nobody can change it: most
+    fields of most records hold theirs, and a comparison of identities costs a tenth of a rule.
+    """
+
+    values: Callable[[object], tuple[object, ...]]
+    usual: tuple[object, ...]
+    rules: tuple[Rule, ...]
+    names: tuple[str, ...]
+    indices: range
+
+    @classmethod
+    def of(cls, kind: type, rules: tuple[tuple[str, Rule], ...]) -> _Asked:
+        defaults = {name: of_field.default for name, of_field in signature(kind).parameters.items()}
+        fixed = {name for name, value in defaults.items() if isinstance(value, _FIXED) or value == ()}
+        usual = [defaults[name] if name in fixed else _NOWHERE for name, _ in rules]
+        usual = [_NOWHERE if rule(value) is not None else value for value, (_, rule) in zip(usual, rules, strict=True)]
+        names = tuple(name for name, _ in rules)
+        values = attrgetter(*names) if len(names) > 1 else lambda record: tuple(getattr(record, name) for name in names)
+        return cls(values, tuple(usual), tuple(rule for _, rule in rules), names, range(len(names)))
+
+
+class Rulebook:
+    """The rules of records: field by field, and of all fields together."""
+
+    def __init__(self) -> None:
+        self._fields: dict[type, tuple[tuple[str, Rule], ...]] = {}
+        self._wholes: dict[type, tuple[Rule, ...]] = {}
+        self._asked: dict[type, _Asked] = {}
+
+    def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
+        """Rules of a record. together: of the record as a whole, asked when each field alone is well."""
+        self._fields[kind] = tuple(fields.items())
+        self._wholes[kind] = together
+
+    def kinds(self) -> dict[type, frozenset[str]]:
+        """Records that have rules, and the fields of each that have one."""
+        return {kind: frozenset(name for name, _ in rules) for kind, rules in self._fields.items()}
+
+    def of(self, kind: type) -> Rule:
+        """A record of that kind."""
+
+        def rule(value: Any) -> FieldFault | None:
+            return self.fault(value) if isinstance(value, kind) else FieldFault("", value, f"a {kind.__name__}")
+
+        return rule
+
+    def knows(self, record: object) -> bool:
+        """There are rules for it."""
+        return self._kind(record) is not None
+
+    def fault(self, record: object) -> FieldFault | None:
+        """The first field that is not as its rule says. Cost: 0.02 us a field that holds its default, 0.05-0.2 us another plain one."""
+        kind = type(record) if type(record) in self._fields else self._kind(record)
+        if kind is None:
+            return FieldFault("", record, "a record that rmgr writes")
+        asked = self._asked.get(kind)
+        if asked is None:
+            asked = self._asked[kind] = _Asked.of(kind, self._fields[kind])
+        values = asked.values(record)
+        for index in compress(asked.indices, map(is_not, values, asked.usual)):
+            if (fault := asked.rules[index](values[index])) is not None:
+                return at(asked.names[index], fault)
+        for rule in self._wholes[kind]:
+            if (fault := rule(record)) is not None:
+                return fault
+        return None
+
+    def _kind(self, record: object) -> type | None:
+        """Its class or the one that it was made from (a block with what a newer release wrote)."""
+        return next((kind for kind in type(record).__mro__ if kind in self._fields), None)
+
+
+#: Filled by `validity/work.py` and `validity/cluster.py`.
+BOOK = Rulebook()

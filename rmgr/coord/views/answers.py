@@ -1,0 +1,500 @@
+"""Snapshot -> what people are shown: pure functions behind `jobs`, `nodes`, `queues`, `status` and `explain`.
+
+The leader calls them on what it keeps in memory, a command without a leader on what it has read itself: same answers.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rmgr.coord.decisions.view import Progress, overall_state, running_count, state_counts
+from rmgr.coord.protocol import paths
+from rmgr.coord.views import health
+from rmgr.coord.views.asked import asked
+from rmgr.coord.views.nodes import allowed_whys, nobody_up, room_whys
+from rmgr.coord.views.placing import (
+    FAILED,
+    REASONS,
+    awaited,
+    failed_policies,
+    first_routes,
+    first_waits,
+    moved_waits,
+    moving_state,
+    moving_view,
+    placed_whys,
+    policy_views,
+    route_whys,
+    saving_whys,
+    stop_whys,
+    with_shares,
+)
+from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.errors import NotFound
+from rmgr.model.array import shown_index
+from rmgr.model.ids import taskq_name
+from rmgr.model.node import NodeRecord, NodeState, TroubleKind
+from rmgr.model.queue import Dispatch, QueueSpec
+from rmgr.model.resources import MIB, Needs, needs_of
+from rmgr.model.states import Reason, State
+from rmgr.model.submission import Phase, Submission, Work
+from rmgr.model.units import counted
+from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
+
+#: States counted by `rmgr status` and `rmgr show`, in their order.
+COUNTED = (State.INITIAL, State.RUNNING, State.COMPLETED, State.FAILED, State.CANCELLED, State.HELD, State.SUSPENDED)
+_MOST = 8  #: nodes that refuse a user's work and are named
+
+
+def job_view(
+    submission: Submission,
+    progress: Progress,
+    claimed: list[BlockOnNode],
+    waits: PlacedView | None = None,
+    waiting: Sequence[PlacedView] = (),
+    *,
+    is_ownerless: bool = False,
+) -> JobView:
+    """One submission.
+
+    Args:
+        claimed: its blocks. waits: its first placed job that waits, as the leader knows it; waiting: those of its jobs that wait and
+            were moved before. is_ownerless: it may grow, and nobody lives who would add to it.
+    Cost: O(blocks).
+    """
+    running = running_count((block.key, block.done) for block in claimed)
+    state = moving_state(overall_state(submission, progress, running), claimed)
+    counts = state_counts(submission, progress, running)
+    counts[State.SUSPENDED] = suspended = sum(block.is_suspended for block in claimed)
+    starting = sum(block.is_starting for block in claimed)
+    counts[State.RUNNING] -= suspended + starting
+    if state is State.STARTING and progress.final:
+        state = State.RUNNING
+    claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
+    reason, detail = submission.reason, submission.reason_detail
+    if not reason and state is State.INITIAL:
+        reason = Reason.RESOURCES if progress.total else ""
+        if waits is not None:
+            reason, detail = REASONS.get(waits.what, reason), waits.reason
+    elif not reason and state is State.FAILED:
+        reason = progress.reason
+    elif state is State.STOPPING:
+        detail = claimed[0].stopping
+    elif state is State.STARTING:
+        detail = awaited(claimed[0])
+        claimed_at = 0
+    if is_ownerless and not reason and progress.final >= progress.total and not progress.is_ended:
+        reason, detail = Reason.OWNER_GONE, f"owner gone, {progress.final}/{progress.total} done"
+    return JobView(
+        id=submission.id,
+        name=submission.name,
+        user=submission.user,
+        queue=submission.queue,
+        state=state,
+        reason=reason,
+        detail=detail,
+        submitted_us=submission.submitted_us,
+        started_us=claimed_at if progress.first_started_us is None else progress.first_started_us,
+        ended_us=(submission.closed_us if progress.last_ended_us is None else progress.last_ended_us) if state.is_final else 0,
+        exit_code=progress.exit_code,
+        counts={str(kind): counts[kind] for kind in COUNTED} | ({str(State.STARTING): starting} if starting else {}),
+        nodes=tuple(dict.fromkeys([node for block in claimed for node in block.nodes] or progress.nodes)),
+        tasks=progress.total,
+        priority=submission.priority,
+        cpu_us=progress.cpu_us,
+        max_rss_kib=progress.max_rss_kib,
+        work=submission.work,
+        command=command_text(submission),
+        cores=submission.request.cores,
+        memory_bytes=submission.request.memory_bytes,
+        after=tuple(f"{item.condition}:{item.submission}" for item in submission.after),
+        processes=submission.rigid.processes if submission.rigid is not None else 1,
+        expected_start_us=waits.expected_start_us if waits is not None and state is State.INITIAL else 0,
+        resources=dict(needs_of(submission.request.resources)),
+        account=submission.account,
+        # Of pulled work it is not known how long a task of a lost block ran.
+        run_us=progress.run_us + (progress.lost_us if submission.rigid is not None else 0),
+        lost=progress.lost,
+        route=submission.rigid.queue_class if submission.rigid is not None else "",
+        moving=None if submission.rigid is None or state.is_final else moving_view(submission.rigid, claimed, waiting),
+        asked=asked(submission),
+    )
+
+
+def command_text(submission: Submission) -> str:
+    """What it runs, in one line."""
+    if submission.work is Work.PYTHON or submission.command is None:
+        return submission.name
+    command = submission.command
+    return shlex.join([command.script_name, *command.argv] if command.script_name else command.argv)
+
+
+def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+    """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+    blocks, waits, routes = _claimed_by_submission(snapshot), first_waits(snapshot), first_routes(snapshot)
+    moved = moved_waits(snapshot)
+    wanted = [number for number in ids if number in snapshot.submissions] if ids else sorted(snapshot.submissions)
+    views = []
+    for number in wanted:
+        submission, progress = snapshot.submissions[number]
+        if user and submission.user != user:
+            continue
+        if not ids and not ended and (progress.is_ended or submission.phase is Phase.CLOSED):
+            continue
+        mine = blocks.get(number, [])
+        view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
+        views.append(with_shares(replace(view, route=routes[number]) if number in routes else view, snapshot, submission))
+    return views
+
+
+def nodes(snapshot: ClusterSnapshot) -> list[NodeView]:
+    """All nodes, by name; load and memory in use are added by whoever can ask the Starters."""
+    used: dict[str, list[BlockOnNode]] = defaultdict(list)
+    others: dict[str, Counter[str]] = defaultdict(Counter)
+    helped: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for block in snapshot.claimed:
+        used[block.node].append(block)
+        _count_others(snapshot, block, others)
+        if block.allocation is not None and not block.done:
+            for (name, processes), cores in zip(block.allocation.helpers, block.allocation.cores[1:], strict=True):
+                helped[name].append((cores, processes * block.allocation.memory_mib * MIB))
+    views = [_node_view(snapshot, record, used.get(name, []), helped.get(name, [])) for name, record in sorted(snapshot.nodes.items())]
+    return [replace(view, resources_used=_at_most(others[view.id], view.resources)) if view.resources else view for view in views]
+
+
+def _count_others(snapshot: ClusterSnapshot, block: BlockOnNode, others: dict[str, Counter[str]]) -> None:
+    """Adds what a claimed block uses of other resources than cores and memory, on each of its nodes."""
+    known = snapshot.submissions.get(block.key.submission)
+    needs = needs_of(known[0].request.resources) if known is not None else ()
+    left = block.key.count - block.done.bit_count()
+    if left and block.allocation is not None and block.allocation.whole:
+        for node, _ in block.allocation.shares:
+            if node in snapshot.nodes:
+                others[node].update(snapshot.nodes[node].capacity.resources)
+        return
+    if not needs or not left:
+        return
+    for node, times in block.allocation.shares if block.allocation is not None else ((block.node, left),):
+        for name, count in needs:
+            others[node][name] += count * times
+
+
+def _cores(block: BlockOnNode) -> int:
+    """That one of its tasks has on the node that claimed it."""
+    return block.key.cores if block.allocation is None else block.allocation.cores[0]
+
+
+def _at_most(used: Counter[str], has: dict[str, int]) -> dict[str, int]:
+    return {name: min(used[name], count) for name, count in sorted(has.items())}
+
+
+def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[BlockOnNode], helped: list[tuple[int, int]]) -> NodeView:
+    alive = record.guid in snapshot.alive
+    trouble = health.trouble_of(snapshot, record)
+    tasks = running_count((block.key, block.done) for block in claimed) + len(helped)
+    how = health.condition(record, is_alive=alive, drain=snapshot.drains.get(record.node), trouble=trouble, is_empty=not tasks)
+    wanted = sum(_cores(block) * (block.key.count - block.done.bit_count()) for block in claimed) + sum(cores for cores, _ in helped)
+    memory = sum(block.key.memory_mib * MIB * min(block.key.count - block.done.bit_count(), record.capacity.cores) for block in claimed)
+    memory += sum(size for _, size in helped)
+    return NodeView(
+        id=record.node,
+        state=how.state,
+        cores=record.capacity.cores,
+        cores_used=min(wanted, record.capacity.cores),
+        memory_bytes=record.capacity.memory_bytes,
+        memory_used_bytes=min(memory, record.capacity.memory_bytes),
+        running=min(tasks, record.capacity.cores),
+        incarnation=record.incarnation,
+        pid=record.pid,
+        host=record.host,
+        reason=how.reason,
+        partition=record.attributes.partition,
+        site=record.attributes.site,
+        speed=record.attributes.speed,
+        features=record.attributes.features,
+        endpoint=record.endpoint if alive else "",
+        seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
+        version=record.version,
+        resources=dict(record.capacity.resources),
+        trouble=trouble.kind if trouble is not None and trouble.kind != TroubleKind.USERS else "",
+        until_us=trouble.until_us if trouble is not None else 0,
+        metrics=record.metrics if alive else "",
+        fix=how.fix,
+        level=how.level,
+    )
+
+
+def queues(snapshot: ClusterSnapshot) -> list[QueueView]:
+    """All queues, by name; then the queue classes, in the order of their file."""
+    blocks, failed = _claimed_by_submission(snapshot), failed_policies(snapshot)
+    totals: dict[str, Counter[State]] = defaultdict(Counter)
+    for number, (submission, progress) in snapshot.submissions.items():
+        if not progress.is_ended:
+            running = running_count((block.key, block.done) for block in blocks.get(number, []))
+            totals[submission.queue].update(state_counts(submission, progress, running))
+    views = []
+    for queue in sorted(snapshot.settings.queues, key=lambda item: item.name):
+        limits: dict[str, int | str] = {
+            name: value
+            for name, value in (
+                ("max_time_s", queue.max_time_us // 1_000_000),
+                ("max_cores", queue.max_cores),
+                ("max_memory_bytes", queue.max_memory_bytes),
+                ("max_pending_blocks", queue.max_pending_blocks),
+            )
+            if value
+        }
+        count = totals[queue.name]
+        is_failed = queue.dispatch is Dispatch.PLACE and queue.partition in failed
+        views.append(
+            QueueView(
+                id=queue.name,
+                partition=queue.partition,
+                dispatch=queue.dispatch,
+                policy=snapshot.settings.policy_of(queue) + (FAILED if is_failed else ""),
+                state=queue.state,
+                pending=count[State.INITIAL],
+                running=count[State.RUNNING],
+                held_tasks=count[State.HELD],
+                limits=limits,
+                held=tuple(held for held in snapshot.placing.ledger if held.queue == queue.name),
+            )
+        )
+    return [*views, *snapshot.placing.classes]
+
+
+def status(snapshot: ClusterSnapshot, *, zookeeper: dict[str, object], store: dict[str, object], now_us: int) -> StatusView:
+    """Health (`coord/views/health.py`) and counts. `zookeeper` and `store` carry "ok" and what is wrong ("problem")."""
+    counts: Counter[str] = Counter({str(state): 0 for state in COUNTED})
+    known = jobs(snapshot, ended=True)
+    for job in known:
+        counts.update(job.counts)
+    views = nodes(snapshot)
+    states = Counter(view.state for view in views)
+    found = health.parts(snapshot, views, (job for job in known if not job.state.is_final), zookeeper=zookeeper, store=store)
+    problems = health.sentences(found, Level.PROBLEM)
+    leader = None
+    if snapshot.epoch is not None and snapshot.leader_alive:
+        record = snapshot.epoch
+        leader = LeaderView(
+            id=record.leader,
+            host=record.host,
+            pid=record.pid,
+            epoch=record.epoch,
+            since_us=record.since_us,
+            endpoint=record.endpoint,
+            version=record.version,
+            metrics=record.metrics,
+        )
+    return StatusView(
+        healthy=not problems,
+        leader=leader,
+        zookeeper=zookeeper,
+        store=store,
+        counts=dict(counts),
+        nodes={
+            "up": states[NodeState.UP],
+            "draining": states[NodeState.DRAINING] + states[NodeState.DRAINED],
+            "quarantined": states[NodeState.QUARANTINED],
+            "fenced": states[NodeState.FENCED] + states[NodeState.LOST],
+            "down": states[NodeState.DOWN],
+        },
+        cluster_id=snapshot.cluster_id,
+        problems=problems,
+        watchdogs=snapshot.watchdogs,
+        uptime_s=max(0, now_us - leader.since_us) / 1e6 if leader else 0.0,
+        policies=policy_views(snapshot),
+        warnings=health.sentences(found, Level.WARNING),
+        parts=found,
+    )
+
+
+def explain(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
+    """Why a submission, or one task of it, is in its state: what blocks it, or how it ended. Raises NotFound."""
+    if number not in snapshot.submissions:
+        raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
+    return with_shares(_explained(snapshot, number, position), snapshot, snapshot.submissions[number][0])
+
+
+def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> ExplainView:
+    submission, progress = snapshot.submissions[number]
+    blocks = _blocks(snapshot, number)
+    job = job_view(submission, progress, blocks, first_waits(snapshot).get(number), is_ownerless=number in snapshot.ownerless)
+    if position is None:
+        whys, start_us = _why(snapshot, submission, job, None)
+        return ExplainView(id=str(number), state=job.state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
+    if position >= progress.total:
+        raise NotFound(f"there is no task {number}_{position}: {number} has {counted(progress.total, 'task')}", hint=f"rmgr tasks {number}")
+    shown = f"{number}_{shown_index(submission.array, position)}"
+    final = progress.state_of(position)
+    here = next((b for b in blocks if b.key.first <= position < b.key.end and not b.done >> (position - b.key.first) & 1), None)
+    if final is not None:
+        why = (WhyView(what="ended", id=shown, detail=f"it ended {final}: rmgr show {shown} tells how"),)
+        return ExplainView(id=shown, state=final, reason="", why=why)
+    if here is not None:
+        why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
+        return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here], snapshot)))
+    state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
+    if position in snapshot.nowhere.get(number, ()):
+        return ExplainView(id=shown, state=state, reason=job.reason, why=(_nowhere(shown, 1),))
+    whys, start_us = _why(snapshot, submission, job, position)
+    return ExplainView(id=shown, state=state, reason=job.reason, why=tuple(whys), expected_start_us=start_us)
+
+
+def _nowhere(id_: str, count: int) -> WhyView:
+    told = "it is nowhere" if count == 1 else f"{count} tasks are nowhere"
+    detail = f"{told} in ZooKeeper: not ended, and no block of it waits or runs (was a znode deleted?)"
+    return WhyView(what="nowhere", id=id_, detail=f"{detail}; if the leader's next look finds the same, it ends FAILED, DATA_LOST")
+
+
+def _all_ended(job: JobView) -> str:
+    return f"all {job.tasks} tasks have ended" if job.tasks != 1 else "its only task has ended"
+
+
+def _verb(block: BlockOnNode) -> str:
+    return "claimed by" if block.allocation is None else "placed on"
+
+
+def _why(snapshot: ClusterSnapshot, submission: Submission, job: JobView, position: int | None) -> tuple[list[WhyView], int]:
+    """What it waits for, and when it is expected to start, 0 = unknown."""
+    if job.state.is_final:
+        ended = ", ".join(f"{count} {state}" for state, count in job.counts.items() if count)
+        return [WhyView(what="ended", id=str(job.id), detail=f"{_all_ended(job)}: {ended}. {job.detail}".strip())], 0
+    why, start_us = [], 0
+    if position is None and (absent := snapshot.nowhere.get(job.id, ())):
+        why.append(_nowhere(str(job.id), len(absent)))
+    if submission.phase is Phase.HELD and submission.reason == Reason.DEPENDENCY:
+        for item in submission.after:
+            other = snapshot.submissions.get(item.submission)
+            told = (
+                "it is not in memory any more" if other is None else f"it is {job_view(*other, _blocks(snapshot, item.submission)).state}"
+            )
+            why.append(WhyView(what="dependency", id=str(item.submission), detail=f"waits for {item.condition}:{item.submission}; {told}"))
+    elif submission.phase is Phase.HELD and submission.reason == Reason.REVOKED:
+        told = f"{submission.reason_detail}; nothing that they signed starts: submit it again with new ones, and rmgr cancel {job.id}"
+        why.append(WhyView(what="revoked", id=str(job.id), detail=told))
+    elif submission.phase is Phase.HELD:
+        why.append(WhyView(what="hold", id=str(job.id), detail=f"held by its user; rmgr release {job.id} lets it go on"))
+    elif submission.phase is Phase.CANCELLED:
+        why.append(WhyView(what="cancel", id=str(job.id), detail="cancelled; what still runs is being stopped"))
+    if waiting := snapshot.waiting.get(job.id, 0):
+        why.append(WhyView(what="backoff", id=str(job.id), detail=f"{counted(waiting, 'task')} to run again after a failed attempt"))
+    if running := job.counts[State.RUNNING]:  # those that have not begun have words of their own
+        told = ("run on", "runs on")[running == 1] if submission.rigid is not None else ("are claimed by", "is claimed by")[running == 1]
+        some = f"{running} of {counted(job.tasks, 'task')}"
+        why.append(WhyView(what="running", id=str(job.id), detail=f"{some} {told} {', '.join(job.nodes)}"))
+    if error := snapshot.aside.get(paths.sub(job.id)):
+        why.append(WhyView(what="set aside", id=str(job.id), detail=f"the leader does nothing for it until it changes: {error}"))
+    why += stop_whys(_blocks(snapshot, job.id), snapshot)
+    why += saving_whys(_blocks(snapshot, job.id), snapshot)
+    if submission.phase is Phase.OPEN and job.counts[State.INITIAL] and not snapshot.waiting.get(job.id, 0):
+        why += health.store_whys(snapshot)
+        queue = snapshot.settings.queue(submission.queue)
+        if queue is not None and queue.dispatch is Dispatch.PLACE and queue.state != "stopped":
+            views = [view for view in nodes(snapshot) if view.partition == queue.partition]
+            if cap := _cap(submission, job):
+                why += cap
+            elif any(view.state == NodeState.UP for view in views):
+                more, start_us = placed_whys(snapshot, submission, queue, position)
+                why += list(health.refused_whys(snapshot, views, submission.user).values())[:_MOST]
+                why += more + _resource_whys(snapshot, submission, queue) + allowed_whys(views, submission.rigid)
+                why += room_whys(views, submission.request, submission.rigid, queue.partition)
+            else:
+                why.append(WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition)))
+        else:
+            why += _resources(snapshot, submission, job)
+    if why:
+        return (why + route_whys(snapshot, submission, position) if submission.rigid is not None else why), start_us
+    if job.reason == Reason.OWNER_GONE:
+        goes_on = f'TaskQueue.attach("{taskq_name(job.id)}") reads its results and adds more; rmgr cancel {job.id} ends it'
+        if submission.ends_with_owner:
+            goes_on = "the leader ends it in a moment"
+        return [WhyView(what="owner", id=str(job.id), detail=f"{job.detail}; its program does not live any more: {goes_on}")], 0
+    held = _all_ended(job) if job.tasks else "it has no task yet"
+    detail = f"{held}; its TaskQueue is still open for more (close() ends it, or rmgr cancel {job.id})"
+    return [WhyView(what="open", id=str(job.id), detail=detail)], 0
+
+
+def _resources(snapshot: ClusterSnapshot, submission: Submission, job: JobView) -> list[WhyView]:
+    queue = snapshot.settings.queue(submission.queue)
+    if queue is None:
+        return [WhyView(what="queue", id=submission.queue, detail="its queue is not configured any more: rmgr queues")]
+    if queue.state == "stopped":
+        return [WhyView(what="queue", id=queue.name, detail="the queue is stopped")]
+    views = [view for view in nodes(snapshot) if view.partition == queue.partition]
+    up = [view for view in views if view.state == NodeState.UP]
+    if not up:
+        return [WhyView(what="nodes", id=queue.partition, detail=nobody_up(views, queue.partition))]
+    request, needs = submission.request, needs_of(submission.request.resources)
+    fitting = [view for view in up if health.can_run(snapshot, view, submission)]
+    if not fitting:
+        return [WhyView(what="nodes", id=queue.partition, detail=health.unfit(snapshot, views, submission))]
+    if cap := _cap(submission, job):
+        return cap
+    refused = health.refused_whys(snapshot, fitting, submission.user)
+    if len(refused) == len(fitting):
+        return list(refused.values())[:_MOST]
+    fitting = [view for view in fitting if view.id not in refused]
+    free = [view for view in fitting if view.cores - view.cores_used >= request.cores]
+    ahead = sum(
+        other.counts[State.INITIAL]
+        for other in jobs(snapshot)
+        if other.queue == job.queue and other.id != job.id and (-other.priority, other.id) < (-job.priority, job.id)
+    )
+    lacking = _lacking(free, needs) if free and needs else ""
+    before = f"{counted(ahead, 'task') if ahead else 'nothing'} before it in queue {queue.name}"
+    if free and not lacking:
+        return [WhyView(what="nodes", id=free[0].id, detail=f"about to be claimed; {before}")]
+    if lacking:
+        return [WhyView(what="resources", id=queue.name, detail=f"{lacking}; {before}")]
+    busy = f"all {len(fitting)} fitting nodes are busy" if len(fitting) != 1 else "the only fitting node is busy"
+    detail = f"{busy}; {before}"
+    return [WhyView(what="resources", id=queue.name, detail=detail)]
+
+
+def _cap(submission: Submission, job: JobView) -> list[WhyView]:
+    """Said while as many of its tasks run as it allows itself (`--array 1-9%2`)."""
+    if not submission.max_running or job.counts[State.RUNNING] + job.counts.get(State.STARTING, 0) < submission.max_running:
+        return []
+    return [WhyView(what="limit", id=str(job.id), detail=f"at most {submission.max_running} of its tasks run at once")]
+
+
+def _resource_whys(snapshot: ClusterSnapshot, submission: Submission, queue: QueueSpec) -> list[WhyView]:
+    """What is said of a placed job that waits for another resource than cores and memory."""
+    needs = needs_of(submission.request.resources)
+    if not needs:
+        return []
+    up = [view for view in nodes(snapshot) if view.partition == queue.partition and view.state == NodeState.UP]
+    processes = submission.rigid.processes if submission.rigid is not None else 1
+    lacking = _lacking(up, needs, processes)
+    return [WhyView(what="resources", id=queue.name, detail=lacking)] if lacking else []
+
+
+def _lacking(views: list[NodeView], needs: Needs, processes: int = 1) -> str:
+    """The resource that keeps so many processes from all of these nodes, "" where none does."""
+    for name, count in needs:
+        left = {view.id: view.resources.get(name, 0) - view.resources_used.get(name, 0) for view in views}
+        if sum(free // count for free in left.values()) >= processes:
+            continue
+        if processes > 1:
+            has = sum(view.resources.get(name, 0) for view in views)
+            return f"it needs {processes} x {count} {name}, and {sum(left.values())} of {has} are free"
+        if views:
+            best = max(views, key=lambda view: (left[view.id], view.id))
+            has = best.resources.get(name, 0)
+            return f"it needs {count} {name}, and on node {best.id} {has - left[best.id]} of {has} are in use"
+    return ""
+
+
+def _blocks(snapshot: ClusterSnapshot, number: int) -> list[BlockOnNode]:
+    return [block for block in snapshot.claimed if block.key.submission == number]
+
+
+def _claimed_by_submission(snapshot: ClusterSnapshot) -> dict[int, list[BlockOnNode]]:
+    blocks: dict[int, list[BlockOnNode]] = defaultdict(list)
+    for block in snapshot.claimed:
+        blocks[block.key.submission].append(block)
+    return blocks

@@ -1,0 +1,108 @@
+"""The end of a submission as data: its summary for the history, pages of old fragments, what is deleted when it is collected.
+
+Pure. The order is always: rows first, then the commit that makes them true; when things go, znodes first, rows after.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
+
+from rmgr.coord.decisions.view import Progress
+from rmgr.coord.ops.owner import reign_of
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
+from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.views.answers import job_view
+from rmgr.errors import DataLost, UsageError
+from rmgr.model.outcome import Fragment, Outcome
+from rmgr.model.states import State
+from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.views import JobView
+
+#: Deletes of one multi, beside its checks.
+DELETES = 180
+
+
+# -- history ------------------------------------------------------------------------------------------------------------------
+
+
+def summary(submission: Submission, progress: Progress, *, now_us: int) -> JobView:
+    """What the history keeps of an ended submission: all that `rmgr history` and `rmgr show` tell of it."""
+    view = job_view(submission, progress, [])
+    return view if view.ended_us else replace(view, ended_us=now_us)
+
+
+def history_rows(view: JobView) -> list[tuple[str, bytes]]:
+    """Store rows of a summary: for everyone, and by user (where the user's name can be part of a key)."""
+    data = encode_record(view)
+    rows = [(keys.history(view.id), data)]
+    with suppress(UsageError):
+        rows.append((keys.history_of_user(view.user, view.id), data))
+    return rows
+
+
+def decode_summary(data: bytes) -> JobView:
+    """A history row. Raises DataLost."""
+    try:
+        return msgspec.json.decode(data, type=JobView)
+    except msgspec.DecodeError as error:
+        raise DataLost(f"a row of the history cannot be read: {error}") from None
+
+
+# -- pages --------------------------------------------------------------------------------------------------------------------
+
+
+def paged_with(paged: Paged, fragments: Sequence[Fragment]) -> Paged:
+    """`paged` after `fragments`, which follow its base, were written to a page."""
+    counts = Counter(paged.counts)
+    for fragment in fragments:
+        if fragment.row:
+            for state, _, count in fragment.ranges:
+                counts[str(State(state))] += count
+        else:
+            counts.update(str(State(outcome.state)) for outcome in fragment.outcomes)
+    return Paged(base=paged.base + len(fragments), counts=dict(counts))
+
+
+# -- collection ---------------------------------------------------------------------------------------------------------------
+
+
+def kept_outputs(number: int, tail: Tail, ends: Iterable[tuple[Fragment, Outcome]]) -> list[tuple[str, str]]:
+    """(row of an output, row under which it is kept) for every keyed output of a task that COMPLETED."""
+    kept: list[tuple[str, str]] = []
+    for fragment, outcome in ends:
+        if outcome.state is not State.COMPLETED:
+            continue
+        by = reign_of(tail, outcome.index) if outcome.outputs else ""
+        for n in range(outcome.outputs):
+            pointer = keys.Pointer(sub=number, index=outcome.index, n=n, by=by)
+            kept.append((keys.output(number, outcome.index, outcome.attempt or fragment.attempt, n), keys.final(pointer)))
+    return kept
+
+
+def removal(
+    submission: Submission, token_digest: str, children: Mapping[str, Sequence[str]], *, has_gate: bool, has_token: bool
+) -> list[Multi]:
+    """The multis that remove a collected submission, children first; the record goes with the last one.
+
+    Args:
+        children: names below `done` and `failed`, by their parent's path.
+        has_gate, has_token: whether these exist.
+    """
+    number = submission.id
+    below = [f"{parent}/{name}" for parent, names in sorted(children.items()) for name in sorted(names)]
+    multis = [_delete([Check(paths.sub(number))], below[at : at + DELETES]) for at in range(0, len(below), DELETES)]
+    last = [paths.gate(number)] if has_gate else []
+    last += [paths.tail(number), paths.done(number), paths.failed(number)]
+    last += [paths.token(token_digest)] if has_token else []
+    multis.append(_delete([], [*last, paths.sub(number)], proof=paths.sub(number)))
+    return multis
+
+
+def _delete(checks: list[Op], gone: list[str], *, proof: str = "") -> Multi:
+    return Multi(name="COLLECT", ops=(*checks, *(Delete(path) for path in gone)), proof=Gone(proof or gone[0]))

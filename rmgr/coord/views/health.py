@@ -1,0 +1,262 @@
+"""Whether work that may run will run: the one rule behind `status`, `nodes`, `explain` and `doctor`. Pure.
+
+A *problem* makes the cluster unhealthy: no leader, ZooKeeper or store away; a node that should take work and does not (fenced, lost,
+quarantined, a full disk); waiting work that no node can run; a partition where nobody places. A *warning* is somebody's will, or costs
+nothing yet: a drained node (a fenced one, too, once it is drained), a stopped queue, a partition without nodes and without work, a single
+WatchDog, a policy that failed where FCFS places instead. Busy nodes are neither, nor is one whose Starter was stopped in good order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rmgr.coord.decisions import liveness
+from rmgr.coord.views.nodes import nobody_up, nobody_up_anywhere, room_whys, state_words
+from rmgr.coord.views.snapshot import ClusterSnapshot
+from rmgr.model.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
+from rmgr.model.queue import Dispatch, QueueSpec
+from rmgr.model.resources import needs_of
+from rmgr.model.states import State
+from rmgr.model.submission import Phase, Submission
+from rmgr.model.units import counted
+from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
+
+#: Nodes that get a sentence each; of more in the same state, how many. Requests that differ and are compared with all nodes.
+_SHOWN, _MOST_REQUESTS = 8, 1000
+_STORE_FIX = "start it, or let the daemons reach it: rmgr doctor; running work goes on, its outputs wait on their nodes"
+NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses are not noticed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCondition:
+    """How a node is, why, and what to type to have it take work."""
+
+    state: NodeState
+    reason: str = ""
+    fix: str = ""
+    level: Level = Level.OK
+
+
+def trouble_of(snapshot: ClusterSnapshot, record: NodeRecord) -> Trouble | None:
+    """What the living Starter of the node says keeps it from work; the word of an older incarnation counts for nothing."""
+    trouble = snapshot.troubles.get(record.node)
+    is_its_own = trouble is not None and trouble.incarnation == record.incarnation
+    return trouble if is_its_own and record.state is NodeState.UP and record.guid in snapshot.alive else None
+
+
+def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, trouble: Trouble | None, is_empty: bool) -> NodeCondition:
+    """The rule for one node. is_alive: its Starter has an entry. is_empty: nothing runs there."""
+    name = record.node
+    if record.state is NodeState.FENCED and record.reason == liveness.STOPPED:
+        return NodeCondition(state=NodeState.DOWN, reason="stopped", fix=f"start its Starter{_on(record)}")
+    if record.state is NodeState.FENCED or not is_alive:
+        is_fenced = record.state is NodeState.FENCED
+        state, reason = (NodeState.FENCED, record.reason) if is_fenced else (NodeState.LOST, "its Starter does not answer")
+        if drain is not None:
+            told = f"{reason}; drained" + (f": {drain.reason}" if drain.reason else "")
+            return NodeCondition(
+                state=state, reason=told, fix=f"start its Starter{_on(record)}, and rmgr resume {name}", level=Level.WARNING
+            )
+        if is_fenced and reason == liveness.REVOKED:
+            return NodeCondition(state=state, reason=reason, fix=f"rmgr admin add-node {name} lets it in again", level=Level.WARNING)
+        fix = f"start its Starter{_on(record)}; if the node is not to come back: rmgr drain {name}"
+        return NodeCondition(state=state, reason=reason, fix=fix, level=Level.PROBLEM)
+    leaving = NodeState.DRAINED if is_empty else NodeState.DRAINING
+    if drain is not None:
+        told = "; ".join(why for why in (drain.reason, trouble.reason if trouble is not None else "") if why)
+        return NodeCondition(state=leaving, reason=told, fix=f"rmgr resume {name}", level=Level.WARNING)
+    if trouble is None:
+        return NodeCondition(state=NodeState.UP)
+    if trouble.kind == TroubleKind.QUARANTINE:
+        fix = f"its Starter tries again by itself then; its log{_on(record)} tells more"
+        return NodeCondition(state=NodeState.QUARANTINED, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+    if trouble.kind == TroubleKind.USERS:
+        fix = f"type that command there{_on(record)}, or install where all users get to; such work starts seconds later"
+        return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+    mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
+    fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
+    return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)
+
+
+def parts(
+    snapshot: ClusterSnapshot,
+    views: Sequence[NodeView],
+    live: Iterable[JobView],
+    *,
+    zookeeper: Mapping[str, object],
+    store: Mapping[str, object],
+) -> tuple[PartView, ...]:
+    """Everything that is not well, the worst for all first.
+
+    Args: views: all nodes. live: submissions that have not ended. zookeeper, store: "ok", and what is wrong ("problem").
+    Cost: O(submissions + different requests x nodes).
+    """
+    found = []
+    for kind, name, facts, fix in (("zookeeper", "ZooKeeper", zookeeper, "rmgr doctor"), ("store", "store", store, _STORE_FIX)):
+        if not facts.get("ok"):
+            why = str(facts.get("problem") or "does not answer")
+            found.append(PartView(kind=kind, id=str(facts.get("url", "")), state="away", reason=why, fix=fix, told=f"{name}: {why}"))
+    if snapshot.epoch is None or not snapshot.leader_alive:
+        found.append(PartView(kind="leader", id="", state="none", reason=NO_LEADER, fix="start one: rmgr watchdog"))
+    elif snapshot.watchdogs == 1:
+        told = "one WatchDog alone: when it dies nobody takes over"
+        found.append(PartView(kind="watchdogs", id="", state="alone", reason=told, fix="rmgr watchdog", level=Level.WARNING))
+    takes = [view for view in views if view.state == NodeState.UP]
+    if not takes:
+        found.append(PartView(kind="nodes", id="", state="none", reason=nobody_up_anywhere(views), fix="rmgr nodes"))
+    for view in views:
+        if view.level != Level.OK:
+            told = f"node {view.id} is {state_words(view)}" + (f": {view.reason}" if view.reason else "")
+            words = {"state": view.state, "reason": view.reason, "fix": view.fix, "level": view.level, "told": told}
+            found.append(PartView(kind="node", id=view.id, **words))
+    for name, item in sorted(snapshot.placing.partitions.items()):
+        if item.problem:
+            reason = f"nobody places the jobs of partition {name}: {item.problem}"
+            found.append(PartView(kind="partition", id=name, state="not placed", reason=reason, fix="rmgr policy show; rmgr policy set"))
+        elif item.instead:
+            level = Level.PROBLEM if item.is_stopped else Level.WARNING
+            reason = f"partition {name}: {item.instead}"
+            fix = "mend the policy, or rmgr policy set another one"
+            found.append(PartView(kind="partition", id=name, state="policy failed", reason=reason, fix=fix, level=level))
+    for path, error in sorted(snapshot.aside.items())[:_SHOWN]:
+        reason = f"the leader has set {path} aside: {error}"
+        fix = "mend or remove that znode; the leader's log has the traceback (set_aside)"
+        found.append(PartView(kind="record", id=path, state="set aside", reason=reason, fix=fix, level=Level.WARNING))
+    if (more := len(snapshot.aside) - _SHOWN) > 0:
+        reason = f"the leader has set {counted(more, 'more znode')} aside"
+        found.append(PartView(kind="record", id="", state="set aside", reason=reason, fix="its log names them", level=Level.WARNING))
+    return tuple(found + _waiting(snapshot, views, live))
+
+
+def _waiting(snapshot: ClusterSnapshot, views: Sequence[NodeView], live: Iterable[JobView]) -> list[PartView]:
+    """Queues and partitions whose waiting work nothing here will run, and partitions that nothing could be run in."""
+    here: dict[str, list[NodeView]] = defaultdict(list)
+    for view in views:
+        here[view.partition].append(view)
+    stuck: dict[str, list[tuple[JobView, int, str]]] = defaultdict(list)
+    stopped: Counter[str] = Counter()
+    known: dict[object, str] = {}
+    refusing = any(trouble.refused for trouble in snapshot.troubles.values())
+    for job in live:
+        submission = snapshot.submissions[job.id][0]
+        count = job.counts[State.INITIAL] - snapshot.waiting.get(job.id, 0)
+        queue = snapshot.settings.queue(submission.queue)
+        if count <= 0 or submission.phase is not Phase.OPEN or job.counts[State.RUNNING] or job.counts.get(State.STARTING):
+            continue
+        if queue is None or queue.state == "stopped":
+            stopped[submission.queue] += count
+            continue
+        request = submission.request
+        who = submission.user if refusing else ""
+        key = (queue.name, who, request.cores, request.memory_bytes, request.features, needs_of(request.resources), submission.rigid)
+        if key not in known and len(known) < _MOST_REQUESTS:
+            known[key] = _cannot(snapshot, here[queue.partition], submission, queue)
+        if why := known.get(key):
+            stuck[queue.partition].append((job, count, why))
+    found = []
+    for name, count in sorted(stopped.items()):
+        is_gone = snapshot.settings.queue(name) is None
+        state, fix = ("not configured", "rmgr queues") if is_gone else ("stopped", "rmgr config apply opens it")
+        level = Level.PROBLEM if is_gone else Level.WARNING
+        reason = f"{_tasks(count)} in queue {name}, which is {state}"
+        found.append(PartView(kind="queue", id=name, state=state, reason=reason, fix=fix, level=level))
+    for name, jobs in sorted(stuck.items()):
+        first, _, why = jobs[0]
+        reason = f"{_tasks(sum(count for _, count, _ in jobs))} that no node can run, {first.id} first: {why}"
+        found.append(PartView(kind="partition", id=name, state="stuck", reason=reason, fix=f"rmgr explain {first.id}"))
+    if any(view.state == NodeState.UP for view in views):
+        used = {queue.partition for queue in snapshot.settings.queues} - stuck.keys()
+        for name in sorted(used):
+            if not any(view.state == NodeState.UP for view in here[name]):
+                reason = nobody_up(here[name], name)
+                found.append(PartView(kind="partition", id=name, state="empty", reason=reason, fix="rmgr nodes", level=Level.WARNING))
+    return found
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'s wait' if count != 1 else ' waits'}"
+
+
+def _cannot(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
+    """Why no node that takes work could run it, even when all else has ended; "" if one could. views: of its partition."""
+    takes = [view for view in views if view.state == NodeState.UP]
+    if not takes:
+        return nobody_up(views, queue.partition)
+    why = _no_room(snapshot, views, submission, queue)
+    refused = {} if why else refused_whys(snapshot, takes, submission.user)
+    if refused and _no_room(snapshot, [view for view in views if view.id not in refused], submission, queue):
+        return f"node {next(iter(refused))} cannot run work of user {submission.user}: {next(iter(refused.values())).detail}"
+    return why
+
+
+def _no_room(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission, queue: QueueSpec) -> str:
+    """What these nodes lack, "" if those of them that take work have it."""
+    if queue.dispatch is Dispatch.PLACE:
+        return "; ".join(why.detail for why in room_whys(views, submission.request, submission.rigid, queue.partition))
+    is_able = any(view.state == NodeState.UP and can_run(snapshot, view, submission) for view in views)
+    return "" if is_able else unfit(snapshot, views, submission)
+
+
+def can_run(snapshot: ClusterSnapshot, view: NodeView, submission: Submission) -> bool:
+    """The node, empty, has room for one of its tasks and what it asks for."""
+    request = submission.request
+    return snapshot.nodes[view.id].capacity.fits(request) and set(request.features) <= set(view.features)
+
+
+def unfit(snapshot: ClusterSnapshot, views: Sequence[NodeView], submission: Submission) -> str:
+    """That no node which takes work fits pulled work, and which of the others would. views: of its partition, some of them up."""
+    request, needs = submission.request, needs_of(submission.request.resources)
+    up = [view for view in views if view.state == NodeState.UP]
+    detail = f"none of {counted(len(up), 'node')} up fits {counted(request.cores, 'core')}, {request.memory_bytes // (1024 * 1024)} MiB"
+    detail += "".join(f", {count} {name}" for name, count in needs)
+    detail += f", features {','.join(request.features)}" if request.features else ""
+    out = [view for view in views if view.state != NodeState.UP and can_run(snapshot, view, submission)]
+    told = [f"{view.id} would, and is {state_words(view)}{f' ({view.reason})' if view.reason else ''}: {view.fix}" for view in out[:_SHOWN]]
+    return "; ".join([detail, *told]) + (f"; and {len(out) - _SHOWN} more" if len(out) > _SHOWN else "")
+
+
+def refused_whys(snapshot: ClusterSnapshot, views: Sequence[NodeView], user: str) -> dict[str, WhyView]:
+    """Of these nodes those whose Starters cannot run work of the user, by name: why, and what to type there."""
+    found = {}
+    for view in views:
+        trouble = trouble_of(snapshot, snapshot.nodes[view.id])
+        if trouble is not None and user in trouble.refused:
+            found[view.id] = WhyView(what="refused", id=view.id, detail=trouble.refused[user])
+    return found
+
+
+def store_whys(snapshot: ClusterSnapshot) -> list[WhyView]:
+    """That the store is away, which keeps waiting whatever has values there."""
+    if not snapshot.store_problem:
+        return []
+    return [WhyView(what="store", id="", detail=f"store: {snapshot.store_problem}; what needs it waits: {_STORE_FIX}")]
+
+
+def sentences(found: Sequence[PartView], level: Level) -> tuple[str, ...]:
+    """What people are told of the parts of one level. Of many nodes in the same state some are named, the others counted."""
+    told = []
+    seen: Counter[str] = Counter()
+    for part in found:
+        if part.level != level:
+            continue
+        if part.kind == "node":
+            seen[part.state] += 1
+            if seen[part.state] > _SHOWN:
+                continue
+        told.append(part.told or part.reason)
+    told += [f"{state}: {counted(count - _SHOWN, 'more node')}: rmgr nodes" for state, count in seen.items() if count > _SHOWN]
+    return tuple(told)
+
+
+def with_part(view: StatusView, part: PartView) -> StatusView:
+    """A status to which its teller adds what only he knows."""
+    told = part.told or part.reason
+    problems = (*view.problems, told) if part.level == Level.PROBLEM else view.problems
+    warnings = (*view.warnings, told) if part.level == Level.WARNING else view.warnings
+    return replace(view, healthy=not problems, parts=(*view.parts, part), problems=problems, warnings=warnings)
+
+
+def _on(record: NodeRecord) -> str:
+    return f" on {record.host}" if record.host else ""

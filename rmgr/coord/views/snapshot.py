@@ -1,0 +1,72 @@
+"""All that is known of a cluster at one moment: what the leader keeps in memory, and what a command reads without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rmgr.coord.decisions.view import Progress
+from rmgr.model.block import BlockKey
+from rmgr.model.node import Drain, EpochRecord, NodeRecord, Trouble
+from rmgr.model.placing import Allocation
+from rmgr.model.queue import ClusterSettings
+from rmgr.model.submission import Submission
+from rmgr.model.views import PlacingView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOnNode:
+    """A block under `/running/<node>`. done: bit i = task first + i is not running there (any more). allocation: of a placed job.
+
+    stopping: why that is giving its nodes up, "" = it is not. is_suspended: it stands still. is_starting: it has not begun; awaits: what it
+    waits for, as its Starter has written it down. saving, answered, moves: as in its block.
+    """
+
+    node: str
+    key: BlockKey
+    done: int = 0
+    claimed_us: int = 0
+    allocation: Allocation | None = None
+    stopping: str = ""
+    is_suspended: bool = False
+    is_starting: bool = False
+    awaits: str = ""
+    saving: str = ""
+    answered: bool = False
+    moves: int = 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where it runs, the head first."""
+        return tuple(name for name, _ in self.allocation.shares) if self.allocation is not None else (self.node,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSnapshot:
+    """Facts, read together as far as ZooKeeper allows (each is true, not all of the same instant).
+
+    alive: guids of Starters with an entry. leader_alive: the recorded leader's candidate entry exists.
+    waiting: failed ranges that wait for the resubmit rule, as tasks by submission. nowhere: tasks that the leader has found to have lost
+    their znode, by submission. placing: what only the leader knows.
+    aside: what made the leader's handlers raise, and is not tried again until it changes: path -> error.
+    ownerless: submissions that may still grow, whose owner has gone.
+    store_problem: why the data store does not serve, "" while it does, or where nobody has asked.
+    """
+
+    cluster_id: str = ""
+    settings: ClusterSettings = ClusterSettings()
+    epoch: EpochRecord | None = None
+    leader_alive: bool = False
+    watchdogs: int = 0
+    submissions: Mapping[int, tuple[Submission, Progress]] = field(default_factory=dict)
+    claimed: tuple[BlockOnNode, ...] = ()
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
+    drains: Mapping[str, Drain] = field(default_factory=dict)
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    waiting: Mapping[int, int] = field(default_factory=dict)
+    nowhere: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    placing: PlacingView = PlacingView()
+    aside: Mapping[str, str] = field(default_factory=dict)
+    ownerless: frozenset[int] = frozenset()
+    store_problem: str = ""
