@@ -20,13 +20,13 @@ from typing import TypeVar
 from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
 from rmgr.model.resources import MIB
-from rmgr.sched.catalogue import POLICIES
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline.catalogue import POLICIES
+from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Plan as SchedulerPlan
 from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim import bare_loop
 from rmgr.sim.driver import simulate
 from rmgr.sim.models.lublin99 import lublin99

@@ -18,7 +18,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import emit
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.errors import RmgrError
-from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.calls import laws as calls_laws
 from rmgr.sim.laws import Drawn, Finding, LawsReport, check, digest

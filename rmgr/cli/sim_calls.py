@@ -72,7 +72,7 @@ def calls(
     """
     from rmgr.cli.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named
+    from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
     from rmgr.sim.calls.files import document, write
     from rmgr.sim.calls.results import summed
     from rmgr.sim.calls.runs import replications
@@ -116,8 +116,8 @@ def calls(
 
 def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str], seed: int) -> None:
     """One replication, with its log."""
-    from rmgr.sched.catalogue import call_policy_named
-    from rmgr.sched.recorder import Recorder
+    from rmgr.sched.pipeline.catalogue import call_policy_named
+    from rmgr.sched.state.recorder import Recorder
     from rmgr.sim.calls.world import replicate
     from rmgr.sim.record import new_log
 

@@ -65,7 +65,7 @@ def replay(
     run as long as they did, on the recorded nodes with their failures, and the measures are printed beside the recorded ones.
     """
     from rmgr.adapters import policy_files
-    from rmgr.sched.catalogue import CALL_POLICIES
+    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
     from rmgr.sim.output import refuse_existing
     from rmgr.sim.record import read_log
     from rmgr.sim.replay import verify
@@ -95,7 +95,7 @@ def replay(
 
 
 def _opening(entry: object, log: Path) -> Any:
-    from rmgr.sched.event_log import Opening
+    from rmgr.sched.state.event_log import Opening
 
     if not isinstance(entry, Opening):
         raise UsageError(f"{log}: the log is empty", hint="rmgr sim run --record and rmgr admin export-events write such logs")
@@ -104,7 +104,7 @@ def _opening(entry: object, log: Path) -> Any:
 
 def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, str], *, own: bool, whole: bool, refused: bool) -> None:
     """A log of calls: every pick again, or those of another policy beside the recorded ones."""
-    from rmgr.sched.catalogue import call_policy_named
+    from rmgr.sched.pipeline.catalogue import call_policy_named
     from rmgr.sched.policy import Stage
     from rmgr.sim.calls.replay import picks
     from rmgr.sim.record import read_log

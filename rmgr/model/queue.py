@@ -49,7 +49,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """Who places the jobs of a partition. document: a pipeline as JSON (the tables of a policy file, rmgr/sched/pipeline.py)."""
+    """Who places the jobs of a partition. document: a pipeline as JSON (the tables of a policy file, rmgr/sched/pipeline/stages.py)."""
 
     partition: str
     document: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.partition import Partition
 from rmgr.sched.plan import NO_ASIDE, NO_REASONS, Fault, Plan, of_tuple
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
 
 
 def _never() -> bool:

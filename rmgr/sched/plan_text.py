@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft_overlay import BEGINS, OF_THE_ENGINE
-from rmgr.sched.event_log import LogError, described
-from rmgr.sched.event_log import decision as read_decision
+from rmgr.sched.draft.overlay import BEGINS, OF_THE_ENGINE
 from rmgr.sched.plan import (
     Accepted,
     Decision,
@@ -38,6 +36,8 @@ from rmgr.sched.plan import (
     Why,
 )
 from rmgr.sched.policy import Cause
+from rmgr.sched.state.event_log import LogError, described
+from rmgr.sched.state.event_log import decision as read_decision
 
 _FACTS = (int, str, float, bool, type(None))
 _SET_ASIDE = "x: y"  # stands for a reason while a decision is read

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rmgr.sched.job import Job
+from rmgr.sched.order import Cause, Key
 
 if TYPE_CHECKING:
     from rmgr.sched.draft import Draft
 
-
-class Cause(StrEnum):
-    """Why a pass is run: everything that happened since the last one."""
-
-    JOB_SUBMITTED = "job_submitted"
-    JOB_ENDED = "job_ended"  #: or left its nodes in any other way
-    JOB_WITHDRAWN = "job_withdrawn"  #: cancelled or held while it waited
-    NODES_CHANGED = "nodes_changed"
-    CALL_SUBMITTED = "call_submitted"
-    CALL_ANSWERED = "call_answered"
-    SERVERS_CHANGED = "servers_changed"  #: measured again, came, left, opened or closed
-    TIMER = "timer"  #: a `WakeAt`, or the driver's own tick
-    TAKE_OVER = "take_over"  #: a new leader's first pass; a changed configuration
+__all__ = ["Cause", "KeyedOrder", "Order", "Policy", "Stage"]
 
 
 class Policy(Protocol):
@@ -47,12 +35,8 @@ class Order(Protocol):
         ...
 
 
-class KeyedOrder(Order, Protocol):
+class KeyedOrder(Order, Key, Protocol):
     """An order by a key that never changes while the job waits: kept sorted between passes, so a pass pays nothing for it."""
-
-    def key(self, job: Job) -> tuple[int, ...]:
-        """Ascending; ends with the job's id."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

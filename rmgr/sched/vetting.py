@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 from rmgr.errors import StateConflict
 from rmgr.sched.draft import Draft
-from rmgr.sched.event_log import decision as read_decision
-from rmgr.sched.event_log import described
 from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Preempt, Reject, Reserve, Resume, Route, Send, Start, Suspend, Why
 from rmgr.sched.policy import Cause, Policy
+from rmgr.sched.state.event_log import decision as read_decision
+from rmgr.sched.state.event_log import described
 
 #: Modules of policies that are shipped.
 _OWN = "rmgr.sched."

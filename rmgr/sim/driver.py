@@ -18,7 +18,7 @@ from rmgr.model.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause
-from rmgr.sched.recorder import Recorder
+from rmgr.sched.state.recorder import Recorder
 from rmgr.sim.kernel import Rank
 from rmgr.sim.outcome import Result
 from rmgr.sim.setting import Setting

@@ -9,9 +9,9 @@ from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline import Configuration, configured
+from rmgr.sched.pipeline.stages import Configuration, configured
 from rmgr.sched.policy import Stage
-from rmgr.sched.recorder import Recorder
+from rmgr.sched.state.recorder import Recorder
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Failures, LimitsChange
 from rmgr.sim.events_file import read_events

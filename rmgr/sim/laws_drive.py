@@ -13,7 +13,7 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Migrate, Plan, Preempt, Reject, Resume, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws_budget import Budget
 from rmgr.sim.laws_world import LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
 

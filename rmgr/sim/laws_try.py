@@ -16,8 +16,8 @@ from typing import TypeAlias
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.laws_budget import Budget, OutOfTime
 from rmgr.sim.laws_drive import MOST_PASSES, Drive, StoryLine, StoryStay, where
 from rmgr.sim.laws_records import overcommitted

@@ -1,4 +1,4 @@
-"""The files in which logs of schedulers are (rmgr/sched/event_log.py): written whole or not at all, checked when they are read."""
+"""The files in which logs of schedulers are (rmgr/sched/state/event_log.py): written whole or not at all, checked when they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from rmgr.errors import UsageError
-from rmgr.sched.event_log import End, Entry, LogError, Opening, Passed, decode
+from rmgr.sched.state.event_log import End, Entry, LogError, Opening, Passed, decode
 from rmgr.sim.output import not_written, refuse_existing
 
 _GZIP = b"\x1f\x8b"

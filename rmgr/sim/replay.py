@@ -13,11 +13,11 @@ from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.engine import run_pass
-from rmgr.sched.event_log import AT_ONCE, Entry, Fact, Opening, Passed, decision, described
 from rmgr.sched.job import Placement, Running
 from rmgr.sched.plan import Decision, Migrate, Preempt, Reject, Resume, Start, Suspend
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import AT_ONCE, Entry, Fact, Opening, Passed, decision, described
 from rmgr.sim.outcome import Parting
 
 #: Why a job has lost its nodes (`because` of a fact).

@@ -12,10 +12,10 @@ from typing import Any
 
 from rmgr.errors import UsageError
 from rmgr.sched import job as sched
-from rmgr.sched.event_log import AT_ONCE, Fact
 from rmgr.sched.job import Node
 from rmgr.sched.policy import Stage
 from rmgr.sched.records import Limits, Maintenance
+from rmgr.sched.state.event_log import AT_ONCE, Fact
 from rmgr.sim.events import Cancel, Event, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
 from rmgr.sim.outcome import JobOutcome, Result, Spell
 from rmgr.sim.replay import History

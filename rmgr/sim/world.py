@@ -17,9 +17,9 @@ from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend
 from rmgr.sched.policy import Cause
-from rmgr.sched.recorder import Recorder
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.recorder import Recorder
+from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.events import Event
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine

@@ -19,8 +19,8 @@ from rmgr.sched.policies.queue_first_fit import QueueFirstFit
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.models.hpc2500 import hpc2500
 from rmgr.sim.papers import paper000, paper000_future, paper000_unit

@@ -12,7 +12,7 @@ import pytest
 from grid_loop import stretches
 
 from rmgr.errors import UsageError
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import FailOver

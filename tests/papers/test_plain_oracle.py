@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from plain_oracle import Asked, Plain
 
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.setting import Setting

@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-from rmgr.sched.horizon import Ending, GiveBack
+from rmgr.sched.capacity.horizon import Ending
+from rmgr.sched.capacity.horizon_node import GiveBack
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Placement
-from rmgr.sched.pool_node import NodePool
-from rmgr.sched.pool_unit import UnitPool
 
 
 class PlainNodeTimeline:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from sched_worlds import Monkey, worlds
 
 from rmgr.errors import NotFound, StateConflict
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
 from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.records import Call, Limits, Maintenance, Server
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws_records import overcommitted
 from rmgr.sim.laws_try import shuffled
 from rmgr.sim.laws_world import SmallWorld

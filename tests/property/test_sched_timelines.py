@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plain_timelines import PlainNodeTimeline, PlainUnitTimeline
 
-from rmgr.sched import horizon_unit
-from rmgr.sched.horizon import Ending, Horizon, Timeline
-from rmgr.sched.horizon_node import NodeTimeline, NodeWindows
-from rmgr.sched.horizon_unit import UnitTimeline
+from rmgr.sched.capacity import horizon_unit
+from rmgr.sched.capacity.horizon import Ending, Horizon, Timeline
+from rmgr.sched.capacity.horizon_node import NodeTimeline, NodeWindows
+from rmgr.sched.capacity.horizon_unit import UnitTimeline
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Node, Placement, resources_of
-from rmgr.sched.pool_node import NodePool
-from rmgr.sched.pool_unit import UnitPool
 
 NOW = 100
 MANY = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

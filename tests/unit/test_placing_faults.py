@@ -22,14 +22,14 @@ from rmgr.daemons.leader.records.pipeline import named
 from rmgr.model.placing import Rigid, job_id
 from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.sched.draft import Draft
-from rmgr.sched.event_log import Opening
 from rmgr.sched.job import Node
-from rmgr.sched.pipeline import Configuration
+from rmgr.sched.pipeline.stages import Configuration
 from rmgr.sched.plan import Accepted, Decision, GangSet, HoldCores, Migrate, Noted, Plan, Reserve, Start, WakeAt, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.records import Gang
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Opening
 from rmgr.sim.record import read_log
 from rmgr.sim.replay import verify
 from tests.harness.leader_bench import Bench

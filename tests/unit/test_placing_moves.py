@@ -21,7 +21,7 @@ from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.resources import Request
 from rmgr.model.states import Reason
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.record import read_log
 from rmgr.sim.replay import verify

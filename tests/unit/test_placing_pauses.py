@@ -12,10 +12,10 @@ from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.node import OrderKind
 from rmgr.model.queue import ClusterSettings
 from rmgr.sched.draft import Draft
-from rmgr.sched.pipeline import Configuration
+from rmgr.sched.pipeline.stages import Configuration
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from tests.unit.test_placing_moves import Cluster, cluster
 
 __all__ = ["cluster"]

@@ -8,8 +8,8 @@ import pytest
 
 from rmgr.coord.protocol import keys
 from rmgr.errors import RmgrError
-from rmgr.sched.event_log import Opening, Passed
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline.stages import configured
+from rmgr.sched.state.event_log import Opening, Passed
 from rmgr.sim.record import read_log
 from rmgr.sim.replay import verify
 from tests.property.test_placing_failover import Story

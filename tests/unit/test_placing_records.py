@@ -16,8 +16,8 @@ from rmgr.model.resources import Request
 from rmgr.model.submission import Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 
 
 def test_since_when_cores_are_held_is_recorded_with_the_hold() -> None:

@@ -15,8 +15,8 @@ from rmgr.model.resources import Request
 from rmgr.model.submission import Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline import configured, pipeline_from
-from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.pipeline.stages import configured, pipeline_from
+from rmgr.sched.state.snapshot import Snapshot
 
 NOW = 1_000_000_000
 S = 1_000_000

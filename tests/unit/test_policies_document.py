@@ -17,7 +17,7 @@ from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Send, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Server
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 HOUR_US = 3_600_000_000
 TEXT = (Path(rmgr.__file__).parent / "docs/policies.md").read_text("utf-8")

@@ -17,7 +17,7 @@ from rmgr.sched.plan import Start
 from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 HEAD = """\
 from dataclasses import dataclass, field

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from rmgr.errors import ConfigError, StateConflict
-from rmgr.sched.call_records import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
-from rmgr.sched.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
-from rmgr.sched.event_log import AT_ONCE, Opening, decode, encode
 from rmgr.sched.job import Job, Node
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named, policy_named
 from rmgr.sched.plan import Accepted, Infeasible, Plan, Send, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.predictors.ewma import Ewma, smoothed
@@ -22,7 +20,9 @@ from rmgr.sched.predictors.last import Last
 from rmgr.sched.predictors.queueing import Queueing, waiting_s
 from rmgr.sched.predictors.window import InFlight, sends_now
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.call_records import ANSWERED, LEARNT, MEASUREMENTS, CallRecords, power_of
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import AT_ONCE, Opening, decode, encode
 
 CAUSES = frozenset({Cause.CALL_SUBMITTED})
 LINPACK, BYTES = 144_720_000, 2_892_000

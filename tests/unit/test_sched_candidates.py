@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rmgr.sched.engine import run_pass
-from rmgr.sched.event_log import Opening, decode, encode
 from rmgr.sched.job import Job, Node
 from rmgr.sched.plan import Migrate, Plan, Start
 from rmgr.sched.policies.migration import Candidates, Migration
 from rmgr.sched.policies.migration import SuspendedShare as HowMany
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Opening, decode, encode
 
 HEAD = 9
 

@@ -10,14 +10,14 @@ from typing import ClassVar
 import pytest
 
 from rmgr.errors import ConfigError
-from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
-from rmgr.sched.pipeline import pipeline_from
+from rmgr.sched.pipeline.catalogue import policy_named
+from rmgr.sched.pipeline.stages import pipeline_from
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState, Snapshot
+from rmgr.sched.state.cluster import ClusterState, Snapshot
 
 HOUR_US = 3_600_000_000
 NODES = 8

@@ -14,7 +14,7 @@ from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.records import Hold, Share
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 LEFT, RIGHT = ((0, 1, 1),), ((2, 3, 1),)
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Start, Why
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 WHY = Why("test", "it fits")
 

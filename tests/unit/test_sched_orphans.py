@@ -10,14 +10,14 @@ from typing import ClassVar
 import pytest
 
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft_overlay import ABANDONED
+from rmgr.sched.draft.overlay import ABANDONED
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job, Node
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Plan, Resume, Start, Why
 from rmgr.sched.policies.gangs.dqt import Dqt
 from rmgr.sched.policy import Cause, Policy, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws_records import overcommitted
 
 WHY = Why("test", "because")

@@ -9,7 +9,7 @@ import pytest
 from rmgr.errors import ConfigError
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job
-from rmgr.sched.pipeline import configured, pipeline_from
+from rmgr.sched.pipeline.stages import configured, pipeline_from
 from rmgr.sched.plan import Start
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.easy import Easy
@@ -18,7 +18,7 @@ from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import HPC2500
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 TWO_PARTITIONS = """
 [[stage]]

@@ -10,13 +10,13 @@ from rmgr.model.node import NodeRecord, NodeState
 from rmgr.model.placing import Rigid
 from rmgr.model.resources import Capacity, Request
 from rmgr.model.submission import Submission, Work
-from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import PLAIN, Job, Node, Resources
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Accepted, Insufficient, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 GPU: Resources = (("gpu", 1),)
 WHY = Why("test", "a test says so")

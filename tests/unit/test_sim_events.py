@@ -13,13 +13,13 @@ import pytest
 from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.states import State
-from rmgr.sched.catalogue import policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.recorder import Recorder
 from rmgr.sched.records import Limits
+from rmgr.sched.state.recorder import Recorder
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
 from rmgr.sim.events_file import read_events

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rmgr.model.states import State
 from rmgr.sched import job as sched_job
-from rmgr.sched.carousel import Carousel
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.engine import run_pass
-from rmgr.sched.event_log import Passed, described, encode
 from rmgr.sched.job import Node
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import GangSet, Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Gang
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Passed, described, encode
 from rmgr.sched.tree.allocation import AllocationRule, choose
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired

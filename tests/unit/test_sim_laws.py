@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from rmgr.sched import snapshot, state
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.draft import Draft
-from rmgr.sched.draft_overlay import Overlay
-from rmgr.sched.draft_view import View
-from rmgr.sched.partition import Partition
+from rmgr.sched.draft.overlay import Overlay
+from rmgr.sched.draft.view import View
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.first_fit import FITS, FirstFit
 from rmgr.sched.policy import Stage
-from rmgr.sched.pool_node import NodePool
-from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Maintenance
+from rmgr.sched.state import cluster as state
+from rmgr.sched.state import snapshot
+from rmgr.sched.state.partition import Partition
 from rmgr.sim.laws import Drawn, check, digest
 from rmgr.sim.laws_shrink import shrunk
 from rmgr.sim.laws_try import tried

@@ -13,14 +13,14 @@ import pytest
 from rmgr.errors import RmgrError
 from rmgr.model.states import State
 from rmgr.sched.draft import Draft
-from rmgr.sched.event_log import decode
 from rmgr.sched.job import Node
 from rmgr.sched.plan import Accepted, Why
 from rmgr.sched.policies.conservative import Conservative
 from rmgr.sched.policies.first_fit import FirstFit
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.recorder import Recorder
 from rmgr.sched.records import Share
+from rmgr.sched.state.event_log import decode
+from rmgr.sched.state.recorder import Recorder
 from rmgr.sim import driver
 from rmgr.sim.driver import simulate
 from rmgr.sim.events import Cancel, Event, FailOver, NodesFail

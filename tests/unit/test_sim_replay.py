@@ -12,12 +12,12 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError, UsageError
-from rmgr.sched.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.pipeline import configured
+from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Noted, Reserve, Route, Start, Why
 from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
-from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
+from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.driver import simulate
 from rmgr.sim.metrics import reproducible, summary
 from rmgr.sim.record import new_log, read_log

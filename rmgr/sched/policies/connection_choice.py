@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heapreplace
 from typing import TypeAlias
 
-from rmgr.sched.holds import cores_of
+from rmgr.sched.capacity.holds import cores_of
 from rmgr.sched.job import Job, Running
 from rmgr.sched.records import Cores as Spans
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
+from rmgr.sched.capacity.holds import by_node, cores_of, each_node
 from rmgr.sched.draft import Draft
-from rmgr.sched.holds import by_node, cores_of, each_node
 from rmgr.sched.job import Job, Running
 from rmgr.sched.parameters import about
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why

@@ -23,8 +23,8 @@ from typing import ClassVar
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Job, Node, Running, charged_cores
 from rmgr.sched.parameters import about
-from rmgr.sched.partition import Partition, arrival
 from rmgr.sched.records import Usage
+from rmgr.sched.state.partition import Partition, arrival
 
 DAY_US = 86_400_000_000
 SECOND_US = 1_000_000

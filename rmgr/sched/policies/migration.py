@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rmgr.model.units import counted
 from rmgr.sched.parameters import about
-from rmgr.sched.partition import arrival
 from rmgr.sched.plan import Accepted, Infeasible, Insufficient, Why
 from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.fcfs import Fcfs
 from rmgr.sched.policies.head_blocking import HEAD
 from rmgr.sched.policy import Cause, Order
+from rmgr.sched.state.partition import arrival
 
 if TYPE_CHECKING:
     from rmgr.sched.draft import Draft

@@ -11,8 +11,8 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Plan, Send
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 from rmgr.sim.laws import Finding, LawsReport, waived
 
 PARTITION = "calls"

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from rmgr.errors import RmgrError
 from rmgr.sched.engine import run_pass
-from rmgr.sched.event_log import Entry, Fact, Opening, Passed, decision
 from rmgr.sched.plan import Send
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Entry, Fact, Opening, Passed, decision
 
 
 @dataclass(slots=True)

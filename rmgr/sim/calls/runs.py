@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rmgr.errors import RmgrError
-from rmgr.sched.catalogue import call_policy_named
+from rmgr.sched.pipeline.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Scenario
 from rmgr.sim.calls.world import Replication, replicate
 from rmgr.sim.papers.runs import measured

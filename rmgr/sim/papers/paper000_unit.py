@@ -15,7 +15,7 @@ from rmgr.sched.policies.individual_priority import constant
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HOUR_US, HPC2500, QueueClass
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim import workload as sim
 from rmgr.sim.driver import Setting, simulate
 from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds

@@ -9,7 +9,7 @@ from math import fsum
 from typing import NamedTuple
 
 from rmgr.errors import RmgrError
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.driver import simulate
 from rmgr.sim.grid import MINUTE_US, drawn

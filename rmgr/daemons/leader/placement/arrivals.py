@@ -15,7 +15,7 @@ from rmgr.errors import InvalidRecord, StateConflict
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, job_id
 from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

@@ -30,9 +30,9 @@ from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.request import StopKind, StopRequest
 from rmgr.model.units import counted
 from rmgr.runtime import machine
+from rmgr.sched.capacity.pool_node import room_if_empty
 from rmgr.sched.job import Job, Node, nodes_of
-from rmgr.sched.pool_node import room_if_empty
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

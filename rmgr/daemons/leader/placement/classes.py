@@ -20,8 +20,8 @@ from rmgr.sched.records import Cores
 if TYPE_CHECKING:
     from rmgr.daemons.leader.core.context import LeaderContext
     from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.sched.partition import Partition
     from rmgr.sched.queue_class import QueueClass
+    from rmgr.sched.state.partition import Partition
 
 #: So long after something has happened the metrics tell it: counting is O(jobs).
 MEASURED_S = 1.0

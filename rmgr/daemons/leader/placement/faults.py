@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.sched.catalogue import policy_named
+from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 
 #: After so long the configured pipeline of a partition is tried again.

@@ -50,7 +50,7 @@ from rmgr.sched.plan import (
     WakeAt,
     Why,
 )
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024

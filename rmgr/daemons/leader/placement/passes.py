@@ -13,7 +13,7 @@ from rmgr.runtime.timers import Timer
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Fault, Plan
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.vetting import Vetted
 
 #: A pass may take so long.

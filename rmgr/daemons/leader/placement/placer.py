@@ -42,12 +42,12 @@ from rmgr.model.submission import Submission
 from rmgr.model.views import PlacingView
 from rmgr.runtime.timers import Timer
 from rmgr.sched.job import Node
-from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Plan, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Limits
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
 
 #: Least time between two readings of one list, and what each of its names adds: where thousands wait, a new one waits for more than that.
 PACE_S, PACE_A_NAME_S = 0.005, 50e-6

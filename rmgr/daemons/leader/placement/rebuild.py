@@ -29,10 +29,10 @@ from rmgr.daemons.leader.records.reserved import Standing
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import MAX_INDEX, Allocation, job_id
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.partition import Partition
 from rmgr.sched.records import Suspended
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
+from rmgr.sched.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

@@ -25,9 +25,9 @@ from rmgr.model.node import InboxOrder, OrderKind
 from rmgr.model.placing import task_of
 from rmgr.runtime import machine
 from rmgr.sched.job import Job, Running, nodes_of
-from rmgr.sched.partition import Partition
 from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

@@ -13,10 +13,10 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
 from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
-from rmgr.sched.catalogue import POLICIES, policy_named
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
-from rmgr.sched.pipeline import Configuration, Find, Make, refuse_unobeyed, served
+from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
+from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served
 from rmgr.sched.policy import Cause, Policy
 from rmgr.sched.queue_class import QueueClass
 

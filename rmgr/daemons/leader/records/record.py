@@ -17,11 +17,11 @@ from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
-from rmgr.sched.event_log import Entry, encode
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause
-from rmgr.sched.recorder import Recorder
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import Entry, encode
+from rmgr.sched.state.recorder import Recorder
 
 #: Lines are written after so long, or when there are so many bytes of them.
 EVERY_S, PIECE_BYTES = 2.0, 256 * 1024

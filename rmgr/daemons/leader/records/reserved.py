@@ -19,10 +19,10 @@ from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.model.block import BlockKey
 from rmgr.model.placing import job_id, run_label, task_of
 from rmgr.model.resources import MIB
-from rmgr.sched.holds import each_node
+from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.records.records import Records

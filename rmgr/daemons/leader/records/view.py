@@ -16,15 +16,15 @@ from rmgr.model.array import shown_index
 from rmgr.model.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.units import utc
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
-from rmgr.sched.holds import by_node
+from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
-from rmgr.sched.partition import Partition
-from rmgr.sched.pipeline import fair_share_of
+from rmgr.sched.pipeline.stages import fair_share_of
 from rmgr.sched.plan import Plan, Reserve, Why
 from rmgr.sched.policies.migration import Migration
 from rmgr.sched.policy import Stage
 from rmgr.sched.records import Hold
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

@@ -23,8 +23,8 @@ from rmgr.sched.engine import run_pass
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.plan import Plan, Reject, Route, Start, WakeAt, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer

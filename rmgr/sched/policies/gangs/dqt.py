@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rmgr.sched.carousel import Carousel, leaves_of, placed_in
+from rmgr.sched.capacity.carousel import Carousel, leaves_of, placed_in
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, nodes_of
 from rmgr.sched.parameters import about

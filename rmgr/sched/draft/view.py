@@ -8,13 +8,13 @@ from heapq import merge
 from itertools import islice
 from types import MappingProxyType
 
-from rmgr.sched.draft_overlay import ELSEWHERE, DraftChanges, Overlay
-from rmgr.sched.holds import room
+from rmgr.sched.capacity.holds import room
+from rmgr.sched.draft.overlay import ELSEWHERE, DraftChanges, Overlay
 from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.partition import arrival
+from rmgr.sched.order import Key
 from rmgr.sched.plan import GangSet, Infeasible, Insufficient, Why
-from rmgr.sched.policy import KeyedOrder
 from rmgr.sched.records import Answered, Call, Gang, Hold, Server, Suspended, Usage, Used
+from rmgr.sched.state.partition import arrival
 
 
 class View(Overlay):
@@ -24,7 +24,7 @@ class View(Overlay):
 
     # -- waiting jobs -------------------------------------------------------------------------------------------------------
 
-    def sorted_by(self, order: KeyedOrder) -> Iterator[Job]:
+    def sorted_by(self, order: Key) -> Iterator[Job]:
         """The waiting jobs that this partition can run and this pass has not started, in this order."""
         return self._shown(self._part.sorted_by(order), order.key)
 

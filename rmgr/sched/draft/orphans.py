@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import partial
 
-from rmgr.sched.draft_move import STANDS_STILL, Moving
-from rmgr.sched.draft_overlay import ABANDONED, IN_ITS_WAY
+from rmgr.sched.draft.move import STANDS_STILL, Moving
+from rmgr.sched.draft.overlay import ABANDONED, IN_ITS_WAY
 from rmgr.sched.job import Job, Placement, Running
 from rmgr.sched.plan import Accepted, Unreserve
 from rmgr.sched.records import Suspended

@@ -5,18 +5,12 @@ Two representations answer it: `horizon_unit.py` with counts (identical one-core
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from rmgr.sched.job import Job, Placement
 
-if TYPE_CHECKING:
-    from rmgr.sched.pool_node import NodePool
-
 #: (when the limit ends it, job id, units of the pool that come back then)
 Ending: TypeAlias = tuple[int, int, int]
-#: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
-GiveBack: TypeAlias = Callable[["NodePool", int], None]
 #: A window of maintenance: (start, a job of whole nodes that stands there meanwhile, where).
 Closing: TypeAlias = tuple[int, Job, Placement]
 

@@ -45,10 +45,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmgr.errors import ConfigError
-from rmgr.sched.catalogue import POLICIES, policy_named
 from rmgr.sched.job import Node
 from rmgr.sched.parameters import Kind, shown, unknown
-from rmgr.sched.pipeline_tables import (
+from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
+from rmgr.sched.pipeline.tables import (
     MACHINE,
     SIMULATED,
     check_names,

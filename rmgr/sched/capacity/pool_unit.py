@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from rmgr.sched.horizon import Horizon
+from rmgr.sched.capacity.horizon import Horizon
 from rmgr.sched.job import PLAIN, Job, Node, Placement, Span
 from rmgr.sched.records import Cores
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from rmgr.errors import NotFound, StateConflict
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, charged_cores, sent_back
-from rmgr.sched.partition import Partition
 from rmgr.sched.plan import (
     Decision,
     GangSet,
@@ -35,7 +34,8 @@ from rmgr.sched.plan import (
     of_tuple,
 )
 from rmgr.sched.records import Answered, Call, Limits, Maintenance, Server, Usage
-from rmgr.sched.snapshot import Snapshot, records_of, restore
+from rmgr.sched.state.partition import Partition
+from rmgr.sched.state.snapshot import Snapshot, records_of, restore
 
 
 class ClusterState:

@@ -36,8 +36,8 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import msgspec
 
 from rmgr.sched.plan import Decision, Why
-from rmgr.sched.snapshot import Snapshot
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.snapshot import Snapshot
 
 FORMAT = "rmgr/events/1"
 AT_ONCE, AS_TOLD = "at once", "as told"

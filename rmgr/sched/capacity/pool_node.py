@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
-from rmgr.sched.horizon import Horizon
+from rmgr.sched.capacity.horizon import Horizon
 from rmgr.sched.job import PLAIN, Job, Node, Placement, Resources, Shape, Span, spans_of
 from rmgr.sched.records import Cores
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rmgr.sched.draft_view import View
+from rmgr.sched.draft.view import View
 from rmgr.sched.plan import Accepted, Verdict, Why
 
 _INTEGERS = {int}

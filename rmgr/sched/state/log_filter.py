@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from rmgr.sched.event_log import End, Entry, Fact, Opening, Passed
 from rmgr.sched.job import Running
 from rmgr.sched.records import Suspended, Usage
-from rmgr.sched.snapshot import Snapshot
+from rmgr.sched.state.event_log import End, Entry, Fact, Opening, Passed
+from rmgr.sched.state.snapshot import Snapshot
 
 DEFAULT = "default"
 

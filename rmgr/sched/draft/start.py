@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rmgr.sched.draft_view import View
-from rmgr.sched.holds import are_spans, placed_on
+from rmgr.sched.capacity.holds import are_spans, placed_on
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Placement, Reservation, Running
-from rmgr.sched.partition import Pool
 from rmgr.sched.plan import Accepted, Insufficient, Reserve, Start, Unreserve, Verdict, Why, of_tuple
-from rmgr.sched.pool_node import NodePool
 from rmgr.sched.records import Hold
+from rmgr.sched.state.partition import Pool
 
 UNKNOWN_TIME = Why("time", "no time is known at which enough is free: nodes are closed")
 TOO_LARGE = "needs {} x {} cores, {} are free"

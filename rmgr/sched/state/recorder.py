@@ -1,14 +1,14 @@
-"""Writes the log of a scheduler (event_log.py) as it happens: each fact that is told, each pass. Pure: lines go to whoever writes them."""
+"""Writes the log of a scheduler (`event_log.py`) as it happens: each fact, each pass. Pure: lines go to whoever writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rmgr.sched.event_log import AT_ONCE, End, Entry, Opening, Passed, described, encode, fact
+from rmgr.sched.order import Cause
 from rmgr.sched.plan import Plan
-from rmgr.sched.policy import Cause
-from rmgr.sched.state import ClusterState
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.event_log import AT_ONCE, End, Entry, Opening, Passed, described, encode, fact
 
 
 class Recorder:

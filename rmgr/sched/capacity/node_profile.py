@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
+from rmgr.sched.capacity.pool_node import room_beside, room_on
 from rmgr.sched.job import PLAIN, Node, Resources, Shape
-from rmgr.sched.pool_node import room_beside, room_on
 
 #: (since, until, processes): so many more than in the gaps around it.
 Gap = tuple[int, int, int]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from rmgr.sched.draft_note import Noting
-from rmgr.sched.holds import after_leaving, share_of
+from rmgr.sched.capacity.holds import after_leaving, share_of
+from rmgr.sched.draft.note import Noting
 from rmgr.sched.job import Running, sent_back
 from rmgr.sched.plan import (
     Accepted,

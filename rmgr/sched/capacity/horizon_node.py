@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import TypeAlias
 
-from rmgr.sched.gap_index import GapIndex, pick
-from rmgr.sched.horizon import Closing, Ending, GiveBack
+from rmgr.sched.capacity.gap_index import GapIndex, pick
+from rmgr.sched.capacity.horizon import Closing, Ending
+from rmgr.sched.capacity.node_profile import NodeProfile
+from rmgr.sched.capacity.pool_node import NodePool, room_beside, room_on, rough
 from rmgr.sched.job import Job, Placement, Shape
-from rmgr.sched.node_profile import NodeProfile
-from rmgr.sched.pool_node import NodePool, room_beside, room_on, rough
 
+#: Gives what comes back at the end of this job to a pool of nodes: all that it has, but for what is promised out of it.
+GiveBack: TypeAlias = Callable[[NodePool, int], None]
 #: Shapes that have an index of their own; further ones share that of a shape which needs a little less memory, and look at nodes.
 EXACT = 8
 

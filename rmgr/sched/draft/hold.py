@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.sched.draft_view import View
-from rmgr.sched.holds import are_spans, by_node, cores_of, is_within, placed_on
+from rmgr.sched.capacity.holds import are_spans, by_node, cores_of, is_within, placed_on
+from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job
 from rmgr.sched.plan import Accepted, HoldCores, Infeasible, Insufficient, ReleaseHold, Verdict, Why
 from rmgr.sched.records import Hold, Share

@@ -3,7 +3,7 @@
 A verb answers `Accepted`, `Insufficient` (not now) or `Infeasible` (never); only what was accepted is in the plan, so no policy can
 over-commit a node, start a job twice, or break a promise that this pass or an earlier one made. The seam on one page:
 
-| to see (`draft_view.py`) | |
+| to see (`draft/view.py`) | |
 |---|---|
 | `sorted_by(order)`, `by_arrival()`, `queue(name)`, `queues()` | waiting jobs that could start as far as they themselves are concerned |
 | `startable(jobs)`, `fits(job)`, `waiting_count` | which of them could start now |
@@ -17,12 +17,12 @@ over-commit a node, start a job twice, or break a promise that this pass or an e
 
 | to decide, each with its why | |
 |---|---|
-| `start`, `reserve`, `unreserve` (`draft_start.py`) | place waiting jobs |
-| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` (`draft_move.py`) | move jobs |
-| `send` (`draft_call.py`) | send calls to servers |
-| `hold`, `shrink`, `release` (`draft_hold.py`) | promise the cores of running jobs |
-| `gang` (`draft_gang.py`) | share nodes in time |
-| `note`, `forget` (`draft_note.py`) | remember |
+| `start`, `reserve`, `unreserve` (`draft/start.py`) | place waiting jobs |
+| `migrate`, `preempt`, `suspend`, `resume`, `route`, `reject` (`draft/move.py`) | move jobs |
+| `send` (`draft/call.py`) | send calls to servers |
+| `hold`, `shrink`, `release` (`draft/hold.py`) | promise the cores of running jobs |
+| `gang` (`draft/gang.py`) | share nodes in time |
+| `note`, `forget` (`draft/note.py`) | remember |
 | `wake_at`, `leave_pending`, `leave_rest`, `fork` (here) | ask for a pass, say why jobs wait, try something |
 """
 
@@ -31,12 +31,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rmgr.sched.draft_call import Calling
-from rmgr.sched.draft_gang import Ganging
-from rmgr.sched.draft_hold import Holding
-from rmgr.sched.draft_note import Noting
-from rmgr.sched.draft_orphans import Inheriting
-from rmgr.sched.draft_start import Starting
+from rmgr.sched.draft.call import Calling
+from rmgr.sched.draft.gang import Ganging
+from rmgr.sched.draft.hold import Holding
+from rmgr.sched.draft.note import Noting
+from rmgr.sched.draft.orphans import Inheriting
+from rmgr.sched.draft.start import Starting
 from rmgr.sched.plan import Accepted, Verdict, WakeAt, Why
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, pairwise
 
-from rmgr.sched.carousel import Carousel, placed_in, too_many_leaves
-from rmgr.sched.draft_view import View
-from rmgr.sched.gangs import OWNER
-from rmgr.sched.holds import are_spans, each_node
+from rmgr.sched.capacity.carousel import Carousel, placed_in, too_many_leaves
+from rmgr.sched.capacity.gangs import OWNER
+from rmgr.sched.capacity.holds import are_spans, each_node
+from rmgr.sched.draft.view import View
 from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.plan import Accepted, GangSet, Infeasible, Insufficient, Start, Verdict, Why
 from rmgr.sched.records import Gang

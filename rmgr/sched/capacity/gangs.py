@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import Protocol
 
-from rmgr.sched.carousel import Carousel
+from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 

@@ -11,16 +11,16 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rmgr.errors import StateConflict
-from rmgr.sched.holds import share_of
-from rmgr.sched.horizon import Closing, Ending, Horizon, Timeline
-from rmgr.sched.horizon_node import NodeShadow, NodeTimeline, NodeWindows
-from rmgr.sched.horizon_unit import UnitShadow, UnitTimeline
+from rmgr.sched.capacity.holds import share_of
+from rmgr.sched.capacity.horizon import Closing, Ending, Horizon, Timeline
+from rmgr.sched.capacity.horizon_node import NodeShadow, NodeTimeline, NodeWindows
+from rmgr.sched.capacity.horizon_unit import UnitShadow, UnitTimeline
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Placement, Reservation, Running
-from rmgr.sched.partition import Partition
 from rmgr.sched.plan import Decision, GangSet, Infeasible, Insufficient, Noted, ReleaseHold, Unreserve, WakeAt, Why
-from rmgr.sched.pool_node import NodePool
-from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.records import Gang, Hold, Maintenance, Suspended
+from rmgr.sched.state.partition import Partition
 
 NOBODYS = Why("policy", "the policy that promised it no longer serves this partition")
 ABANDONED = Why("policy", "the policy that stopped it no longer serves this partition")

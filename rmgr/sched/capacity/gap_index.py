@@ -10,8 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush, merge
 
+from rmgr.sched.capacity.node_profile import Gap, NodeProfile
 from rmgr.sched.job import Job, Node, Shape
-from rmgr.sched.node_profile import Gap, NodeProfile
 
 #: (since, position of the node, until, processes)
 Entry = tuple[int, int, int, int]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-from rmgr.sched.horizon import Ending
+from rmgr.sched.capacity.horizon import Ending
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Placement
-from rmgr.sched.pool_unit import UnitPool
 
 #: Intervals in which promises were given up are looked at again one by one, or if there are more as one.
 MOST_OPENED = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmgr.sched.holds import each_node, room
+from rmgr.sched.capacity.holds import each_node, room
 from rmgr.sched.job import Job, Node, Placement, spans_of
 from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.allocation import Loads

@@ -11,17 +11,17 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import TypeAlias
 
-from rmgr.sched.call_records import CallRecords
-from rmgr.sched.gangs import OWNER, GangBook
-from rmgr.sched.holds import after_leaving, share_of
-from rmgr.sched.horizon import Ending
+from rmgr.sched.capacity.gangs import OWNER, GangBook
+from rmgr.sched.capacity.holds import after_leaving, share_of
+from rmgr.sched.capacity.horizon import Ending
+from rmgr.sched.capacity.pool_node import NodePool
+from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.job import Job, Node, Placement, Reservation, Running, nodes_of
+from rmgr.sched.order import Key
 from rmgr.sched.plan import Why
-from rmgr.sched.policy import KeyedOrder
-from rmgr.sched.pool_node import NodePool
-from rmgr.sched.pool_unit import UnitPool
 from rmgr.sched.records import Call, Hold, Limits, Maintenance, Server, Suspended, Usage, Used
-from rmgr.sched.waiting import SortedJobs
+from rmgr.sched.state.call_records import CallRecords
+from rmgr.sched.state.waiting import SortedJobs
 
 Pool: TypeAlias = UnitPool | NodePool
 #: policy -> kind -> id -> value
@@ -96,12 +96,12 @@ class Partition:
         self.endings: list[Ending] = []  #: of what runs, sorted
         self.now_us = 0  #: of the last pass
         self._used: dict[tuple[str, str], Used] | None = None  #: ("user" | "account", name) -> what runs of it, once somebody has asked
-        self._views: dict[KeyedOrder, SortedJobs] = {}
+        self._views: dict[Key, SortedJobs] = {}
         self.pool = self._pool()
 
     # -- what a draft asks ------------------------------------------------------------------------------------------------
 
-    def sorted_by(self, order: KeyedOrder) -> SortedJobs:
+    def sorted_by(self, order: Key) -> SortedJobs:
         """The feasible waiting jobs in this order, kept up to date from now on. First use: O(n log n)."""
         view = self._views.get(order)
         if view is None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rmgr.sched.job import Job, Node, Reservation, Running
-from rmgr.sched.partition import Partition
 from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Note, Server, Suspended, Usage
+from rmgr.sched.state.partition import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmgr.sched.draft_view import View
+from rmgr.sched.draft.view import View
 from rmgr.sched.plan import Accepted, Send, Verdict, Why
 
 
