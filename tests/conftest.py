@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
-from rmgr.runner import dispositions
+from rmgr.runner.host import dispositions
 from tests.harness.second_goes import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
 
 if TYPE_CHECKING:

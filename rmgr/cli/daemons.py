@@ -14,7 +14,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded
 from rmgr.cli.params import DURATION, RESOURCE, SIZE, one_of
 from rmgr.config import MAX_NODES
-from rmgr.runner import dispositions
+from rmgr.runner.host import dispositions
 
 _EXITS = """\
 0 stopped in good order (SIGTERM, SIGINT)

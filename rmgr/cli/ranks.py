@@ -14,7 +14,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from rmgr.runner.rank_client import OwnAllocation
+    from rmgr.runner.ranks.client import OwnAllocation
 
 _SETTINGS = {"allow_interspersed_args": False}
 
@@ -71,7 +71,7 @@ def ranks(
     cores: int | None,
 ) -> None:
     """Starts one process a rank on all nodes of the job around it; standard input goes to rank 0."""
-    from rmgr.runner import rank_client
+    from rmgr.runner.ranks import client as rank_client
 
     if not words:
         raise UsageError("there is no command to run", hint="rmgr run ./solver")
@@ -88,7 +88,7 @@ def ranks(
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="NODE CMD...")
 def agent(session: Session, words: tuple[str, ...]) -> None:  # noqa: ARG001
     """Runs a command with a shell on a node of the job around it, as ssh would."""
-    from rmgr.runner import rank_client
+    from rmgr.runner.ranks import client as rank_client
 
     try:
         code = rank_client.agent(words)

@@ -25,7 +25,8 @@ from rmgr.cli.wait import PATIENCE_S, tell_why
 from rmgr.client.live import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.placing import Rigid
-from rmgr.runner import dispositions, ranks, terminal
+from rmgr.runner.host import dispositions
+from rmgr.runner.ranks import ranks, terminal
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session

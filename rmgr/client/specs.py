@@ -151,7 +151,7 @@ def _is_users(path: str) -> bool:
 
 def inherited() -> tuple[str, ...]:
     """In a worker: ids of the shipped modules that the running task was given; its own calls need them too."""
-    if "rmgr.runner.worker" not in sys.modules:
+    if "rmgr.runner.python.worker" not in sys.modules:
         return ()
     archives = [path for path in sys.path if _ARCHIVE.search(path) and os.path.isfile(path)]
     return tuple(hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in archives)

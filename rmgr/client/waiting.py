@@ -10,7 +10,7 @@ from rmgr.runtime import machine
 
 def giving_slot_back() -> AbstractContextManager[None]:
     """Around every wait for other tasks. Only in a worker does it do anything."""
-    module = sys.modules.get("rmgr.runner.blocking")  # a worker has loaded it before any task ran
+    module = sys.modules.get("rmgr.runner.python.blocking")  # a worker has loaded it before any task ran
     return module.blocking() if module is not None else nullcontext()
 
 

@@ -212,7 +212,7 @@ class SpawnerUp(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=
 
 
 class WorkerForked(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag=21):
-    """A worker exists. Carries two descriptors: its data socket and its board (`runner/board.py`)."""
+    """A worker exists. Carries two descriptors: its data socket and its board (`runner/host/board.py`)."""
 
     worker: int
     pid: int

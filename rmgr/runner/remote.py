@@ -14,7 +14,7 @@ from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 
 _PROTOCOL = 5
 #: Frames of the runner itself, left out of tracebacks.
-_OWN_FILES = ("rmgr/runner/worker.py", "rmgr/runner/calls.py")
+_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py")
 
 
 def rebuild(error: BaseException, text: str) -> BaseException:

@@ -28,12 +28,12 @@ from rmgr.model import frames
 from rmgr.model.frames import FrameError, FrameReader, Setup, ToSpawner
 from rmgr.model.states import Reason
 from rmgr.model.units import counted
-from rmgr.runner import dispositions
-from rmgr.runner.board import Board, create_board
-from rmgr.runner.command import DirectoryGone, Launcher
-from rmgr.runner.commands import Commands
-from rmgr.runner.contain import OF_WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
-from rmgr.runner.kernel import (
+from rmgr.runner.command.command import DirectoryGone, Launcher
+from rmgr.runner.command.queue import Commands
+from rmgr.runner.host import dispositions
+from rmgr.runner.host.board import Board, create_board
+from rmgr.runner.host.contain import OF_WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
+from rmgr.runner.host.kernel import (
     CLOCK,
     DIRECTORY_GONE,
     become_subreaper,
@@ -42,7 +42,7 @@ from rmgr.runner.kernel import (
     prefer_for_oom,
     trim_memory,
 )
-from rmgr.runner.workers import Workers
+from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000
 #: How often limits and output files of running work are looked at; idle workers hardly ever: one that begins a task says so.

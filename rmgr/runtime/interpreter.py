@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 
-from rmgr.runner.kernel import trim_memory
+from rmgr.runner.host.kernel import trim_memory
 
 #: Allocations before a young collection, young ones before a middle one, middle ones before a full one.
 _THRESHOLDS = (20_000, 20, 50)

@@ -14,7 +14,7 @@ import sys
 import time
 
 from rmgr.model import frames
-from rmgr.runner.board import create_board
+from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)
 

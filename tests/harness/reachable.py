@@ -16,7 +16,7 @@ import pytest
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.daemons.starter.health.reach import Reach
-from rmgr.runner import home
+from rmgr.runner.host import home
 
 #: What a client of a gateway imports.
 CLIENT = ("grpc", "google", "cryptography", "cffi", "_cffi_backend", "structlog", "typing_extensions", "kazoo", "psutil")

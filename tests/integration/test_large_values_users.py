@@ -24,7 +24,7 @@ from rmgr.client.connection import Connection
 from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.identity import Role
-from rmgr.runner import home
+from rmgr.runner.host import home
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts

@@ -17,7 +17,7 @@ import pytest
 
 from rmgr import TaskQueue
 from rmgr.errors import TaskFailed
-from rmgr.runner.rank_call import RankFailed
+from rmgr.runner.python.rank_call import RankFailed
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection

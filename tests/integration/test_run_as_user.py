@@ -37,7 +37,7 @@ from rmgr.model.identity import Role
 from rmgr.model.outcome import Outcome
 from rmgr.model.states import Reason, State
 from rmgr.model.submission import Command, PythonEnvironment, Upload
-from rmgr.runner import home
+from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
@@ -290,7 +290,7 @@ def forge(path: str, how: str) -> None:
     import os as system
 
     from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value, encode
-    from rmgr.runner.worker import WorkerProcess
+    from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
     extra = TaskExtra(value=Value(path=path, size=10)) if how == "value" else TaskExtra(out=Output(size=10, path=path))
@@ -305,7 +305,7 @@ def babble(kind: str) -> None:
     import os as system
 
     from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, encode
-    from rmgr.runner.worker import WorkerProcess
+    from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
     if kind == "shrink":

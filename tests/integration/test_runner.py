@@ -25,8 +25,8 @@ from rmgr.adapters.host.workevents import (
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.model.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner.blocking import TaskTerminated
-from rmgr.runner.calls import WrongCount
+from rmgr.runner.python.blocking import TaskTerminated
+from rmgr.runner.python.calls import WrongCount
 from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, error_of, until
 
@@ -194,7 +194,7 @@ def test_an_exception_comes_back_with_its_remote_traceback(node: WorkNode, worke
     assert error.args == ("no good",)
     assert isinstance(error.__cause__, RemoteTraceback)
     assert "in fail" in str(error.__cause__)
-    assert "runner/worker.py" not in str(error.__cause__)
+    assert "runner/python/worker.py" not in str(error.__cause__)
 
 
 def _raise_unpicklable() -> None:

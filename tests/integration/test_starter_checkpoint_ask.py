@@ -58,7 +58,7 @@ def test_only_processes_of_the_job_that_catch_the_signal_get_it(family: Family, 
     family.start("deaf", DEAF)
     family.start("ignores", IGNORES)
     family.start("launcher", LISTENS, command=(str(launcher),))
-    family.start("rmgr", LISTENS + "\nif 0: import rmgr.runner.rank_client")
+    family.start("rmgr", LISTENS + "\nif 0: import rmgr.runner.ranks.client")
     family.start("other job", LISTENS, marker="another")
     told = asking.notify(family.marker, None)
     assert told == [family.processes["listens"].pid]

@@ -279,7 +279,7 @@ def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Pat
         import pathlib
         import time
 
-        from rmgr.runner.blocking import blocking
+        from rmgr.runner.python.blocking import blocking
 
         with blocking():
             while not pathlib.Path(path).exists():

@@ -26,7 +26,7 @@ from rmgr.adapters.host.distrust import (
 )
 from rmgr.model.frames import MAX_INLINE_OUTPUT, CommandEnd, Output, SpawnerUp, Surprise, TaskEnd, TaskExtra, WorkerGone
 from rmgr.model.states import Reason
-from rmgr.runner.board import SIZE, create_board
+from rmgr.runner.host.board import SIZE, create_board
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
 ANNA = Account(name="anna", uid=54321, gid=54321, groups=(54321,))
@@ -144,7 +144,10 @@ def test_ends_that_no_process_has_and_words_that_there_are_not_are_not_believed(
 
 
 def test_every_surprise_of_the_programs_that_run_work_is_known() -> None:
-    from rmgr.runner import commands, contain, kernel, spawner, workers
+    from rmgr.runner import spawner
+    from rmgr.runner.command import queue as commands
+    from rmgr.runner.host import contain, kernel
+    from rmgr.runner.python import workers
 
     told = {kernel.DIRECTORY_GONE, "spawner_failed", "fork_failed"}
     for module in (commands, contain, spawner, workers):

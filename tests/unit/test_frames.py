@@ -94,7 +94,7 @@ def test_a_silent_success_is_small() -> None:
 
 
 def test_a_worker_writes_task_ends_by_hand_as_the_codec_would() -> None:
-    from rmgr.runner.worker import _ends_header
+    from rmgr.runner.python.worker import _ends_header
 
     ends = [encode(end)[frames.HEADER :] for end in ENDS.ends]
     body = b"".join(ends)

@@ -18,9 +18,9 @@ MESSAGES = {"time_us": "LogPiece of rpc.proto, and --time", "deadline_us": "Step
 EXEMPT = {
     ("adapters/host/process.py", "lease_end_ns"): "a frame for spawners: a lease that ended when the machine booted is over at each moment",
     ("model/frames.py", "lease_end_ns"): "the same frame",
-    ("runner/commands.py", "lease_end_ns"): "as it comes in that frame",
-    ("runner/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",
-    ("runner/board.py", "words"): "shared memory: words are integers, and a task that has a start has a sequence number above 0 with it",
+    ("runner/command/queue.py", "lease_end_ns"): "as it comes in that frame",
+    ("runner/python/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",
+    ("runner/host/board.py", "words"): "shared memory: words are integers; a task that has a start has a sequence number above 0",
     ("cli/placed_options.py", "round(moment_s * 1000000.0)"): "begin_us of a record: 0 = at once",
     ("bench/sched.py", "now"): "the engine's clock",
 }

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import UsageError
-from rmgr.runner import rank_client, ranks
+from rmgr.runner.ranks import client as rank_client
+from rmgr.runner.ranks import ranks
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

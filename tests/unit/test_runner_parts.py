@@ -11,12 +11,12 @@ import pytest
 from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandItem
 from rmgr.model.states import Reason
-from rmgr.runner.board import Board, create_board
-from rmgr.runner.calls import read_part
-from rmgr.runner.command import _interpreter
-from rmgr.runner.contain import ControlGroup, Forks
-from rmgr.runner.environment import command_environment, shared_variables
-from rmgr.runner.outputs import open_output, read_live, settle, take, trim
+from rmgr.runner.command.command import _interpreter
+from rmgr.runner.host.board import Board, create_board
+from rmgr.runner.host.contain import ControlGroup, Forks
+from rmgr.runner.host.environment import command_environment, shared_variables
+from rmgr.runner.host.outputs import open_output, read_live, settle, take, trim
+from rmgr.runner.python.calls import read_part
 
 MIB = 1024 * 1024
 
@@ -77,7 +77,7 @@ def test_an_output_file_is_taken_inline_or_moved_or_condensed(tmp_path: Path) ->
 def test_a_file_above_its_cap_gives_its_middle_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holes: bool) -> None:
     """Where the file system has no holes, it keeps the first part only."""
     if not holes:
-        monkeypatch.setattr("rmgr.runner.outputs._fallocate", None)
+        monkeypatch.setattr("rmgr.runner.host.outputs._fallocate", None)
     path, final = str(tmp_path / "stdout"), str(tmp_path / "final")
     fd = open_output(path)
     for n in range(5):

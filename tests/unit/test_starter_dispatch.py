@@ -30,7 +30,7 @@ from rmgr.model.frames import TaskBatch, TaskItem
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Request
 from rmgr.model.submission import PythonEnvironment, Submission, Work
-from rmgr.runner.calls import arguments
+from rmgr.runner.python.calls import arguments
 
 MIB = 1 << 20
 

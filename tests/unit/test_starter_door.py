@@ -14,7 +14,7 @@ import pytest
 
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.daemons.starter.jobs.ranks import Door, Places
-from rmgr.runner import ranks
+from rmgr.runner.ranks import ranks
 
 
 class Nodes:

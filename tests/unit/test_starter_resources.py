@@ -24,7 +24,7 @@ from rmgr.model.block import BlockData, BlockKey
 from rmgr.model.queue import QueueSpec
 from rmgr.model.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
 from rmgr.model.submission import PythonEnvironment, Submission, Work
-from rmgr.runner.ranks import own_share
+from rmgr.runner.ranks.ranks import own_share
 from tests.unit.test_starter_lanes import BLOCK, SPEC, FakeRunner
 
 HAS = {"gpu": 4, "licence": 1}

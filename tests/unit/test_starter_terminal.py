@@ -14,7 +14,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
 from rmgr.model.identity import Identity, Role
-from rmgr.runner import terminal
+from rmgr.runner.ranks import terminal
 
 
 class OneJob:

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.client.stored_logs import unseen
 from rmgr.model.gap import gap_line
-from rmgr.runner.outputs import open_output, take, trim
+from rmgr.runner.host.outputs import open_output, take, trim
 
 CAP = 64 * 1024
 

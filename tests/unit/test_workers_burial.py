@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.model.states import Reason
-from rmgr.runner.board import Board, create_board
-from rmgr.runner.workers import Watched, Workers
+from rmgr.runner.host.board import Board, create_board
+from rmgr.runner.python.workers import Watched, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="spawners run on Linux only")
 _PID = 4_000_000  # none that a kernel gives by default

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from rmgr.adapters.host.accounts import Account, uid_of
 from rmgr.model import frames
 from rmgr.model.frames import MAX_INLINE_OUTPUT, Output
-from rmgr.runner.board import SIZE
+from rmgr.runner.host.board import SIZE
 
 #: What checks and what believes raise of words that make no sense.
 NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, AttributeError, OSError)

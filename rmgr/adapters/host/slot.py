@@ -39,9 +39,9 @@ from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.model.states import Reason
 from rmgr.model.units import counted
 from rmgr.model.version import PROTOCOL
-from rmgr.runner import home
-from rmgr.runner.board import Board
-from rmgr.runner.outputs import read_live
+from rmgr.runner.host import home
+from rmgr.runner.host.board import Board
+from rmgr.runner.host.outputs import read_live
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import NodeRunner

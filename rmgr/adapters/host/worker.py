@@ -30,8 +30,8 @@ from rmgr.adapters.host.workevents import (
 from rmgr.model import frames
 from rmgr.model.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.model.states import Reason
-from rmgr.runner.board import SETTLE_S, Board
-from rmgr.runner.outputs import read_live
+from rmgr.runner.host.board import SETTLE_S, Board
+from rmgr.runner.host.outputs import read_live
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.slot import Slot

@@ -23,7 +23,7 @@ _LAUNCHERS = frozenset(
     {"mpirun", "mpiexec", "orterun", "orted", "prterun", "prte", "prted", "hydra_pmi_proxy", "hydra_bstrap_pr", "mpiexec.hydra", "srun"}
 )
 #: The same of rmgr: `rmgr run` and `rmgr agent` of jobs.
-_RANK_CLIENT = b"rmgr.runner.rank_client"
+_RANK_CLIENT = b"rmgr.runner.ranks.client"
 _ROUNDS, _PAUSE_S = 200, 0.01
 
 

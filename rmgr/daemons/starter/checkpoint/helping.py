@@ -10,7 +10,7 @@ from rmgr.daemons.starter.checkpoint.ask import children_of
 from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.seal import Seals
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
-from rmgr.runner import ranks
+from rmgr.runner.ranks import ranks
 
 
 class HelperParts:

@@ -26,7 +26,7 @@ from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
 from rmgr.model.frames import MAX_INLINE_FUNCTION
 from rmgr.model.states import Reason
-from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 
 V = TypeVar("V")

@@ -47,7 +47,7 @@ from rmgr.model.frames import CommandEnd
 from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.queue import ClusterSettings
 from rmgr.model.states import Reason, State
-from rmgr.runner.kernel import DIRECTORY_GONE, NODE_TROUBLE
+from rmgr.runner.host.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

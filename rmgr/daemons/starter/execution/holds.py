@@ -29,7 +29,7 @@ from rmgr.model.placing import NodeHold
 from rmgr.model.resources import MIB
 from rmgr.model.states import OWN_FAILURES, Reason
 from rmgr.model.units import format_size
-from rmgr.runner import home
+from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

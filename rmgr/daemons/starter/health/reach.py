@@ -19,7 +19,7 @@ import msgspec
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.reach import obstacle
-from rmgr.runner import home
+from rmgr.runner.host import home
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock

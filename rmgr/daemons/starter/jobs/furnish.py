@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.model.placing import Allocation
-from rmgr.runner import home
+from rmgr.runner.host import home
 
 #: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.
 _PROGRAM = """import sys
 sys.path.insert(0, {root!r})
-from rmgr.runner.rank_client import main
+from rmgr.runner.ranks.client import main
 sys.exit(main(sys.argv[1:]))"""
 _RMGR = '#!/bin/sh\nexec {python} -I -S -c {program} "$@"\n'
 #: What mpirun takes for ssh.

@@ -1,6 +1,6 @@
 """The way of a job's processes to its other nodes: from its socket here over gRPC to the program that runs them there.
 
-    rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks.py
+    rmgr run --socket--> Door (head's Starter) --gRPC Launch--> RanksAnswering (helper's Starter) --socket--> runner/ranks/ranks.py
 
 Both Starters pass bytes on; the head's counts what ranks elsewhere have used.
 Called on threads of the gRPC server and of the door; everything that looks
@@ -25,7 +25,7 @@ from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.units import counted
-from rmgr.runner import ranks
+from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Door:
             be away, is not asked.
         hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
-    A connection says {"node": "n2"} in its first line; frames of runner/ranks.py follow.
+    A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Terminals of the commands of a Starter: who may sit down at one, and the way there.
 
-The command of an interactive job is runner/terminal.py, which waits at a socket whose name follows from the job's host file.
+The command of an interactive job is runner/ranks/terminal.py, which waits at a socket whose name follows from the job's host file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmgr.coord.decisions.rights import denied
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.starter.jobs.ranks import SocketLink
 from rmgr.errors import NotFound, Unavailable
-from rmgr.runner import ranks, terminal
+from rmgr.runner.ranks import ranks, terminal
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A command on a terminal of its own, for somebody who sits elsewhere: `rmgr run --pty` runs it as the script of a placed job.
 
-It waits until somebody attaches (through his node's Starter), and ends with him. Spoken are frames of runner/ranks.py:
+It waits until somebody attaches (through his node's Starter), and ends with him. Spoken are frames of runner/ranks/ranks.py:
 `STDIN` and `SIZE` (lines and columns) come, `OUT` and `EXIT` go. Standard library alone.
 """
 
@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rmgr.runner import ranks
+from rmgr.runner.ranks import ranks
 
 #: Beside the kinds of `ranks`: lines and columns of the terminal at the other end.
 SIZE = 6

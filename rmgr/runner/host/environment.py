@@ -10,7 +10,7 @@ import ctypes
 import os
 
 from rmgr.model.frames import BatchShape, CommandItem, TaskItem
-from rmgr.runner import affinity
+from rmgr.runner.host import affinity
 
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")

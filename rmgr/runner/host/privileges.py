@@ -1,6 +1,6 @@
 """Becomes the user whose work a spawner is to run, for good, and only then loads anything: between a root Starter and its spawner.
 
-Exec'd by a Starter that is root, in an isolated interpreter and of the standard library alone (`python -I -S privileges.py
+Exec'd by a Starter that is root, in an isolated interpreter and of the standard library alone (`python -I -S host/privileges.py
 PLAN`), because whatever is loaded before the change is loaded as root. PLAN is JSON and holds no secret. The order matters:
 the cgroup first (a user may not move himself in), then groups, then uid, then what can only be given up.
 """

@@ -14,12 +14,12 @@ import msgspec
 
 from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner import ranks
-from rmgr.runner.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
 from rmgr.runner.current import running
-from rmgr.runner.kernel import NODE_TROUBLE
-from rmgr.runner.rank_call import Bundle, RankAnswer
-from rmgr.runner.versions import check_versions
+from rmgr.runner.host.kernel import NODE_TROUBLE
+from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
+from rmgr.runner.python.rank_call import Bundle, RankAnswer
+from rmgr.runner.python.versions import check_versions
+from rmgr.runner.ranks import ranks
 
 #: What mpirun calls a rank, and how work knows it.
 _MPI = {"OMPI_COMM_WORLD_RANK": "RMGR_RANK", "OMPI_COMM_WORLD_LOCAL_RANK": "RMGR_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE": "RMGR_NPROCS"}

@@ -1,6 +1,6 @@
 """One call of a task of several processes, as the worker of its first node sees it: a bundle, a launcher, an answer.
 
-    worker --bundle--> `rmgr run` or mpirun --> runner/rank_task.py, a process a rank --answer of rank 0--> worker
+    worker --bundle--> `rmgr run` or mpirun --> runner/python/rank_task.py, a process a rank --answer of rank 0--> worker
 
 The worker reads neither function nor arguments: a module of theirs may begin MPI, and this process is no rank.
 """
@@ -18,13 +18,13 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.model.states import Reason
-from rmgr.runner import ranks
-from rmgr.runner.blocking import TaskTerminated
-from rmgr.runner.calls import failure, read_part
-from rmgr.runner.kernel import NODE_TROUBLE
+from rmgr.runner.host.kernel import NODE_TROUBLE
+from rmgr.runner.python.blocking import TaskTerminated
+from rmgr.runner.python.calls import failure, read_part
+from rmgr.runner.ranks import ranks
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = f"import sys; sys.path.append({_ROOT!r}); from rmgr.runner.rank_task import main; main()"
+_PROGRAM = f"import sys; sys.path.append({_ROOT!r}); from rmgr.runner.python.rank_task import main; main()"
 #: What Open MPI wants to hear from root; who runs work as root has decided so.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _keyed = msgspec.msgpack.Decoder(KeyedCall)

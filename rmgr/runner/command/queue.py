@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned, CommandStarted
 from rmgr.model.states import Reason
-from rmgr.runner import affinity
-from rmgr.runner.board import Board
-from rmgr.runner.command import DirectoryGone, Launcher, RunningCommand, StartFailed
-from rmgr.runner.contain import ControlGroup, resident_bytes, send, send_all, send_group
-from rmgr.runner.kernel import CLOCK, DIRECTORY_GONE
-from rmgr.runner.outputs import trim_path
+from rmgr.runner.command.command import DirectoryGone, Launcher, RunningCommand, StartFailed
+from rmgr.runner.host import affinity
+from rmgr.runner.host.board import Board
+from rmgr.runner.host.contain import ControlGroup, resident_bytes, send, send_all, send_group
+from rmgr.runner.host.kernel import CLOCK, DIRECTORY_GONE
+from rmgr.runner.host.outputs import trim_path
 
 _MS = 1_000_000
 #: Ends are collected this long before they are reported, while others follow: less than what is queued here when the

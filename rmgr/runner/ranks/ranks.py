@@ -1,6 +1,6 @@
 """The ranks of a job on one node: k processes of a command with their output, and the program that runs them in a hold.
 
-`python -I -S ranks.py DIR` serves DIR/ranks: each connection is one launch, whose processes end with it; the spawner that
+`python -I -S ranks/ranks.py DIR` serves DIR/ranks: each connection is one launch, whose processes end with it; the spawner that
 started this program ends everything when it does. Standard library alone, and no package around it, so that it is there
 in a few milliseconds. The frames on every connection, either way:
 

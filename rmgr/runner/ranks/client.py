@@ -1,6 +1,6 @@
 """`rmgr run` inside a job: one process a rank on all of its nodes, their output, signals and codes; and the launcher of mpirun.
 
-Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks.py says what
+Ranks of this node are children of this process; the others are started through the socket RMGR_RANKS (runner/ranks/ranks.py says what
 is spoken). Standard library alone: mpirun's launcher is run with nothing else.
 """
 
@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from rmgr.runner import dispositions, ranks
+from rmgr.runner.host import dispositions
+from rmgr.runner.ranks import ranks
 
 #: Ranks that are ended because one has failed get this long between SIGTERM and SIGKILL.
 _GRACE_S = 2.0
@@ -432,7 +433,7 @@ def main(words: Sequence[str]) -> int:
         if words[:1] == ["agent"]:
             return agent(words[1:])
         if words[:1] == ["terminal"]:
-            from rmgr.runner import terminal
+            from rmgr.runner.ranks import terminal
 
             return terminal.serve(words[1:])
         plain = _plain_run(words)

@@ -49,15 +49,15 @@ from rmgr.model.frames import (
     encode,
 )
 from rmgr.model.states import Reason
-from rmgr.runner.blocking import TaskTerminated, gate
-from rmgr.runner.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
-from rmgr.runner.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
 from rmgr.runner.current import running
-from rmgr.runner.environment import TaskEnvironment
-from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, keep_memory
-from rmgr.runner.outputs import open_output, take
+from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
+from rmgr.runner.host.environment import TaskEnvironment
+from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, keep_memory
+from rmgr.runner.host.outputs import open_output, take
+from rmgr.runner.python.blocking import TaskTerminated, gate
+from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
+from rmgr.runner.python.versions import check_versions
 from rmgr.runner.remote import dump_exception
-from rmgr.runner.versions import check_versions
 
 _FLUSH_NS = 5_000_000
 #: A result above this is not kept on the board but sent at once.
@@ -313,7 +313,7 @@ class WorkerProcess:
 
     def _call_ranks(self, batch: TaskBatch, _f: object, item: TaskItem, _keyed: bool) -> tuple[bytes, bool, TaskExtra | None]:
         """As `_call`; each process of the job makes the call, and what rank 0 answers is the answer."""
-        from rmgr.runner.rank_call import in_ranks
+        from rmgr.runner.python.rank_call import in_ranks
 
         try:
             self._in_call = True

@@ -21,12 +21,12 @@ from typing import NoReturn
 
 from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.model.states import Reason
-from rmgr.runner.contain import ControlGroup
-from rmgr.runner.dispositions import PYTHONS_OWN
-from rmgr.runner.environment import command_environment, shared_variables
-from rmgr.runner.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
-from rmgr.runner.outputs import open_output, settle, take
-from rmgr.runner.untouched import blind_ns, marks_of
+from rmgr.runner.host.contain import ControlGroup
+from rmgr.runner.host.dispositions import PYTHONS_OWN
+from rmgr.runner.host.environment import command_environment, shared_variables
+from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
+from rmgr.runner.host.outputs import open_output, settle, take
+from rmgr.runner.host.untouched import blind_ns, marks_of
 
 #: How long a work directory waits for the next command when none follows at once.
 _SPARE_NS = 300_000_000

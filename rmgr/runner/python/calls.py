@@ -15,8 +15,8 @@ from rmgr.errors import PickleFailed, RmgrError
 from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.model.states import Reason
 from rmgr.model.units import counted
+from rmgr.runner.python.versions import mismatch
 from rmgr.runner.remote import dump_exception, dump_value
-from rmgr.runner.versions import mismatch
 
 _KEPT = 128
 _keyed = msgspec.msgpack.Decoder(KeyedCall)

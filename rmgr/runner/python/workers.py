@@ -16,11 +16,11 @@ from typing import NoReturn
 
 from rmgr.model.frames import NO_OUTPUT, Output, StartWorker, WorkerForked, WorkerGone
 from rmgr.model.states import Reason
-from rmgr.runner import worker as worker_process
-from rmgr.runner.board import Board, create_board
-from rmgr.runner.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
-from rmgr.runner.kernel import become_subreaper, die_with_parent, oom_kills, open_to_others, prefer_for_oom
-from rmgr.runner.outputs import open_output, take, trim_path
+from rmgr.runner.host.board import Board, create_board
+from rmgr.runner.host.contain import OF_WORK, ControlGroup, resident_bytes, send, send_all, send_group
+from rmgr.runner.host.kernel import become_subreaper, die_with_parent, oom_kills, open_to_others, prefer_for_oom
+from rmgr.runner.host.outputs import open_output, take, trim_path
+from rmgr.runner.python import worker as worker_process
 
 _OOM_SCORE = 800
 #: A worker that has been idle this long is not looked at often any more; it pokes when it starts again.

@@ -1,0 +1,4 @@
+"""Python workers: forked by the spawner, they take batches of calls, run them and send results.
+
+The spawner's side is `workers`, the worker's own is `worker`. It loads users' code, and so nothing of the cluster: no store, no ZooKeeper.
+"""
