@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from rmgr.errors import ConfigError, NotConnected, UsageError
-from rmgr.model.resources import checked_resources
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.base.resources import checked_resources
+from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
 
 DEFAULT_CHROOT = "/rmgr/default"
 

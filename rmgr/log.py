@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 
 from rmgr.audit_book import AuditBook
 from rmgr.config import LogConfig
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.runtime.deferred import defer
 from rmgr.runtime.logger import Log
 

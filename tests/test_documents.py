@@ -22,8 +22,9 @@ from rmgr.daemons.leader.placement.faults import BENCH_S
 from rmgr.daemons.leader.plugins import process as policy_process
 from rmgr.daemons.starter.core.estimate import AHEAD_S
 from rmgr.daemons.starter.health import strikes
-from rmgr.model import block, outcome, states
-from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.base import states
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks import block, outcome
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"

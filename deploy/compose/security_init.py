@@ -16,7 +16,7 @@ from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.founding import ensure_authority
 from rmgr.adapters.identity.pki import DAEMON_DAYS, Authority, issue, issue_server
 from rmgr.errors import ConfigError, RmgrError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 HOME = Path("/etc/rmgr")
 #: Renewed at the first `docker compose up` within so many days of its end.

@@ -15,8 +15,8 @@ from rmgr.bench.live_workload import WorkloadStage, pipeline_with, send
 from rmgr.bench.measuring import MeasuringPlan, Row, percentile, row
 from rmgr.coord.protocol import paths
 from rmgr.errors import Unavailable
-from rmgr.model.placing import Rigid
-from rmgr.model.submission import Command, Submission
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Submission
 
 _ROUNDS, _PULLED = 20, 5_000
 _PATIENCE_S, _POLL_S = 120.0, 0.005

@@ -39,10 +39,10 @@ from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.placing import Rigid
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Submission, Work
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Submission, Work
 
 _NODES, _QUEUE = 2, "batch"
 #: Cores of a node; the first also for the jobs of several ranks.

@@ -23,7 +23,7 @@ from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import OWN_CASSANDRA
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 
 #: Sizes of values unless others are asked for (bytes).
 SIZES = (100, 10 * 1024, MIB)

@@ -24,12 +24,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, PipelineSpec
-from rmgr.model.resources import Request
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.sim.workload import Workload, WorkloadJob
 
 PARTITION = "default"

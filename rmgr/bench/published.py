@@ -30,8 +30,8 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.records.pipeline import named
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
-from rmgr.model.placing import Rigid
-from rmgr.model.submission import Command, Work
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Work
 
 _NODES, _CORES, _PENDING, _SUBMISSIONS = 1_000, 16, 10_000, 20
 _POLICIES = ("first_fit", "easy")

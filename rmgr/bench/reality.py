@@ -18,7 +18,7 @@ from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sched.pipeline.stages import pipeline_from
 from rmgr.sim.driver import simulate
 from rmgr.sim.setting import Setting

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from rmgr.bench.measuring import MeasuringPlan, Row, paired, row
 from rmgr.errors import RmgrError
-from rmgr.model.resources import MIB
+from rmgr.model.base.resources import MIB
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline.catalogue import POLICIES

@@ -25,8 +25,8 @@ from rmgr.adapters.zookeeper.wire import OP_MULTI, OPEN_ACL, decode_multi, encod
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable
-from rmgr.model.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.resources import Capacity
+from rmgr.model.base.resources import Capacity
+from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.runtime.release import release
 
 #: Connections being made at once: a server's listen backlog has room for 50.

@@ -32,8 +32,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.daemons.starter.main import Parts, build
 from rmgr.errors import Unavailable
-from rmgr.model.frames import TaskBatch, TaskEnd
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import TaskBatch, TaskEnd
 from rmgr.runtime import machine
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.stall import StallGuard

@@ -13,7 +13,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit
 from rmgr.errors import NotFound
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Store

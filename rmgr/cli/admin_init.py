@@ -13,7 +13,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import SIZE, listed
 from rmgr.coord.protocol.quotas import HEAP_MIB
 from rmgr.errors import ConfigError
-from rmgr.model.identity import Role, check_name
+from rmgr.model.cluster.identity import Role, check_name
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority

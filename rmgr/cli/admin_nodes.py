@@ -12,8 +12,8 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, listed, one_of
 from rmgr.errors import NotConnected, PermissionDenied, UsageError
-from rmgr.model.identity import Role, check_name
-from rmgr.model.joining import RevokedWork
+from rmgr.model.cluster.identity import Role, check_name
+from rmgr.model.cluster.joining import RevokedWork
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority
@@ -120,7 +120,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     if session.json:
         emit({"name": name, "role": role, "token": token, "command": line, "expires_in": lasts_s})
         return
-    from rmgr.model.units import format_duration
+    from rmgr.model.base.units import format_duration
 
     sys.stdout.write(f"{line}\n")
     session.note(f"type that on {name}, as the user who will run its {role}, within {format_duration(lasts_s)}; it works once")

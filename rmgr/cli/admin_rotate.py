@@ -15,7 +15,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, one_of
 from rmgr.cli.render import emit
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority

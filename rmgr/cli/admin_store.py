@@ -20,7 +20,7 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StateConflict, StoreUnavailable, UsageError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator

@@ -11,7 +11,7 @@ from rmgr.cli.admin_nodes import authority_option, open_authority
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.errors import UsageError
-from rmgr.model.identity import Role, check_name
+from rmgr.model.cluster.identity import Role, check_name
 
 #: What --direct means, in one sentence.
 _DIRECT = (

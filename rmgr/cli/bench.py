@@ -73,7 +73,7 @@ def bench(session: Session, names: tuple[str, ...], repeat: int, scale: float, t
             raise nearest("measurement", name, _NAMES)
     from rmgr.bench import table
     from rmgr.bench.measuring import MeasuringPlan
-    from rmgr.model.units import parse_size
+    from rmgr.model.base.units import parse_size
 
     sizes = tuple(_value_size(parse_size(text), text) for text in size.split(",")) if size else ()
     plan = MeasuringPlan(repetitions=repeat, scale=scale, progress=session.note, trace=trace, large=large, cassandra=cassandra, sizes=sizes)

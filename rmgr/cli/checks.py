@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from rmgr.cli.checks_security import credentials, root, talkative
 from rmgr.cli.checks_work import containment
 from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
-from rmgr.model.node import NodeState
-from rmgr.model.units import counted, format_size
+from rmgr.model.base.units import counted, format_size
+from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import Level, StatusView
 
 if TYPE_CHECKING:

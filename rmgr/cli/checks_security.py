@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmgr.errors import RmgrError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
 from rmgr.cli.tables import draw, table_options
 from rmgr.errors import NotFound
-from rmgr.model.node import NodeState
-from rmgr.model.units import counted, format_duration
+from rmgr.model.base.units import counted, format_duration
+from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"

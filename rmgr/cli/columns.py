@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rmgr.cli.render import Column, age, clock, elapsed
-from rmgr.model.node import NodeState
-from rmgr.model.states import Reason, State
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import JobView, NodeView, QueueView
 
 

@@ -18,7 +18,7 @@ from rmgr.cli.operate import apply_settings, read_settings
 from rmgr.cli.render import emit
 from rmgr.config import Config, check_file
 from rmgr.errors import ConfigError
-from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 

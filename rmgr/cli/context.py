@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rmgr.cli.query import Query
     from rmgr.config import Config
     from rmgr.coord.protocol.ports import Store
-    from rmgr.model.node import Meta
+    from rmgr.model.cluster.node import Meta
 
 T = TypeVar("T")
 

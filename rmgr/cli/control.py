@@ -18,7 +18,7 @@ from rmgr.cli.render import emit
 from rmgr.cli.selectors import Changes, Filter, Target, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
 from rmgr.errors import NotFound, PermissionDenied, UsageError
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.tasks.submission import Phase, Submission
 
 if TYPE_CHECKING:
     from rmgr.client.control import Changed
@@ -99,8 +99,8 @@ def _order_kill(session: Session, number: int, reason: str) -> None:
     from rmgr.client.snapshot import read_claimed
     from rmgr.coord.ops.leader import order
     from rmgr.coord.protocol import paths
-    from rmgr.model.node import InboxOrder, OrderKind
-    from rmgr.model.states import Reason
+    from rmgr.model.base.states import Reason
+    from rmgr.model.cluster.node import InboxOrder, OrderKind
 
     coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
@@ -189,7 +189,7 @@ def _cancel_tasks(session: Session, target: Target, reason: str, changes: Change
 
 def check_owner(session: Session, record: Submission) -> None:
     """A courtesy among users who reach ZooKeeper itself: gateways are the wall (`daemons/gateway/rights`)."""
-    from rmgr.model.identity import Role
+    from rmgr.model.cluster.identity import Role
 
     me, credentials = session.me, session.credentials()
     if record.user in {me, ""} or (me == "root" and credentials is None):

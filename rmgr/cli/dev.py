@@ -20,7 +20,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.params import RESOURCE
 from rmgr.cli.render import Column, Layout, clock, emit, iso, paint, table
 from rmgr.errors import NotFound, StateConflict, Unavailable
-from rmgr.model.resources import checked_resources
+from rmgr.model.base.resources import checked_resources
 from rmgr.runner.host import dispositions
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rmgr.cli.params import nearest
 from rmgr.cli.placed_options import parse_nodes
 from rmgr.cli.render import emit
 from rmgr.errors import NotFound
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
 

@@ -14,8 +14,8 @@ from rmgr.cli.render import folded, paint, printable, told_counts
 from rmgr.client.stored_logs import read_ended, tail_of
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import RmgrError
-from rmgr.model.states import Reason, State
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted, format_duration, format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session

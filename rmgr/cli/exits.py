@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rmgr.model.states import LOSSES, Reason, State
+from rmgr.model.base.states import LOSSES, Reason, State
 
 TIME_LIMIT = 124
 INFRASTRUCTURE = 125

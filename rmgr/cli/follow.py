@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rmgr.cli.exits import exit_code_of, highest
 from rmgr.cli.sending import engine_of
 from rmgr.errors import NotFound, RmgrError
-from rmgr.model.array import parse_array
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Submission
+from rmgr.model.base.states import State
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import JobView
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rmgr.cli.render import Layout, emit, table
 from rmgr.cli.selectors import Filter, parse
 from rmgr.cli.tables import draw, filter_options, table_options
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.units import parse_duration_us
+from rmgr.model.base.units import parse_duration_us
 from rmgr.model.views import JobView
 
 _DEFAULT_LIMIT = 100

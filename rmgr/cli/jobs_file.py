@@ -26,8 +26,8 @@ from rmgr.cli.context import Session
 from rmgr.cli.options import WorkRequest, checked_options, with_directives
 from rmgr.cli.script import read_script, refused
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.submission import Condition, Dependency
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.submission import Condition, Dependency
 
 #: Entries of one list.
 MAX_JOBS = 10_000

@@ -10,8 +10,8 @@ from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.cli.tables import draw, table_options
-from rmgr.model.limits import BOUNDS, UserLimits
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
+from rmgr.model.cluster.limits import BOUNDS, UserLimits
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.use import UseAnswer
@@ -100,7 +100,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
     """The gateway or the leader; the settings alone where neither answers."""
     from rmgr.adapters.rpc.use import UseAnswer, UseClient
     from rmgr.errors import Unavailable
-    from rmgr.model.identity import Role
+    from rmgr.model.cluster.identity import Role
 
     via = session.via
     endpoint = via or session.query().leader_endpoint()
@@ -122,7 +122,7 @@ def _ask(session: Session, user: str) -> UseAnswer:
 def _settings(session: Session) -> UserLimits:
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.queue import ClusterSettings
+    from rmgr.model.cluster.queue import ClusterSettings
 
     timeout_s = session.left_s(10.0) or 10.0
     found = session.coordinator().get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1.0)

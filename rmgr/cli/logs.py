@@ -25,7 +25,7 @@ from rmgr.client.live import OutputPiece
 from rmgr.client.stored_logs import read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
-from rmgr.model.array import shown_index
+from rmgr.model.tasks.array import shown_index
 from rmgr.model.views import TaskView
 
 

@@ -18,13 +18,13 @@ from rmgr.cli.params import DURATION_US
 from rmgr.cli.render import emit
 from rmgr.cli.selectors import parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, StateConflict
-from rmgr.model.request import StopKind, StopRequest
-from rmgr.model.states import State
-from rmgr.model.units import counted
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.request import StopKind, StopRequest
 
 if TYPE_CHECKING:
-    from rmgr.model.array import Array
-    from rmgr.model.submission import Submission
+    from rmgr.model.tasks.array import Array
+    from rmgr.model.tasks.submission import Submission
     from rmgr.model.views import TaskView
 
 _EXITS = """\
@@ -84,8 +84,8 @@ def vacate(session: Session, node: str) -> StopRequest:
 def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """(submission, position) -> the id that people know."""
     from rmgr.client.snapshot import read_submission
-    from rmgr.model.array import shown_index
-    from rmgr.model.placing import job_label
+    from rmgr.model.tasks.array import shown_index
+    from rmgr.model.tasks.placing import job_label
 
     found = {}
     arrays: dict[int, str] = {}

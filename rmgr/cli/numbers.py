@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rmgr.errors import NotFound
-from rmgr.model.array import parse_array
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session

@@ -11,10 +11,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict
-from rmgr.model.identity import Role
-from rmgr.model.node import Drain
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import Drain
+from rmgr.model.cluster.queue import ClusterSettings
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session

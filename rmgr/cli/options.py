@@ -17,11 +17,11 @@ from rmgr.cli.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse
 from rmgr.cli.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.script import Script, looks_like_script, read_script, refused, translation
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.array import parse_array
-from rmgr.model.block import PRIORITY_RANGE
-from rmgr.model.placing import Rigid
-from rmgr.model.submission import Condition, Dependency, OnDisconnect
-from rmgr.model.units import parse_size
+from rmgr.model.base.units import parse_size
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Condition, Dependency, OnDisconnect
 
 _ENTRY_BYTES = 64 * 1024
 _LEAST_MEMORY_BYTES = 1024 * 1024

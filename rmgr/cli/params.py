@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from rmgr.errors import UsageError
-from rmgr.model.states import State
-from rmgr.model.units import parse_duration_us, parse_size
+from rmgr.model.base.states import State
+from rmgr.model.base.units import parse_duration_us, parse_size
 
 
 class Parsed(click.ParamType):

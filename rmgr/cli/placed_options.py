@@ -11,9 +11,9 @@ import click
 
 from rmgr.cli.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
-from rmgr.model.block import MOST_ATTEMPTS
-from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, Rigid
-from rmgr.model.units import MAX_DURATION_US, parse_duration_us
+from rmgr.model.base.units import MAX_DURATION_US, parse_duration_us
+from rmgr.model.tasks.block import MOST_ATTEMPTS
+from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, Rigid
 
 _MAX_NODES = 100_000
 #: Groups of a list of nodes: `n`, `[1-3,7]`.

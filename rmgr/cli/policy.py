@@ -18,7 +18,7 @@ from rmgr.cli.operate import apply_settings, read_settings
 from rmgr.cli.params import DURATION, Parsed, nearest, parse_pair
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.errors import ConfigError, NotFound, UsageError
-from rmgr.model.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.rpc.thin import ThinLeader
     from rmgr.cli.context import Session
     from rmgr.coord.views.snapshot import ClusterSnapshot
-    from rmgr.model.submission import Submission
+    from rmgr.model.tasks.submission import Submission
 
 T = TypeVar("T")
 
@@ -182,7 +182,7 @@ class Query:
             return self._leader
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.records import decode_record
-        from rmgr.model.node import EpochRecord
+        from rmgr.model.cluster.node import EpochRecord
 
         coordinator = self._session.coordinator()
         timeout_s = self._session.left_s(10.0) or 10.0

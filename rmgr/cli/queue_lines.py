@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rmgr.cli.columns import node_list
 from rmgr.cli.render import Column, clock, paint, printable
-from rmgr.model.units import counted, format_duration
+from rmgr.model.base.units import counted, format_duration
 from rmgr.model.views import ClassView, PromiseView, QueueView
 
 

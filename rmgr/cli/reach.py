@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.cli.context import Session
     from rmgr.coord.protocol.ports import Store
-    from rmgr.model.node import EpochRecord, Meta
+    from rmgr.model.cluster.node import EpochRecord, Meta
 
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
@@ -29,7 +29,7 @@ def leader_at_a_glance(session: Session) -> EpochRecord | None:
     from rmgr.adapters.zookeeper.glance import GlanceFailed, glance
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.node import EpochRecord, Meta
+    from rmgr.model.cluster.node import EpochRecord, Meta
     from rmgr.runtime.release import check_cluster
     from rmgr.runtime.secured import zookeeper_security
 

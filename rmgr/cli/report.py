@@ -20,7 +20,7 @@ from rmgr.cli.render import Column, Layout, clock, emit, iso, now_us, table
 from rmgr.cli.tables import draw, table_options
 from rmgr.cli.usage import GROUPS, PERCENTS, Days, GroupUsage, QueueWaits, Report, Wanted
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.units import counted, format_duration, format_size
 
 _HOUR_US = 3_600_000_000
 
@@ -134,7 +134,7 @@ def _cores(session: Session) -> int:
     from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.node import NodeRecord, NodeState
+    from rmgr.model.cluster.node import NodeRecord, NodeState
 
     try:
         coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rmgr.cli.options import WorkOptions, WorkRequest, read_entries
 from rmgr.cli.shipping import interpreted, ship_script, ship_stdin, ship_uploads, whole_path
 from rmgr.errors import KeyExists, NotFound, QueueFull, RequestTooLarge, RmgrError, StoreUnavailable, SubmitUnknown, UsageError
-from rmgr.model.array import parse_array
-from rmgr.model.block import MAX_TASKS
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Phase, Submission
-from rmgr.model.submission import Work as Kind
-from rmgr.model.units import counted, format_duration
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import counted, format_duration
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.submission import Command, Phase, Submission
+from rmgr.model.tasks.submission import Work as Kind
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rmgr.client.values import Values
     from rmgr.coord.ops.work import Block
     from rmgr.coord.protocol.ports import Coordinator
-    from rmgr.model.node import NodeRecord
-    from rmgr.model.queue import ClusterSettings
+    from rmgr.model.cluster.node import NodeRecord
+    from rmgr.model.cluster.queue import ClusterSettings
 
 #: Of a record in its znode; the rest of 16 KiB is for what is not command and environment.
 _MAX_RECORD_BYTES = 15 * 1024
@@ -75,7 +75,7 @@ def read_ground(session: Session) -> Ground:
     from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.node import NodeRecord
+    from rmgr.model.cluster.node import NodeRecord
 
     coordinator = session.coordinator()
     timeout_s = session.left_s(10.0) or 10.0
@@ -318,7 +318,7 @@ def _claim_outputs(session: Session, values: Values, number: int, reign: str, dr
 
 def output_key(pattern: str, record: Submission, number: int, position: int) -> str:
     """Key of `--output` for one task: %a is its array index, %j the job, %x the name."""
-    from rmgr.model.array import shown_index
+    from rmgr.model.tasks.array import shown_index
 
     shown = str(shown_index(record.array, position))
     return pattern.replace("%a", shown).replace("%j", str(number)).replace("%x", record.name)

@@ -37,11 +37,11 @@ from typing import Any, get_type_hints
 from rmgr.cli.settings_pipelines import check_pipelines, check_queue_policy, document_of, read_pipelines, toml_of
 from rmgr.config import line_of
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.block import PRIORITY_RANGE
-from rmgr.model.ids import check_name
-from rmgr.model.limits import UserLimits
-from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.base.ids import check_name
+from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import PRIORITY_RANGE
 
 _STATES = ("open", "closed", "stopped")
 _TOP_HIDDEN = {"format", "queues", "pipelines", "limits"}

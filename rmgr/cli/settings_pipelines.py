@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmgr.errors import ConfigError
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 
 #: Bytes of the settings' znode that all pipelines may have.
 MAX_BYTES = 256 * 1024

@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.cli.render import iso
 from rmgr.coord.views.asked import USUAL
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.model.views import (
     AttemptView,
     ExplainView,

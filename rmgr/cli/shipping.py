@@ -14,8 +14,8 @@ from rmgr.cli.options import WorkRequest
 from rmgr.client.content import put_once
 from rmgr.coord.protocol import keys
 from rmgr.errors import UsageError, ValueTooLarge
-from rmgr.model.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Upload
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
+from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Upload
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session

@@ -16,8 +16,8 @@ from rmgr.cli.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, 
 from rmgr.cli.selectors import Target, parse_one, resolve
 from rmgr.coord.views.asked import in_words
 from rmgr.errors import NotFound, UsageError
-from rmgr.model.states import State
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
 
 _SHOWN_FAILURES = 5

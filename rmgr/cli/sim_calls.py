@@ -17,7 +17,7 @@ from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.cli.sim_paper import parse_seed_count
 from rmgr.cli.sim_sweep import parse_names
 from rmgr.errors import UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.sim.calls.results import Summary

@@ -17,7 +17,7 @@ from rmgr.cli.params import Parsed
 from rmgr.cli.render import emit, paint
 from rmgr.cli.sim_sweep import parse_seeds
 from rmgr.errors import UsageError
-from rmgr.model.units import format_duration
+from rmgr.model.base.units import format_duration
 
 if TYPE_CHECKING:
     from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table

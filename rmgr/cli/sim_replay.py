@@ -16,7 +16,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import Parsed, parse_pair
 from rmgr.cli.render import emit
 from rmgr.errors import UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.sim.replay import History

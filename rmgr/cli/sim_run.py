@@ -19,7 +19,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION_US, Parsed, parse_pair
 from rmgr.cli.render import emit
 from rmgr.cli.sim_options import parse_factor
-from rmgr.model.units import counted, format_duration
+from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
     from rmgr.sim.experiment import Experiment

@@ -14,7 +14,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION
 from rmgr.cli.render import Column, Layout, emit, table
 from rmgr.cli.store_group import EXITS, store
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 
 if TYPE_CHECKING:
     from rmgr.cli.store_values import KeyEntry

@@ -19,7 +19,7 @@ from rmgr.cli.render import printable
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds

@@ -8,9 +8,9 @@ from typing import Any
 from rmgr.cli.context import Session
 from rmgr.cli.render import clock, emit, iso, printable
 from rmgr.cli.sending import CheckedRequest
-from rmgr.model.placing import Rigid
-from rmgr.model.submission import Phase
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Phase
 from rmgr.model.views import WhatIfView
 
 

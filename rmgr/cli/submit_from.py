@@ -41,10 +41,10 @@ from rmgr.cli.sending import (
 )
 from rmgr.cli.submit_dry import told_dry, write_dry
 from rmgr.errors import CoordinationUnavailable, QueueFull, RmgrError, StateConflict, SubmitUnknown, UsageError
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission
-from rmgr.model.submission import Work as Kind
-from rmgr.model.units import counted
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission
+from rmgr.model.tasks.submission import Work as Kind
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _prepare_all(session: Session, entries: Sequence[ListedJob]) -> list[Checked
 def _check_room(session: Session, ground: Ground, drafts: Sequence[CheckedRequest]) -> None:
     """What would wait in a queue as soon as the list is let go fits its cap."""
     from rmgr.coord.protocol import paths
-    from rmgr.model.block import MAX_TASKS
+    from rmgr.model.tasks.block import MAX_TASKS
 
     more: dict[str, int] = {}
     for draft in drafts:

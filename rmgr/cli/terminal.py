@@ -24,7 +24,7 @@ from rmgr.cli.options import WorkRequest
 from rmgr.cli.wait import PATIENCE_S, tell_why
 from rmgr.client.live import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
-from rmgr.model.placing import Rigid
+from rmgr.model.tasks.placing import Rigid
 from rmgr.runner.host import dispositions
 from rmgr.runner.ranks import ranks, terminal
 

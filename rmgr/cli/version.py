@@ -20,7 +20,7 @@ def rmgr_version() -> str:
 @command("version", examples="rmgr version\nrmgr version --json")
 def version(session: Session) -> None:
     """Versions of rmgr, of Python, and of the protocol; processes of one cluster may differ by one protocol."""
-    from rmgr.model.version import PROTOCOL
+    from rmgr.model.base.version import PROTOCOL
 
     python = platform.python_version()
     if session.json:

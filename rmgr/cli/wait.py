@@ -20,7 +20,7 @@ from rmgr.cli.render import emit
 from rmgr.cli.selectors import Filter, parse, resolve, targets_of
 from rmgr.cli.tables import filter_options
 from rmgr.errors import RmgrError
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 
 #: Work that has not begun after so long is worth a word why; of several submissions, of so many.
 PATIENCE_S = 3.0

@@ -15,8 +15,8 @@ from rmgr.cli.render import Layout, emit, now_us, table
 from rmgr.cli.selectors import Filter, parse, resolve
 from rmgr.cli.tables import draw, filter_options, table_options
 from rmgr.errors import NotFound, UsageError
-from rmgr.model.states import State
-from rmgr.model.units import counted
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000

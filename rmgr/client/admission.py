@@ -13,13 +13,13 @@ from dataclasses import replace
 from rmgr.client.feasible import Needs, check_nodes, check_shape, told_resources
 from rmgr.client.queue_classes import check_class, chosen_classes, class_names, homes_of
 from rmgr.errors import ConfigError, Infeasible, NotFound, PermissionDenied, StateConflict, UsageError
-from rmgr.model.block import PRIORITY_RANGE
-from rmgr.model.node import NodeRecord
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.resources import Request, checked_resources, needs_of
-from rmgr.model.submission import Submission, Work
-from rmgr.model.units import counted, format_duration, format_size
+from rmgr.model.base.resources import Request, checked_resources, needs_of
+from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 
 _MAX_CORES = 99_999
 

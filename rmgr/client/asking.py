@@ -22,7 +22,7 @@ from rmgr.errors import (
     StateConflict,
     Unavailable,
 )
-from rmgr.model.request import CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.model.tasks.request import CancelRequest, StopRequest, indices_of, ranges_of
 from rmgr.runtime import machine
 
 _Request = TypeVar("_Request", CancelRequest, StopRequest)

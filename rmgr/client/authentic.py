@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rmgr.coord.seal.work import fragment_statement, is_precious, needs_seal
-from rmgr.model.identity import Role
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

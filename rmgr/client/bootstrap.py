@@ -11,9 +11,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StoreUnavailable, WrongCluster
-from rmgr.model.node import Meta
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.version import PROTOCOL
+from rmgr.model.base.version import PROTOCOL
+from rmgr.model.cluster.node import Meta
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.release import WIPED, check_cluster
 

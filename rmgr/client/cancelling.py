@@ -18,10 +18,10 @@ from rmgr.coord.protocol.multi import Committed, Multi, Outcome
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import DeadlineExceeded, PermissionDenied
-from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Submission
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Submission
 from rmgr.runtime import machine
 
 #: Looks at the same tasks before what still moves is left alone.

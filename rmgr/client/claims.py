@@ -19,7 +19,7 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import decode_keyed
 from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 
 #: Pointers of one write: below the size up to which a refused write leaves nothing behind.
 _ROWS = 2000

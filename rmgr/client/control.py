@@ -16,7 +16,7 @@ from rmgr.coord.protocol.multi import Committed, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotFound
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 from rmgr.runtime import machine
 
 

@@ -28,10 +28,10 @@ from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
-from rmgr.model.node import NodeState
-from rmgr.model.outcome import INITIALIZER_FAILED, Fragment, Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Fragment, Outcome
+from rmgr.model.tasks.submission import Work
 
 Output = Callable[[Store, int, Outcome, int], None]
 

@@ -20,8 +20,8 @@ from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.coord.seal.tree import NotSealed, opened, sign_together
-from rmgr.model.identity import Identity, Role
-from rmgr.model.queue import SHARED, ClusterSettings
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.queue import SHARED, ClusterSettings
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
-from rmgr.model.outcome import Outcome
+from rmgr.model.tasks.outcome import Outcome
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -33,16 +33,16 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotConnected, NotFound, RmgrError
-from rmgr.model.node import NodeRecord, SubmitterEntry
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.runtime import loop, machine
 from rmgr.runtime.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds
     from rmgr.client.lines import Lines
-    from rmgr.model.line import Ahead, Told
+    from rmgr.model.wire.line import Ahead, Told
 
 _LOG = logging.getLogger("rmgr.submitter")
 Job = Callable[[], None]

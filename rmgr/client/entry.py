@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.protocol.multi import Committed, Multi
-from rmgr.model.node import SubmitterEntry
+from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, PermissionDenied
-from rmgr.model.outcome import Fragment
-from rmgr.model.states import State
-from rmgr.model.submission import Paged, Tail
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.runtime import machine
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}

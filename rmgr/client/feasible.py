@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rmgr.errors import Infeasible, NotFound, UsageError
-from rmgr.model.node import NodeRecord
-from rmgr.model.placing import FROM_START, MAX_INDEX, Rigid
-from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Request, needs_of
-from rmgr.model.units import counted, format_size, plural
+from rmgr.model.base.resources import Request, needs_of
+from rmgr.model.base.units import counted, format_size, plural
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, Rigid
 
 _MAX_PROCESSES = 9_999_999
 

@@ -29,10 +29,10 @@ from rmgr.coord.protocol.records import decode_outcomes, read_fragment, split_pa
 from rmgr.coord.seal.work import named_digest
 from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
-from rmgr.model.line import Ahead, Told
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Paged
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged
+from rmgr.model.wire.line import Ahead, Told
 from rmgr.runtime import machine
 
 _LOG = logging.getLogger("rmgr.submitter")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rmgr.client.bootstrap import read_settings
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 
 #: How old they may be.

@@ -21,8 +21,8 @@ from rmgr.client.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable
-from rmgr.model.resources import Request
-from rmgr.model.states import State
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import State
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

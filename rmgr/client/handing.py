@@ -17,8 +17,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.line import Hint
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.wire.line import Hint
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

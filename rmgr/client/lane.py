@@ -23,12 +23,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.validity import records as validity
 from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
-from rmgr.model.block import MAX_TASKS
-from rmgr.model.line import Ahead, Told
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Tail
-from rmgr.model.units import counted
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.model.wire.line import Ahead, Told
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

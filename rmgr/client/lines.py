@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rmgr.errors import RmgrError
-from rmgr.model.line import Ahead, Message, Told
-from rmgr.model.node import NodeRecord
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.wire.line import Ahead, Message, Told
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

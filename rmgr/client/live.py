@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rmgr.client.stored_logs import read_ended, unseen
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def nodes_of(place: Place, number: int) -> list[tuple[str, str]]:
     from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
-    from rmgr.model.node import NodeRecord
+    from rmgr.model.cluster.node import NodeRecord
 
     coordinator = place.coordinator()
     timeout_s = place.left_s(5.0) or 5.0

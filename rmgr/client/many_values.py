@@ -19,7 +19,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding
 from rmgr.errors import KeyExists
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 
 #: Of one step of a put: values, and bytes above which no other one is added.
 _PUT_VALUES, _PUT_BYTES = 1000, 4 * 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from rmgr.client.ports import FirstTasks, HandlePort, Listener, SubmitterPort
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 
 
 class SubmissionOpening:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rmgr.model.outcome import Fragment
+from rmgr.model.tasks.outcome import Fragment
 
 #: Waited for each task that has not ended; in all at most, and at least: less is not worth a timer.
 _TASK_S, _MOST_S, _LEAST_S = 50e-6, 0.02, 0.002

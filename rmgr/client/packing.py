@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rmgr.client.ports import TaskSpec
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS
-from rmgr.model.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.resources import MIB
-from rmgr.model.submission import Submission
+from rmgr.model.base.resources import MIB
+from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Submission
 
 #: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own. Each block
 #: costs the same whatever it holds, and whoever claims a part of it reads the whole row.

@@ -14,8 +14,8 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound
-from rmgr.model.outcome import Fragment
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment
 
 
 def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.Pointer, *, timeout_s: float) -> str:

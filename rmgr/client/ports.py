@@ -16,10 +16,10 @@ import msgspec
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.errors import RmgrError
-from rmgr.model.node import NodeRecord
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Submission
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Submission
 
 
 class TaskSpec(msgspec.Struct, frozen=True, gc=False):

@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, Infeasible, NotFound
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.units import counted
+from rmgr.model.base.resources import Request
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.placing import Rigid
 from rmgr.model.views import ClassView, QueueView
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from rmgr.coord.protocol.multi import Committed, Stamped, Stat
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_keyed, decode_payloads
 from rmgr.errors import PermissionDenied, RequestTooLarge, RmgrError, Unavailable
-from rmgr.model.block import BlockData
-from rmgr.model.outcome import FailedRange
-from rmgr.model.states import LOSSES
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.base.states import LOSSES
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.outcome import FailedRange
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:

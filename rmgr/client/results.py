@@ -13,10 +13,10 @@ from rmgr.client.authentic import LOST
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, PickleFailed, TaskFailed
-from rmgr.model.outcome import Outcome
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
-from rmgr.model.units import format_duration, format_size
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import format_duration, format_size
+from rmgr.model.tasks.outcome import Outcome
 
 #: Lines of a failed task's output that its error shows.
 TAIL_LINES = 10

@@ -21,9 +21,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, StateConflict, UsageError
-from rmgr.model.identity import Role
-from rmgr.model.joining import AclRecord, SealedSecret
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord, SealedSecret
 from rmgr.runtime import machine
 
 _TIMEOUT_S = 10.0

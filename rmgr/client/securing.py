@@ -21,9 +21,9 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Multi, 
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, NotFound, PermissionDenied, StateConflict, UsageError
-from rmgr.model.identity import Identity, Role
-from rmgr.model.joining import Invitation, Revocation, RevokedWork
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.joining import Invitation, Revocation, RevokedWork
+from rmgr.model.cluster.node import EpochRecord
 from rmgr.runtime import machine
 
 T = TypeVar("T")

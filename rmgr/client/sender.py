@@ -24,12 +24,12 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
-from rmgr.model.block import runs
-from rmgr.model.outcome import Fragment
-from rmgr.model.outcome import Outcome as TaskOutcome
-from rmgr.model.resources import MIB
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Tail
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import runs
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.submission import Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

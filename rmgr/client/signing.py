@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.seal.work import seal_blocks, spec_digest
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Submission
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from rmgr.coord.protocol.records import decode_block, decode_failed, decode_outc
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Submission, Tail
 
 if TYPE_CHECKING:
     from rmgr.coord.views.tasks import Applied, Claimed, Waiting

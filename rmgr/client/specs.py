@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.model.placing import MPI, ONCE, RANKS, Rigid
-from rmgr.model.resources import Request
-from rmgr.model.submission import OnDisconnect, PythonEnvironment, Submission, Work
-from rmgr.model.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.base.resources import Request
+from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.tasks.placing import MPI, ONCE, RANKS, Rigid
+from rmgr.model.tasks.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.runtime import machine
 
 #: Directories that travel with a submission; those that do not.

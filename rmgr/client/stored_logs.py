@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.model.gap import place
+from rmgr.model.tasks.gap import place
 
 _BATCH = 16
 

@@ -17,7 +17,7 @@ from rmgr.coord.protocol.multi import Committed, Conflict, ConflictKind, Unknown
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, NotConnected, SubmitUnknown, WrongCluster
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

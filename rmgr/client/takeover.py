@@ -15,7 +15,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_keyed
 from rmgr.errors import DeadlineExceeded, KeyExists, NotFound, StateConflict, SubmitUnknown, UsageError
-from rmgr.model.block import KeyedPayload
-from rmgr.model.ids import parse_submission, taskq_name
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.ids import parse_submission, taskq_name
+from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.submission import Submission, Work
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024

@@ -24,9 +24,9 @@ from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.runtime import machine
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.

@@ -16,8 +16,8 @@ from rmgr.client.futures import Future
 from rmgr.client.ports import TaskSpec
 from rmgr.client.tasks import Tasks
 from rmgr.errors import RmgrError
-from rmgr.model.block import MAX_TASKS
-from rmgr.model.outcome import Outcome
+from rmgr.model.tasks.block import MAX_TASKS
+from rmgr.model.tasks.outcome import Outcome
 
 #: Work of one block: at most so much, so that none waits long behind others; at least so much even when little is left,
 #: because between two blocks a slot waits for commits.

@@ -25,8 +25,8 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
-from rmgr.model.identity import check_name
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.cluster.identity import check_name
 
 if TYPE_CHECKING:
     from rmgr.client.deeds import Deeds

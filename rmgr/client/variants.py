@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rmgr.client.tasks import Waited
 from rmgr.client.waiting import Deadline
 from rmgr.errors import TaskFailed, UsageError
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 
 if TYPE_CHECKING:
     from rmgr.client.taskqueue import TaskQueue

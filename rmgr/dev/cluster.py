@@ -32,8 +32,8 @@ from rmgr.dev.security import DevSecurity, is_open_asked
 from rmgr.dev.server import ServerProcess
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
-from rmgr.model.identity import Role
-from rmgr.model.node import NodeState
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import NodeState
 from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.

@@ -9,7 +9,7 @@ from pathlib import Path
 from rmgr.adapters.identity.founding import LOCAL_HOSTS, ensure_authority, ensure_bundle
 from rmgr.adapters.identity.pki import Authority, issue_server
 from rmgr.dev.zookeeper import ServerTls
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: Set to 1, clusters of `rmgr dev` are open: for tests, and for a look at what security costs.
 OPEN_VARIABLE = "RMGR_DEV_OPEN"

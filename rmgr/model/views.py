@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 
 
 class Level(StrEnum):

@@ -24,10 +24,10 @@ from typing import NoReturn
 
 import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker has it at once
 
-from rmgr.model import frames
-from rmgr.model.frames import FrameError, FrameReader, Setup, ToSpawner
-from rmgr.model.states import Reason
-from rmgr.model.units import counted
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import counted
+from rmgr.model.wire import frames
+from rmgr.model.wire.frames import FrameError, FrameReader, Setup, ToSpawner
 from rmgr.runner.command.command import DirectoryGone, Launcher
 from rmgr.runner.command.queue import Commands
 from rmgr.runner.host import dispositions

@@ -1,13 +1,13 @@
-"""Which release this process runs, and whether a cluster is the right one and may be joined (`model/version.py` has the rule)."""
+"""Which release this process runs, and whether a cluster is the right one and may be joined (`model/base/version.py` has the rule)."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from rmgr.errors import VersionMismatch, WrongCluster
-from rmgr.model import version
-from rmgr.model.node import Meta
-from rmgr.model.version import Release
+from rmgr.model.base import version
+from rmgr.model.base.version import Release
+from rmgr.model.cluster.node import Meta
 
 #: What to do where the tree of a known cluster is not there.
 WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"

@@ -10,7 +10,7 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
-from rmgr.model.identity import Identity, Role
+from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.units import parse_duration_us, parse_size
+from rmgr.model.base.units import parse_duration_us, parse_size
 from rmgr.sched.policy import Order
 
 _METADATA = "rmgr.parameter"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 
 from rmgr.errors import RmgrError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.model.units import parse_duration_us
+from rmgr.model.base.units import parse_duration_us
 from rmgr.sched.records import Limits
 from rmgr.sim.events import (
     Cancel,

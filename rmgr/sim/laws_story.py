@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmgr.model.units import format_duration
+from rmgr.model.base.units import format_duration
 from rmgr.sim.laws_drive import StoryStay, described
 from rmgr.sim.laws_try import Breach
 from rmgr.sim.laws_world import SmallWorld

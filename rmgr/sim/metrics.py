@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from math import fsum
 from statistics import median
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.outcome import Parting, Result
 from rmgr.sim.workload import SECOND
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.workload import WorkloadJob
 
 

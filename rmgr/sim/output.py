@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.metrics import reproducible, seconds, summary
 from rmgr.sim.outcome import JobOutcome, Result
 

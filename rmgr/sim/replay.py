@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmgr.errors import RmgrError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Placement, Running

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.machine import Cores
 from rmgr.sim.outcome import JobOutcome, Parting, Spell
 from rmgr.sim.workload import WorkloadJob

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from rmgr.errors import UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 #: The 18 fields, in order, as error messages name them.
 FIELDS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rmgr.errors import RmgrError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.execution import Execution, Recorded, unexecuted
 from rmgr.sim.machine import Machine
 from rmgr.sim.outages import outages

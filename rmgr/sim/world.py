@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from typing import TypeAlias
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.job import Running
 from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Route, Suspend

@@ -43,10 +43,10 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Phase, Submission, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.gateway_process import GatewayProcess
 
 _CORES = os.sched_getaffinity(0)

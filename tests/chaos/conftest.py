@@ -9,7 +9,7 @@ import pytest
 from breakable import TICK, Chaos, T
 
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.limits import UserLimits
 from tests.harness.flooded import Flooded
 
 

@@ -20,7 +20,7 @@ import psutil
 from rmgr.client.snapshot import read_tasks
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.model.views import TaskView
 
 BEAT_S = 0.05

@@ -29,12 +29,12 @@ from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode
 from rmgr.coord.seal.work import seal_fragment
 from rmgr.daemons.starter.health.trust import FRESH_S
 from rmgr.errors import DataLost, RmgrError, TaskFailed
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
-from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, PythonEnvironment, Upload, Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, changed, unique, until
 from tests.harness.gateway_process import GatewayProcess

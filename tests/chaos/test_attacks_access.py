@@ -31,12 +31,12 @@ from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_r
 from rmgr.dev.cluster import CHROOT
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied, QuotaReached
-from rmgr.model.identity import Role
-from rmgr.model.limits import UserLimits
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, PythonEnvironment, Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Work
 from tests.harness.attacker import Person, Scene, unique, until
 
 HEAP_MIB = 128  # of the scene's server

@@ -24,11 +24,11 @@ from rmgr.client.submitting import submit
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.errors import LimitReached, PermissionDenied, Throttled, Unavailable
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.limits import BOUNDS, UserLimits
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Phase, Submission, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import BOUNDS, UserLimits
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, quietly, run_command, upload
 

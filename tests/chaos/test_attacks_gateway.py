@@ -32,15 +32,15 @@ from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_b
 from rmgr.daemons.gateway.loose import MOST
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Infeasible, InvalidRecord, PermissionDenied, RmgrError, StateConflict, UsageError
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.node import InboxOrder, NodeRecord, OrderKind, SubmitterEntry
-from rmgr.model.placing import Allocation
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.request import CancelRequest
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Submission, Tail, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.request import CancelRequest
+from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from tests.harness.attacker import changed, unique, until
 from tests.harness.gateway_process import GatewayProcess
 

@@ -15,11 +15,11 @@ from rmgr.client.snapshot import read_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
-from rmgr.model.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Phase, Tail
+from rmgr.model.base.states import State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Tail
 from tests.harness.attacker import Scene, until
 
 pytestmark = pytest.mark.xdist_group("attacks_memory")

@@ -21,7 +21,7 @@ import pytest
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import SlotLost, Surprised
-from rmgr.model.frames import BatchShape
+from rmgr.model.wire.frames import BatchShape
 from rmgr.runner.host import home
 from tests.harness import hostile_spawner
 from tests.harness.local_accounts import LocalAccounts

@@ -27,8 +27,8 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.rpc.line import DirectLine, dial
 from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.errors import LimitReached, RmgrError, Throttled
-from rmgr.model.identity import Role
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import UserLimits
 from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, upload
 

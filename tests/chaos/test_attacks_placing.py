@@ -18,11 +18,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Set
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_block, encode_record
 from rmgr.coord.seal.placing import seal_placings
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, NodeRecord, OrderKind
-from rmgr.model.placing import Allocation, Rigid
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Tail
+from rmgr.model.base.states import State
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.placing import Allocation, Rigid
+from rmgr.model.tasks.submission import Command, Tail
 from tests.harness.attacker import Scene, changed, unique, until
 
 pytestmark = pytest.mark.xdist_group("attacks_placing")

@@ -19,10 +19,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Set
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Phase, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Phase, Tail
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, unique, until
 

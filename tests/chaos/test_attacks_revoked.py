@@ -27,11 +27,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views import answers
-from rmgr.model.identity import Role
-from rmgr.model.joining import RevokedWork
-from rmgr.model.placing import Rigid
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import RevokedWork
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Phase
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, unique, until
 from tests.harness.gateway_process import GatewayProcess

@@ -18,10 +18,10 @@ from rmgr.client.signing import Signer
 from rmgr.client.submitting import submit
 from rmgr.coord.protocol import paths, quotas
 from rmgr.errors import LimitReached
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Phase, Submission, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.flooded import Flooded
 
 pytestmark = pytest.mark.xdist_group("attacks_room")

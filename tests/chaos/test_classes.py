@@ -16,7 +16,7 @@ from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
 from rmgr.bench.reality import compare, simulated
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.placing import job_id
+from rmgr.model.tasks.placing import job_id
 from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline.stages import pipeline_from
 from rmgr.sched.queue_class import selected

@@ -11,7 +11,7 @@ import pytest
 from breakable import RECOVERY_S, Chaos, eventually
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
 

@@ -23,8 +23,8 @@ from breakable import Chaos, eventually
 from rmgr.client.asking import ask_each_to_move
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.request import StopKind, StopRequest
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.request import StopKind, StopRequest
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos

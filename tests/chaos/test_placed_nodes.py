@@ -16,7 +16,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 pytestmark = pytest.mark.chaos

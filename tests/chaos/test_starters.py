@@ -11,7 +11,7 @@ from ledger import read_ledger, work
 from sessions import expire, sessions
 
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 
 pytestmark = pytest.mark.chaos
 

@@ -13,9 +13,9 @@ from ledger import read_ledger
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.node import Meta
-from rmgr.model.states import State
-from rmgr.model.version import PROTOCOL
+from rmgr.model.base.states import State
+from rmgr.model.base.version import PROTOCOL
+from rmgr.model.cluster.node import Meta
 
 pytestmark = pytest.mark.chaos
 

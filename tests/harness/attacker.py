@@ -25,10 +25,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_block, encode_record
 from rmgr.dev.cluster import CHROOT, DevCluster
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.outcome import Outcome
-from rmgr.model.submission import Command, Submission, Work
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.runtime.secured import zookeeper_options
 
 DEADLINE_S = 60.0

@@ -19,12 +19,12 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block, decode_keyed, decode_payloads, encode_fragment
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.resources import Capacity
-from rmgr.model.states import Reason, State
+from rmgr.model.base.resources import Capacity
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.runner.remote import dump_exception
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

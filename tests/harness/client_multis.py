@@ -21,13 +21,13 @@ from rmgr.coord.protocol.multi import ConflictKind, Multi, Stamped, Stat
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_record
 from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, InboxOrder, OrderKind, SubmitterEntry
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.request import CancelRequest, StopKind, StopRequest
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
 
 GUID, OTHER = "0123456789abcdef" * 2, "f" * 32
 PEM, KEY_ID = b"-----BEGIN CERTIFICATE-----\n", "a" * 32

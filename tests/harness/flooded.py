@@ -20,9 +20,9 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.errors import RmgrError
-from rmgr.model.identity import Role
-from rmgr.model.limits import UserLimits
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.attacker import Person, Scene, until
 from tests.harness.gateway_process import GatewayProcess
 

@@ -12,8 +12,8 @@ from rmgr.client.follower import Follower
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment, Outcome
 from tests.harness.memory import MemoryCoordinator
 
 

@@ -10,9 +10,9 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_block
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import Allocation
-from rmgr.model.queue import Dispatch, QueueSpec
+from rmgr.model.cluster.queue import Dispatch, QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Allocation
 from tests.harness.starter_rig import Rig, queues, wait_for
 
 #: A cluster with a queue for pulled and one for placed work.

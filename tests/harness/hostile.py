@@ -10,19 +10,30 @@ import msgspec
 
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
-from rmgr.model.identity import Role
-from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.limits import UserLimits
-from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry, Trouble
-from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
-from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
-from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
-from rmgr.model.resources import Capacity, NodeAttributes, Request
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Condition, Dependency, Paged, PythonEnvironment, Submission, Tail, Upload, Work
+from rmgr.model.base.resources import Capacity, NodeAttributes, Request
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.node import (
+    Drain,
+    EpochRecord,
+    InboxOrder,
+    Meta,
+    NodeRecord,
+    NodeState,
+    OrderKind,
+    StarterEntry,
+    SubmitterEntry,
+    Trouble,
+)
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload, PastAttempt, Seal
+from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
+from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Paged, PythonEnvironment, Submission, Tail, Upload, Work
+from rmgr.model.wire.line import Ahead, Hint, Told
 
 SHA = "0123456789abcdef" * 4
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)

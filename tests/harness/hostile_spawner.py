@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from rmgr.model import frames
+from rmgr.model.wire import frames
 from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)

@@ -28,13 +28,13 @@ from rmgr.coord.protocol.records import decode_block, decode_failed, decode_frag
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.leader import Leader
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
-from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.outcome import Outcome as TaskOutcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.resources import Capacity, NodeAttributes
-from rmgr.model.submission import Phase, Submission, Tail, Work
+from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState, StarterEntry, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -25,7 +25,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import StoreUnavailable, UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rmgr.model.block import BlockData, KeyedPayload, PastAttempt
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.resources import Capacity, NodeAttributes, Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import (
+from rmgr.model.base.resources import Capacity, NodeAttributes, Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import BlockData, KeyedPayload, PastAttempt
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.submission import (
     Command,
     Condition,
     Dependency,

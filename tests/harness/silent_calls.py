@@ -19,7 +19,7 @@ import grpc
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: Between a call that was ended and the next one (s): a flood is another attack.
 _PAUSE_S = 0.5

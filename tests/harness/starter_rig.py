@@ -43,11 +43,11 @@ from rmgr.coord.protocol.records import (
 )
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering
 from rmgr.daemons.starter.main import Parts, build
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
-from rmgr.model.node import NodeRecord
-from rmgr.model.outcome import FailedRange, Outcome
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.submission import Command, PythonEnvironment, Submission, Tail, Work
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.outcome import FailedRange, Outcome
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.runtime.stall import StallGuard
 
 DEADLINE_S = 60.0

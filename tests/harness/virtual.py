@@ -30,7 +30,7 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.daemons.starter.main import Parts, build
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.loop import LoopOwner
 from rmgr.runtime.mailbox import Closed

@@ -15,8 +15,8 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.term.view import LeaderAnswering
 from rmgr.daemons.leader.watchdog import Watchdog
-from rmgr.model.node import EpochRecord
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.memory_store import MemoryStore
 from tests.harness.watchdogs import until

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 T = TypeVar("T")

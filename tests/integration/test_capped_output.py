@@ -19,7 +19,7 @@ from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
 from rmgr.daemons.starter.staging.outputs import of_command, write
-from rmgr.model.frames import BatchShape, CommandEnd
+from rmgr.model.wire.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
 from tests.harness.work_node import WorkNode, until
 

@@ -18,7 +18,7 @@ from commands import Shell, cluster_and_shell, wait_line
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
-from rmgr.model.node import EpochRecord, NodeRecord, NodeState
-from rmgr.model.resources import Capacity
-from rmgr.model.states import State
+from rmgr.model.base.resources import Capacity
+from rmgr.model.base.states import State
+from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator

@@ -24,7 +24,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.terminal import SHELL, Terminal

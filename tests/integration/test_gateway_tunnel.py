@@ -16,7 +16,7 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals.terminal import TerminalClient, handler_of
 from rmgr.adapters.terminals.tunnel import Tunnel, Tunnels
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 

@@ -16,7 +16,7 @@ from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.gateway.main import SessionWatch
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import WrongCluster
-from rmgr.model.node import Meta
+from rmgr.model.cluster.node import Meta
 from tests.harness.memory import MemoryCoordinator
 
 

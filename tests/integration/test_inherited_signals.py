@@ -14,8 +14,8 @@ from commands import Shell, wait_line
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.states import State
-from rmgr.model.submission import Command
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Command
 from tests.harness import deaf
 from tests.harness.starter_rig import Rig
 

@@ -23,8 +23,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.daemons.leader.join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.identity import Role
-from rmgr.model.joining import AclRecord, Invitation, Revocation
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation
 from tests.harness.bundles import Bundles, session_bundles
 from tests.harness.memory import MemoryCoordinator, MemoryTree
 

@@ -29,14 +29,14 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_fragment, decode_record, encode_block
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.identity import Role
-from rmgr.model.line import Ahead, Hint, Message, Told
-from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.resources import Capacity
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Submission, Tail, Work
+from rmgr.model.base.resources import Capacity
+from rmgr.model.base.states import State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Command, Submission, Tail, Work
+from rmgr.model.wire.line import Ahead, Hint, Message, Told
 from tests.harness.bundles import session_bundles
 from tests.harness.starter_rig import Rig, wait_for
 

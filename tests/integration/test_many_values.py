@@ -15,7 +15,7 @@ from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import KeyExists, PermissionDenied, PickleFailed, UsageError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.store_adapters import ADAPTERS, Adapter, ready
 from tests.harness.store_ways import WAYS, opened

@@ -15,8 +15,8 @@ import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.states import State
-from rmgr.model.submission import Command
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.starter_rig import Rig
 

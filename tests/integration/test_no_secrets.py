@@ -18,7 +18,7 @@ import rmgr
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.gateway_process import GatewayProcess
 

@@ -14,7 +14,7 @@ from rmgr.errors import StateConflict, TaskFailed, UsageError
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
-    from rmgr.model.submission import Submission
+    from rmgr.model.tasks.submission import Submission
 
 
 def fails(text: str) -> None:

@@ -89,7 +89,7 @@ class _Nothing:
         from rmgr.coord.protocol import paths
         from rmgr.coord.protocol.multi import Stamped, Stat
         from rmgr.coord.protocol.records import encode_record
-        from rmgr.model.submission import Tail
+        from rmgr.model.tasks.submission import Tail
 
         future: Future[Stamped | None] = Future()
         number = next((n for n in range(10, 14) if path in (paths.tail(n), paths.done(n))), None)

@@ -15,7 +15,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Gone, Holds, Multi
 from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.node import Drain
+from rmgr.model.cluster.node import Drain
 
 #: Runs command lines one after another, each in a process of its own that was forked after the imports: they cost the most.
 MANY = """

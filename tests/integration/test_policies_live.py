@@ -14,7 +14,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord
 
 SETTINGS = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[queues.far]\ndispatch = "place"\npartition = "far"\n'
 #: A stage for another partition, which must not apply, and a limit, which must.

@@ -16,7 +16,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc import port_guard
 from rmgr.adapters.rpc.port_guard import connections, listening, program
 from rmgr.adapters.rpc.server import LeaderClient, RpcServer
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.work_node import until
 

@@ -32,7 +32,7 @@ from rmgr.adapters.rpc.use import handler_of as uses
 from rmgr.adapters.terminals.terminal import handler_of as terminals
 from rmgr.adapters.terminals.tunnel import Tunnels
 from rmgr.errors import NotConnected, NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.identity import Identity, Role
+from rmgr.model.cluster.identity import Identity, Role
 from tests.harness.bundles import session_bundles
 from tests.harness.gateways import OpenGate
 from tests.harness.memory import MemoryCoordinator

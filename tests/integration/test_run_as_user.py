@@ -32,11 +32,11 @@ from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.block import KeyedPayload
-from rmgr.model.identity import Role
-from rmgr.model.outcome import Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, PythonEnvironment, Upload
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
@@ -289,7 +289,7 @@ def forge(path: str, how: str) -> None:
     import gc
     import os as system
 
-    from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value, encode
+    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value, encode
     from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
@@ -304,7 +304,7 @@ def babble(kind: str) -> None:
     import gc
     import os as system
 
-    from rmgr.model.frames import Output, TaskEnd, TaskEnds, TaskExtra, encode
+    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, encode
     from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))

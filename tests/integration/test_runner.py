@@ -23,8 +23,8 @@ from rmgr.adapters.host.workevents import (
     WorkerEnded,
 )
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
-from rmgr.model.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch, TaskItem
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import WrongCount
 from tests.harness.fair_time import FairTimer

@@ -16,8 +16,8 @@ from rmgr.adapters.host.workevents import (
     CommandsStarted,
     TasksReturned,
 )
-from rmgr.model.frames import BatchShape, CommandBatch, CommandItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
 from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, until
 

@@ -25,8 +25,8 @@ from rmgr.adapters.host.workevents import (
     WorkerUnblocking,
 )
 from rmgr.errors import StateConflict, VersionMismatch
-from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in, until
 

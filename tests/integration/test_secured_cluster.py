@@ -21,8 +21,8 @@ from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol.multi import Committed
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
 from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
 from tests.harness.gateway_process import GatewayProcess

@@ -26,8 +26,8 @@ from rmgr.daemons.starter.core import uploads as starter_uploads
 from rmgr.daemons.starter.core.room import disk_bytes
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Upload
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call, wait_for

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rmgr.model.node import OrderKind
-from rmgr.model.placing import Rigid
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import OrderKind
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put
 from tests.harness.starter_rig import Rig, wait_for
 from tests.integration.test_starter_checkpoints import back, rig, running, saved, start

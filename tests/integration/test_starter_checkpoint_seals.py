@@ -17,8 +17,8 @@ from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.seal import StarterSeals
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.identity import Role
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
 from tests.harness.hand_leader import BOTH, put
 from tests.harness.starter_rig import Rig

@@ -25,11 +25,11 @@ from rmgr.daemons.starter.checkpoint.files import decode_manifest
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import StoreUnavailable
-from rmgr.model.block import BlockData
-from rmgr.model.node import OrderKind
-from rmgr.model.placing import Rigid
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import OrderKind
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach

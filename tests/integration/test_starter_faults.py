@@ -17,10 +17,10 @@ from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.block import BlockKey
-from rmgr.model.node import EpochRecord
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, OnDisconnect
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import EpochRecord
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Command, OnDisconnect
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 from tests.harness.starter_rig import Rig, Running, call, wait_for

@@ -14,10 +14,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, OrderKind
-from rmgr.model.placing import NodeHold
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import Drain, OrderKind
+from rmgr.model.tasks.placing import NodeHold
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.starter_rig import Rig, wait_for
 from tests.integration.test_starter_faults import expire

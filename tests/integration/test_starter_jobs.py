@@ -16,10 +16,10 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.starter.core.records import Info, RecordCache
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, InboxOrder, OrderKind
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, waiting
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_orders import crossed_off, order, waiter

@@ -15,11 +15,11 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import Drain, InboxOrder, OrderKind
-from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.submission import Command
 from tests.harness.starter_rig import Rig, call, wait_for
 
 

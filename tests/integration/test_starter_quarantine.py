@@ -15,11 +15,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.health.strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import OrderKind, Trouble
-from rmgr.model.outcome import Outcome
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import OrderKind, Trouble
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.submission import Command
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_orders import order
 

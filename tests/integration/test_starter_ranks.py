@@ -20,9 +20,9 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import OrderKind
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import OrderKind
+from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach

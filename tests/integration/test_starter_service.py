@@ -15,7 +15,7 @@ from rmgr.adapters.rpc.server import NodeClient
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound
-from rmgr.model.submission import Command
+from rmgr.model.tasks.submission import Command
 from tests.harness.starter_rig import Rig, call, wait_for
 
 

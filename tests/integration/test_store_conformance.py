@@ -26,10 +26,10 @@ from rmgr.daemons.leader.submissions import collect as leader_collect
 from rmgr.daemons.leader.submissions.collect import stored_submissions
 from rmgr.daemons.starter.staging.outputs import Ending, write
 from rmgr.errors import KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
-from rmgr.model.frames import Output
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import JobView
+from rmgr.model.wire.frames import Output
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads, wait_until
 
 

@@ -9,8 +9,8 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 

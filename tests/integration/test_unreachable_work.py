@@ -17,7 +17,7 @@ from commands import Shell
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.reach import obstacle
 from rmgr.dev.cluster import DevCluster
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach

@@ -18,8 +18,8 @@ from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import use as starter_use
 from rmgr.daemons.starter.staging.accounts import AccountsPolicy
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Upload
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call

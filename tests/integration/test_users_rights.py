@@ -25,10 +25,10 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import PermissionDenied, RmgrError
-from rmgr.model.identity import Role
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.states import Reason
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.submission import Phase, Submission
 from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 

@@ -12,9 +12,9 @@ import pytest
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.model.node import NodeState
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Condition, Dependency, Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, Tree
 from tests.harness.watchdogs import Watchdogs, until

@@ -14,8 +14,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
-from rmgr.model.node import EpochRecord
-from rmgr.model.states import State
+from rmgr.model.base.states import State
+from rmgr.model.cluster.node import EpochRecord
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, committed
 from tests.harness.watchdog_thread import WatchdogThread

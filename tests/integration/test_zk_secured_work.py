@@ -19,7 +19,7 @@ from rmgr.coord.protocol.acl import ROLES, TABLE
 from rmgr.coord.protocol.multi import Delete, Exists, Multi, Set
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime.secured import credentials_of, zookeeper_options
 from tests.harness.bundles import session_bundles
 

@@ -17,11 +17,11 @@ from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.records.what_if import copied, tried
 from rmgr.errors import Infeasible
-from rmgr.model.placing import Rigid, job_id
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.states import State
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid, job_id
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.queue_class import HOUR_US
 from tests.harness.leader_bench import Bench
 from tests.papers.test_paper000_selection import TABLE

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rmgr.daemons.leader.core.facts import job_of
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.job import Job
 from rmgr.sched.policies.individual_priority import constant
 from rmgr.sched.queue_class import HOUR_US, HPC2500, selected

@@ -21,11 +21,11 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_block, decode_record
 from rmgr.daemons.leader.records.pipeline import checked
-from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Capacity, NodeAttributes, Request
+from rmgr.model.base.resources import Capacity, NodeAttributes, Request
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
 from rmgr.sched.job import Node
 from rmgr.sim.experiment import Experiment, carry_out
 from rmgr.sim.workload import Workload, WorkloadJob

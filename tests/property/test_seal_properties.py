@@ -13,7 +13,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.coord.seal.tree import opened
 from rmgr.coord.seal.work import NotSealed, block_statement, seal_blocks
-from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey
 
 _payloads = st.lists(
     st.one_of(st.binary(max_size=3), st.binary(min_size=30, max_size=34), st.just(b"")), min_size=1, max_size=256

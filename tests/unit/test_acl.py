@@ -10,7 +10,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ALL, ROLES, TABLE, Right, may, place_of, rights
 from rmgr.coord.protocol.multi import Check, Create, Delete, Op, Set
 from rmgr.daemons.gateway.rights import OPERATIONS, ZnodeKind
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 S, W = Role.STARTER, Role.WATCHDOG
 USERS = (Role.USER, Role.OPERATOR, Role.SUBMITTER)

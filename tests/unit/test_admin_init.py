@@ -10,7 +10,7 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials, load_ca
 from rmgr.cli import main
 from rmgr.config import load
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rmgr.cli.main import run
 from rmgr.cli.operate import drain_node, resume_node
 from rmgr.daemons.service.secret_keeper import let_in
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 pytestmark = pytest.mark.usefixtures("home")
 

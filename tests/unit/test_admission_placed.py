@@ -10,11 +10,11 @@ import pytest
 from rmgr.client.admission import admit, check_admitted, chosen_classes
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
-from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Capacity, NodeAttributes
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 
 
 def placing(name: str, **fields: object) -> QueueSpec:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rmgr.coord.decisions.admitted import not_admitted
-from rmgr.model.block import BlockKey
-from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Submission, Work
 
 
 def asked(queue: dict[str, Any], record: dict[str, Any], *, is_newer: bool = True) -> str:

@@ -13,14 +13,14 @@ from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, 
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.coord.views.tasks import task_views
 from rmgr.errors import NotFound
-from rmgr.model.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.placing import Allocation, Rigid
-from rmgr.model.queue import ClusterSettings, PipelineSpec
-from rmgr.model.resources import Capacity, Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
+from rmgr.model.base.resources import Capacity, Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.placing import Allocation, Rigid
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Tail, Work
 from rmgr.model.views import FaultView, HeldView, NodeView, PartitionView, PlacedView, PlacingView, PolicyView, WhyView
 
 UNTIL_US = 1_700_000_000_000_000

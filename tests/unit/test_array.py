@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.errors import UsageError
-from rmgr.model.array import parse_array, shown_index
+from rmgr.model.tasks.array import parse_array, shown_index
 
 
 @pytest.mark.parametrize(

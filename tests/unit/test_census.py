@@ -17,10 +17,10 @@ from rmgr.coord.protocol.multi import Committed, Conflict, Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_block
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.submissions.census import CENSUS_S
-from rmgr.model.block import BlockKey
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, Starter, committed
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.cli.main import run
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 
 @pytest.fixture

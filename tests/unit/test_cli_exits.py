@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.cli.exits import exit_code_of, highest
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from rmgr.cli import columns, shapes
 from rmgr.cli.queue_lines import CLASS_COLUMNS, draw_class
 from rmgr.cli.render import Column, Layout, emit, table
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
     AttemptView,
     ClassView,

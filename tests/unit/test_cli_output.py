@@ -13,7 +13,7 @@ from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
 from rmgr.client.live import OutputPiece
 from rmgr.client.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord.protocol import keys
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.views import JobView
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.cli.selectors import Filter, Target, parse, parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.model.views import JobView
 
 

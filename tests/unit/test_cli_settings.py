@@ -12,9 +12,9 @@ from rmgr.cli.params import parse_resource, parse_states
 from rmgr.cli.settings import parse_settings, to_document, to_toml
 from rmgr.daemons.leader.records.pipeline import named
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.states import State
-from rmgr.model.submission import Condition, Dependency
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.submission import Condition, Dependency
 
 BATCH = "[queues.default]\n[queues.batch]\ndispatch = 'place'\n"
 FULL = ClusterSettings(

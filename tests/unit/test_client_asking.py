@@ -12,7 +12,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
-from rmgr.model.request import StopKind, StopRequest
+from rmgr.model.tasks.request import StopKind, StopRequest
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree

@@ -19,10 +19,10 @@ from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.coord.seal.work import seal_fragment
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
+from rmgr.model.tasks.outcome import Fragment, Outcome
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator

@@ -19,9 +19,9 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.tasks import as_completed
 from rmgr.client.throttle import Throttle
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
-from rmgr.model.block import BlockKey
-from rmgr.model.outcome import INITIALIZER_FAILED, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Outcome
 from tests.harness.client_cluster import Cluster, running
 
 

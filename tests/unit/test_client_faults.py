@@ -22,9 +22,9 @@ from rmgr.config import Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import CoordinationUnavailable, DataLost, DeadlineExceeded, StoreUnavailable, SubmitUnknown, ValueTooLarge
-from rmgr.model.outcome import Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Command, Work
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.submission import Command, Work
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.memory import MemoryCoordinator
 
@@ -292,8 +292,8 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
     from rmgr.coord.ops.leader import page
     from rmgr.coord.protocol import keys
     from rmgr.coord.protocol.records import encode_outcomes, encode_page
-    from rmgr.model.outcome import Fragment
-    from rmgr.model.submission import Paged
+    from rmgr.model.tasks.outcome import Fragment
+    from rmgr.model.tasks.submission import Paged
 
     cluster = Cluster()
     with cluster.connect() as connection:

@@ -10,8 +10,8 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
-from rmgr.model.outcome import Fragment
-from rmgr.model.submission import Paged
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.submission import Paged
 from tests.harness.following import World, fragment
 from tests.harness.memory import MemoryCoordinator
 

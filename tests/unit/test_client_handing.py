@@ -15,7 +15,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
 from rmgr.errors import PermissionDenied
-from rmgr.model.node import NodeRecord
+from rmgr.model.cluster.node import NodeRecord
 from tests.harness.client_cluster import Cluster
 
 

@@ -12,7 +12,7 @@ from rmgr.client.specs import Options, draft_of
 from rmgr.client.submitting import Numbers, Submitted, submit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.model.submission import Command, Work
+from rmgr.model.tasks.submission import Command, Work
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
 

@@ -18,8 +18,8 @@ from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import QueueFull, StateConflict, SubmitUnknown
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.submission import Tail
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.submission import Tail
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
 

@@ -13,8 +13,8 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.errors import KeyExists, TaskFailed
-from rmgr.model.block import BlockKey
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.block import BlockKey
 from tests.harness.client_cluster import Cluster
 
 

@@ -25,11 +25,11 @@ from rmgr.errors import (
     TaskFailed,
     UsageError,
 )
-from rmgr.model.block import BlockKey
-from rmgr.model.node import SubmitterEntry
-from rmgr.model.outcome import Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.model.tasks.submission import Submission, Tail
 from tests.harness.client_cluster import Cluster, running
 
 

@@ -9,9 +9,9 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_page, encode_record
 from rmgr.errors import NotFound
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Paged, Tail
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Tail
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 

@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.client.specs import Options, draft_of, python_environment, source_directories
 from rmgr.errors import UsageError
-from rmgr.model.submission import OnDisconnect, Work
+from rmgr.model.tasks.submission import OnDisconnect, Work
 
 
 def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

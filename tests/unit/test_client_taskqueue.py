@@ -29,9 +29,9 @@ from rmgr.errors import (
     TaskFailed,
     UsageError,
 )
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 from tests.harness.client_cluster import Cluster, running
 
 QUEUES = ClusterSettings(

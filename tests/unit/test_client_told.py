@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.model.line import Ahead, Told
-from rmgr.model.outcome import Fragment
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.wire.line import Ahead, Told
 from tests.harness.following import World, fragment
 
 

@@ -14,10 +14,10 @@ from rmgr.client.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import Infeasible, KeyExists, NotFound, PickleFailed, UsageError
-from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.resources import Capacity, NodeAttributes
-from rmgr.model.submission import Work
+from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.submission import Work
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory_store import MemoryStore
 

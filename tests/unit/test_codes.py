@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rmgr.coord.decisions.codes import Codes
 from rmgr.coord.decisions.view import Progress
-from rmgr.model.block import MOST_TASKS
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Tail
+from rmgr.model.base.states import State
+from rmgr.model.tasks.block import MOST_TASKS
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Tail
 
 #: Indices that meet often, in a few pages and at their edges.
 INDICES = st.one_of(st.integers(0, 200), st.sampled_from((0, 4095, 4096, 8191, 40_959, 40_960, 99_999)), st.integers(0, 60_000))

@@ -23,11 +23,11 @@ from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import SHARED, ClusterSettings
-from rmgr.model.submission import Tail
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.queue import SHARED, ClusterSettings
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Tail
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.model import frames
-from rmgr.model.frames import (
+from rmgr.model.base.states import Reason
+from rmgr.model.wire import frames
+from rmgr.model.wire.frames import (
     BatchShape,
     CommandBatch,
     CommandEnd,
@@ -24,7 +25,6 @@ from rmgr.model.frames import (
     Value,
     encode,
 )
-from rmgr.model.states import Reason
 
 TASKS = TaskBatch(
     shape=BatchShape(submission=42, environ={"A": "ü"}),

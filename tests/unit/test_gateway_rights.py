@@ -36,14 +36,14 @@ from rmgr.daemons.gateway.rights import (
 )
 from rmgr.daemons.gateway.rows import check_content, check_rows, visible
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
-from rmgr.model.outcome import FailedRange
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.request import CancelRequest, StopKind, StopRequest
-from rmgr.model.resources import Capacity
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.base.resources import Capacity
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, EpochRecord, InboxOrder, NodeRecord, NodeState, OrderKind, StarterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import FailedRange
+from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
 
 KEY = BlockKey(priority=5, seq=3, submission=42, first=10, count=6, attempt=1, cores=2, memory_mib=512)
 DATA = BlockData(function="f" * 64, base=10, payloads=tuple(bytes([i]) for i in range(6)), stamp="s")

@@ -12,8 +12,8 @@ from rmgr.coord.protocol.quotas import Quota
 from rmgr.daemons.gateway.limits import ASK_S, ClusterUse
 from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.errors import LimitReached, Unavailable
-from rmgr.model.block import NO_SEQ, BlockKey
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.tasks.block import NO_SEQ, BlockKey
 
 
 def waits(size: int) -> Multi:

@@ -12,12 +12,12 @@ from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, nodes, status
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.model.block import BlockKey
-from rmgr.model.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.resources import Capacity, NodeAttributes, Request
-from rmgr.model.submission import Command, Phase, Submission, Tail, Work
+from rmgr.model.base.resources import Capacity, NodeAttributes, Request
+from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, NodeState, Trouble
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command, Phase, Submission, Tail, Work
 from rmgr.model.views import Level, PartView, StatusView
 
 QUEUES = (QueueSpec(name="default"), QueueSpec(name="wide", dispatch=Dispatch.PLACE, partition="big"))

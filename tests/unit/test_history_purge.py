@@ -16,7 +16,7 @@ from rmgr.cli import main, store_usage
 from rmgr.coord.protocol import keys
 from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.model.views import JobView
 
 DAY_US = 86_400_000_000

@@ -14,7 +14,7 @@ from rmgr.cli.context import Session
 from rmgr.cli.jobs_file import ListedJob, in_order, read_jobs
 from rmgr.cli.submit import submit
 from rmgr.errors import UsageError
-from rmgr.model.submission import Condition, Dependency
+from rmgr.model.tasks.submission import Condition, Dependency
 
 
 def read(path: Path, text: str, name: str = "jobs.toml") -> list[ListedJob]:

@@ -8,7 +8,7 @@ from rmgr.adapters.store_rules import remembered
 from rmgr.client.bootstrap import bootstrap, read_settings, verify
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotConnected, WrongCluster
-from rmgr.model.queue import ClusterSettings, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

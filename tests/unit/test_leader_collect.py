@@ -18,10 +18,10 @@ from rmgr.coord.protocol.records import (
 from rmgr.coord.views.closing import history_rows
 from rmgr.daemons.leader.submissions import history as leader_history
 from rmgr.daemons.leader.submissions import subs as leader_subs
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.states import State
-from rmgr.model.submission import Paged, Phase
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Paged, Phase
 from rmgr.model.views import JobView
 from tests.harness.leader_bench import Bench, committed
 

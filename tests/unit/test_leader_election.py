@@ -10,7 +10,7 @@ from rmgr.coord.decisions.election import Absent, Behind, First
 from rmgr.coord.ops.leader import epoch_check, fail, take_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Delete, Gone, Multi
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord
 
 
 def entry(guid: str, sequence: int) -> str:
@@ -66,8 +66,8 @@ def test_a_fenced_multi_checks_the_epoch_first_and_only_once() -> None:
 
 def test_a_multi_with_its_own_guard_keeps_it() -> None:
     from rmgr.coord.protocol.records import encode_block
-    from rmgr.model.block import BlockData, BlockKey
-    from rmgr.model.states import Reason
+    from rmgr.model.base.states import Reason
+    from rmgr.model.tasks.block import BlockData, BlockKey
 
     key = BlockKey(priority=0, seq=1, submission=1, first=0, count=1, attempt=1, cores=1, memory_mib=0)
     multi = fail(Check("/nodes/a", 4), "a", "default", key, encode_block(BlockData()), 0, reason=Reason.NODE_LOST, now_us=1)

@@ -12,10 +12,10 @@ from rmgr.coord.decisions.ended import BUCKET, Ended
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import decode_record, encode_fragment, encode_record
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Tail, Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 from tests.harness.leader_bench import Bench, committed
 
 RETENTION_S = 3600.0

@@ -14,11 +14,11 @@ from rmgr.coord.ops.leader import fence, order, take_over
 from rmgr.coord.ops.work import mark_idle
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Delete, Gone, Multi
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation
-from rmgr.model.node import EpochRecord, InboxOrder, NodeState, OrderKind
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
+from rmgr.model.cluster.node import EpochRecord, InboxOrder, NodeState, OrderKind
+from rmgr.model.cluster.queue import ClusterSettings
 from tests.harness.leader_bench import Bench, committed
 
 GRACE_S = 1.0

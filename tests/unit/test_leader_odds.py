@@ -14,13 +14,13 @@ from rmgr.coord.protocol.multi import Create, Exists, Multi, Set
 from rmgr.coord.protocol.multi import Outcome as Answer
 from rmgr.coord.protocol.records import encode_fragment
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey
-from rmgr.model.node import NodeState
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.states import State
-from rmgr.model.submission import Phase
+from rmgr.model.base.states import State
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))

@@ -12,9 +12,9 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Create, Exists, Multi
 from rmgr.coord.protocol.records import decode_record, encode_record
 from rmgr.daemons.leader.placement.asks import UserRequest
 from rmgr.errors import RmgrError
-from rmgr.model.placing import MAX_INDEX, Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.request import CancelRequest, StopKind, StopRequest, indices_of
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.placing import MAX_INDEX, Rigid
+from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest, indices_of
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))

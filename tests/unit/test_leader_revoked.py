@@ -11,11 +11,11 @@ from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi
 from rmgr.coord.protocol.records import decode_record
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation, RevokedWork
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Condition, Dependency, Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench, committed
 
 EVES = Revocation(key_id="e" * 32, name="eve", role=Role.USER, by="admin", since_us=1, reason="left", work=RevokedWork.KEEP)

@@ -19,12 +19,12 @@ from rmgr.coord.protocol.records import (
     encode_outcomes,
 )
 from rmgr.coord.views.closing import decode_summary
-from rmgr.model.block import BlockData, KeyedPayload
-from rmgr.model.node import InboxOrder
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import InboxOrder
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, KeyedPayload
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Tail
 from tests.harness.leader_bench import Bench, committed
 
 RETENTION_S = 3600.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from rmgr.coord.protocol import paths
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Condition, Dependency, Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.leader_bench import Bench, Starter
 
 RETENTION_S = 3600.0

@@ -23,9 +23,9 @@ from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added
 from rmgr.daemons.gateway.loose import MOST, Loose
 from rmgr.daemons.gateway.written import WrittenKeeper
 from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable, UsageError
-from rmgr.model.block import NO_SEQ, BlockKey
-from rmgr.model.limits import BOUND, BOUNDS, UserLimits
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.limits import BOUND, BOUNDS, UserLimits
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import NO_SEQ, BlockKey
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

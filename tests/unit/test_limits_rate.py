@@ -11,7 +11,7 @@ from rmgr.adapters.access.limits import BURST_S, BUSY_PART, CAPACITY_PER_S, DEEP
 from rmgr.adapters.access.strain import StrainMeter
 from rmgr.adapters.gateway.bounds import CHANGE_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.limits import UserLimits
 from tests.harness.work_node import until
 
 

@@ -23,7 +23,7 @@ from rmgr.daemons.service import metrics_place
 from rmgr.daemons.service.metrics_place import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, MOST, PORTS, MetricsPlace
 from rmgr.daemons.service.working import Working
 from rmgr.errors import ConfigError, Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime.advertise import advertised_metrics
 from rmgr.runtime.stall import StallGuard
 from tests.harness.bundles import Bundles, session_bundles

@@ -10,11 +10,11 @@ import pytest
 
 from rmgr import errors
 from rmgr.errors import NotFound
-from rmgr.model.block import BlockKey, pending_indices, runs
-from rmgr.model.ids import check_name, parse_submission, taskq_name
-from rmgr.model.resources import Capacity, Request
-from rmgr.model.states import TRANSITIONS, State, check_transition, diagram
-from rmgr.model.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
+from rmgr.model.base.ids import check_name, parse_submission, taskq_name
+from rmgr.model.base.resources import Capacity, Request
+from rmgr.model.base.states import TRANSITIONS, State, check_transition, diagram
+from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
+from rmgr.model.tasks.block import BlockKey, pending_indices, runs
 
 
 def test_the_transition_table_is_small_and_complete():

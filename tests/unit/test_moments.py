@@ -17,7 +17,7 @@ ENGINE = ("sched", "sim", "v1")
 MESSAGES = {"time_us": "LogPiece of rpc.proto, and --time", "deadline_us": "Step of a checkpoint on another node"}
 EXEMPT = {
     ("adapters/host/process.py", "lease_end_ns"): "a frame for spawners: a lease that ended when the machine booted is over at each moment",
-    ("model/frames.py", "lease_end_ns"): "the same frame",
+    ("model/wire/frames.py", "lease_end_ns"): "the same frame",
     ("runner/command/queue.py", "lease_end_ns"): "as it comes in that frame",
     ("runner/python/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",
     ("runner/host/board.py", "words"): "shared memory: words are integers; a task that has a start has a sequence number above 0",
@@ -28,7 +28,7 @@ EXEMPT = {
 
 def fields_of_records() -> set[str]:
     """Names of wall-clock times in records, whose format says "none" as 0."""
-    nodes = [node for path in (PACKAGE / "model").glob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    nodes = [node for path in sorted((PACKAGE / "model").rglob("*.py")) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     names = {node.target.id for node in nodes if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     return {name for name in names if name.endswith("_us")} | set(MESSAGES)
 

@@ -11,7 +11,7 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.identity.pki import digest_id, issue, issue_server, make_ca, verify_certificate
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import Bundles, session_bundles
 
 DAY_S = 86400.0

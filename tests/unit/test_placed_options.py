@@ -12,7 +12,7 @@ from rmgr.cli.options import WorkOptions, read_work
 from rmgr.cli.placed_options import parse_begin, parse_nodes
 from rmgr.cli.submit import submit
 from rmgr.errors import UsageError
-from rmgr.model.placing import Rigid
+from rmgr.model.tasks.placing import Rigid
 
 
 def options(*words: str) -> WorkOptions:

@@ -14,9 +14,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.records.what_if import copied
 from rmgr.errors import Infeasible
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Request
+from rmgr.model.base.resources import Request
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid
 from rmgr.model.views import QueueView
 from tests.harness.leader_bench import Bench
 

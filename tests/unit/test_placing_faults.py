@@ -19,8 +19,8 @@ from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import Passes
 from rmgr.daemons.leader.records.pipeline import named
-from rmgr.model.placing import Rigid, job_id
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.stages import Configuration

@@ -13,9 +13,9 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement import foreign as placing_foreign
 from rmgr.daemons.leader.plugins import process as policy_process
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Request
+from rmgr.model.base.resources import Request
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid
 from tests.harness.leader_bench import Bench
 
 #: What a plug-in does in `plan`.

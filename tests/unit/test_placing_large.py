@@ -9,11 +9,11 @@ import pytest
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.records.records import decode_records
-from rmgr.model.block import BlockData
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.placing import Rigid
 from tests.harness.leader_bench import Bench
 
 NODES = tuple(f"n{number}" for number in range(30))  # of two cores each

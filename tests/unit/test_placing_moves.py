@@ -14,13 +14,13 @@ from rmgr.coord.ops import stop as stop_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.records import decode_block, decode_record
-from rmgr.model.block import BlockKey
-from rmgr.model.node import Drain, InboxOrder, OrderKind
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
-from rmgr.model.request import StopKind, StopRequest
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.policy import Stage
 from rmgr.sim.record import read_log

@@ -9,8 +9,8 @@ import pytest
 
 from rmgr.daemons.leader.placement import placer as leader_place
 from rmgr.daemons.leader.records.pipeline import configuration
-from rmgr.model.node import OrderKind
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.node import OrderKind
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.sched.draft import Draft
 from rmgr.sched.pipeline.stages import Configuration
 from rmgr.sched.plan import Accepted, Why

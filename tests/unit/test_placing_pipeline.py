@@ -8,7 +8,7 @@ import pytest
 
 from rmgr.daemons.leader.records.pipeline import checked, configuration, named, pipeline_of
 from rmgr.errors import ConfigError
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.sched.policies.fair_share import FairShare
 from rmgr.sched.records import Limits
 

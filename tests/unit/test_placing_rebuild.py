@@ -8,10 +8,10 @@ import pytest
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.placement import rebuild as placing_rebuild
-from rmgr.model.placing import Rigid
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Phase
 from tests.harness.leader_bench import Bench
 
 

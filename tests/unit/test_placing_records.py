@@ -11,9 +11,9 @@ from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.records import decode_records, encode_records
 from rmgr.errors import WrongCluster
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Hold, Share
 from rmgr.sched.state.cluster import ClusterState

@@ -10,9 +10,9 @@ import pytest
 from rmgr.adapters.identity.pki import Certified
 from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.daemons.leader.core.seals import AGAIN, Begun, Placings
-from rmgr.model.block import BlockData
-from rmgr.model.identity import Identity, Role
-from rmgr.model.placing import Allocation, PlacingSeal
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.placing import Allocation, PlacingSeal
 
 NAME = "1000000.0000000002.0000000000.001.000001.00001.000000000-0000000001"
 ALLOCATION = Allocation(shares=(("n1", 2), ("n2", 1)), threads=2, memory_mib=7, started_us=5, planned_us=6, whole=(8, 8))

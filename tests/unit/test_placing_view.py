@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from rmgr.daemons.leader.records.view import _blocker, label, said
-from rmgr.model.placing import Rigid, job_id
-from rmgr.model.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.sched.plan import Why
 from tests.harness.leader_bench import Bench
 

@@ -9,10 +9,10 @@ import pytest
 from rmgr.daemons.leader.core.facts import Names, job_of
 from rmgr.daemons.leader.records.what_if import WhatIfTrial, tried
 from rmgr.errors import Infeasible
-from rmgr.model.block import NO_SEQ, BlockKey
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.tasks.block import NO_SEQ, BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline.stages import configured, pipeline_from

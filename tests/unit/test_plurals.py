@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.model.units import counted, plural
+from rmgr.model.base.units import counted, plural
 from rmgr.sched.plan import Why
 
 PACKAGE = Path(__file__).resolve().parents[2] / "rmgr"

@@ -10,7 +10,7 @@ import pytest
 from rmgr.cli import policy as commands
 from rmgr.cli.main import run
 from rmgr.daemons.leader.records.pipeline import configuration
-from rmgr.model.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,7 +6,7 @@ import re
 
 from rmgr.coord.protocol import paths, quotas
 from rmgr.coord.protocol.acl import TABLE, Right
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: What a task that waits costs of heap, and a znode beside its data, on a real server (bytes).
 TASK, ZNODE = 113, 400

@@ -20,12 +20,12 @@ from rmgr.coord.rebuild.multis import CHANGES, GROWS, rebuild
 from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.daemons.gateway.rights import OPERATIONS
 from rmgr.errors import InvalidRecord, PermissionDenied, RmgrError, WrongCluster
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.placing import Allocation
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.submission import Phase, Tail
 from tests.harness.client_multis import ANN, GUID, TAIL, Tree, block, everything, grown, submits
 
 EVERYTHING = everything()

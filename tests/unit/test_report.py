@@ -21,12 +21,12 @@ from rmgr.cli import report as command
 from rmgr.cli.usage import Days, Report, Wanted, core_us, percentile
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.closing import history_rows, summary
-from rmgr.model.block import PastAttempt
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Submission, Tail, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import PastAttempt
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Tail, Work
 from rmgr.model.views import JobView
 
 HOUR = 3_600_000_000

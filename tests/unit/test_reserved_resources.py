@@ -10,7 +10,7 @@ from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.starter.execution.reservations import Reservations, _Promise
-from rmgr.model.placing import Reserved
+from rmgr.model.tasks.placing import Reserved
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share
 

@@ -16,8 +16,8 @@ from rmgr.client.securing import revoke
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
-from rmgr.model.identity import Identity, Role
-from rmgr.model.joining import Revocation, RevokedWork
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.joining import Revocation, RevokedWork
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator

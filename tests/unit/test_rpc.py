@@ -12,7 +12,7 @@ from rmgr.adapters.rpc.convert import JSON_FIELDS, MESSAGES, from_message, to_me
 from rmgr.adapters.rpc.server import LeaderClient, LogPiece, NodeClient, NodeStats, RpcServer, RunningTask
 from rmgr.adapters.rpc.thin import ThinFailed, ThinLeader
 from rmgr.errors import NotFound, Unavailable
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.model.views import (
     ClassView,
     ExplainView,

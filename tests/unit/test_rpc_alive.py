@@ -18,7 +18,7 @@ from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.daemons.service.self_check import VoiceCheck, check_voice, telling
 from rmgr.errors import PermissionDenied, Unavailable
-from rmgr.model.identity import Identity, Role
+from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runtime.stall import StallGuard
 from tests.harness.bundles import session_bundles
 from tests.harness.work_node import until

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.host.cgroup import members, remove_group
-from rmgr.model.frames import NO_OUTPUT, BatchShape, CommandItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandItem
 from rmgr.runner.command.command import _interpreter
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rmgr.daemons.leader.core.facts import job_of, node_of
-from rmgr.model.block import BlockKey
-from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Capacity, Request
-from rmgr.model.submission import Submission, Work
+from rmgr.model.base.resources import Capacity, Request
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Submission, Work
 from rmgr.sched.draft import Draft
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import PLAIN, Job, Node, Resources

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.policy_files import load
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.catalogue import policy_named

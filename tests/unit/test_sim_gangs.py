@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sched import job as sched_job
 from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.engine import run_pass

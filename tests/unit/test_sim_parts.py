@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim import output
 from rmgr.sim.kernel import Kernel, Rank
 from rmgr.sim.machine import Machine

@@ -15,7 +15,7 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 from rmgr.sim.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.output import write_run
 from rmgr.sim.papers import report

@@ -15,8 +15,8 @@ from rmgr.coord.protocol.multi import Committed, Stamped
 from rmgr.coord.protocol.records import join_page, read_fragment
 from rmgr.coord.views.closing import paged_with
 from rmgr.errors import CoordinationUnavailable
-from rmgr.model.states import State
-from rmgr.model.submission import Paged
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Paged
 from tests.harness.leader_bench import Bench
 from tests.harness.memory import MemoryCoordinator
 

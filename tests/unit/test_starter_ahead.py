@@ -25,11 +25,11 @@ from rmgr.daemons.starter.staging.ahead import INLINE_INPUT
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.stage import Staged, Stager
 from rmgr.errors import DataLost
-from rmgr.model.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall
-from rmgr.model.queue import QueueSpec
-from rmgr.model.states import Reason
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall
 from tests.harness.memory_store import MemoryStore
 
 DEADLINE_S = 30.0

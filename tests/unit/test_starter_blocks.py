@@ -17,9 +17,9 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES, Check, Create, Delete, Se
 from rmgr.coord.protocol.records import decode_block, decode_failed, decode_fragment, decode_outcomes, encode_block, encode_failed
 from rmgr.coord.seal.work import block_statement, seal_blocks
 from rmgr.daemons.starter.core.blocks import GATHER_S, ClaimedBlock, CompletePart, failed_record, split_share
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.outcome import MAX_INLINE_BYTES, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Outcome
 
 
 def a_block(count: int = 4, *, first: int = 10, data: BlockData | None = None, **changes: object) -> ClaimedBlock:

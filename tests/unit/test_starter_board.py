@@ -12,8 +12,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi
 from rmgr.coord.protocol.records import encode_block
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import QueueSpec
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
 from tests.harness.memory import MemoryCoordinator
 
 

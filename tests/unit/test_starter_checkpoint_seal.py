@@ -21,8 +21,8 @@ from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals, StarterSeals, seals_of
 from rmgr.daemons.starter.checkpoint.taking import take
 from rmgr.errors import DataLost, PermissionDenied
-from rmgr.model.identity import Role
-from rmgr.model.node import Meta
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import Meta
 from tests.harness.bundles import session_bundles
 from tests.harness.memory_store import MemoryStore
 

@@ -25,11 +25,11 @@ from rmgr.daemons.starter.execution import dispatch as starter_dispatch
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import DataLost, PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.frames import TaskBatch, TaskItem
-from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Request
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.base.resources import Request
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.wire.frames import TaskBatch, TaskItem
 from rmgr.runner.python.calls import arguments
 
 MIB = 1 << 20

@@ -10,9 +10,9 @@ from rmgr.coord.protocol.records import encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.pull.hints import Hints
-from rmgr.model.block import BlockData, BlockKey, KeyedPayload
-from rmgr.model.queue import QueueSpec
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 
 FUNCTION = "f" * 64
 DATA = encode_block(BlockData(function=FUNCTION, keyed=True, payloads=(encode_keyed(KeyedPayload(("in",), ("out",))),)))

@@ -12,10 +12,10 @@ from rmgr.adapters.host.worker import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import QueueSpec
-from rmgr.model.states import Reason
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 
 
 class FakeWorker:

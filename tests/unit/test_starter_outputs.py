@@ -26,10 +26,10 @@ from rmgr.daemons.starter.staging.outputs import (
     spill,
     write,
 )
-from rmgr.model.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
-from rmgr.model.outcome import FailedRange, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.tasks.outcome import FailedRange, Outcome
+from rmgr.model.wire.frames import CommandEnd, Output, TaskEnd, TaskExtra, Value
 from tests.harness.memory_store import MemoryStore
 
 

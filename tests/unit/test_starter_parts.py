@@ -25,8 +25,8 @@ from rmgr.daemons.starter.health.watch import WatchedZnode
 from rmgr.daemons.starter.staging.names import expand, has_own_name
 from rmgr.daemons.starter.staging.stage_files import inside
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
-from rmgr.model.frames import MAX_INLINE_FUNCTION
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
 from tests.harness.memory_store import MemoryStore
 
 

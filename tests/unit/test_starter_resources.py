@@ -20,10 +20,10 @@ from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.pull.board import BlockCandidate
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.errors import ConfigError, UsageError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import QueueSpec
-from rmgr.model.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.base.resources import Capacity, Needs, NodeAttributes, Request, checked_resources, lent_variables
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.runner.ranks.ranks import own_share
 from tests.unit.test_starter_lanes import BLOCK, SPEC, FakeRunner
 

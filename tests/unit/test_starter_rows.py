@@ -21,10 +21,10 @@ from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.staging.outputs import Ending, Written
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.errors import UsageError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.frames import Output, Value
-from rmgr.model.queue import QueueSpec
-from rmgr.model.submission import PythonEnvironment, Submission, Work
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.wire.frames import Output, Value
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024

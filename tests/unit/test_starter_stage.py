@@ -28,10 +28,10 @@ from rmgr.daemons.starter.staging import stage as starter_stage
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import PermissionDenied, ValueTooLarge
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import QueueSpec
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, Submission, Upload, Work
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Submission, Upload, Work
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024

@@ -13,7 +13,7 @@ import pytest
 from rmgr.adapters.access.auth import Caller
 from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
 from rmgr.errors import NotFound, PermissionDenied, Unavailable
-from rmgr.model.identity import Identity, Role
+from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runner.ranks import terminal
 
 

@@ -17,8 +17,8 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.health import trust as starter_trust
 from rmgr.daemons.starter.health.trust import Gate
-from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
-from rmgr.model.submission import Command, Submission, Work
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
+from rmgr.model.tasks.submission import Command, Submission, Work
 
 RECORD = Submission(id=7, name="n", user="ann", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.client.stored_logs import unseen
-from rmgr.model.gap import gap_line
+from rmgr.model.tasks.gap import gap_line
 from rmgr.runner.host.outputs import open_output, take, trim
 
 CAP = 64 * 1024

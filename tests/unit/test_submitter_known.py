@@ -19,9 +19,9 @@ from rmgr.coord.rebuild.parts import Moved
 from rmgr.daemons.gateway.known import Cluster
 from rmgr.daemons.gateway.owners import Owners
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Identity, Role
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Tail
+from rmgr.model.cluster.identity import Identity, Role
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Tail
 from tests.harness.client_multis import ANN, TAIL, block
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

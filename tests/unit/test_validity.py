@@ -18,15 +18,27 @@ from rmgr.coord.protocol.multi import MAX_OPS, Stamped, Stat
 from rmgr.coord.protocol.records import UNREADABLE, encode_block, encode_record
 from rmgr.coord.validity import records as validity
 from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
-from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
+from rmgr.model.tasks.submission import Submission, Tail
 from tests.harness import hostile
 from tests.harness.records_of_0_1_0 import RECORDS
 
 #: Where records are, and what there is none.
-MODULES = ("block", "joining", "limits", "line", "node", "outcome", "placing", "queue", "request", "resources", "submission")
+MODULES = (
+    "base.resources",
+    "cluster.joining",
+    "cluster.limits",
+    "cluster.node",
+    "cluster.queue",
+    "tasks.block",
+    "tasks.outcome",
+    "tasks.placing",
+    "tasks.request",
+    "tasks.submission",
+    "wire.line",
+)
 NO_RECORDS = frozenset({"Bound"})
 
 HONEST = {type(record): record for record in hostile.SAMPLES}

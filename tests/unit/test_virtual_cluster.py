@@ -14,7 +14,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import DeadlineExceeded
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
 
 #: What this thread, which never waits, may need while the cluster lives through minutes: its own time, whoever else is busy here.

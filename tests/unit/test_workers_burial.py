@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.python.workers import Watched, Workers
 

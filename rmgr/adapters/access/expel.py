@@ -12,7 +12,7 @@ from collections.abc import Callable
 import grpc
 
 from rmgr.errors import PermissionDenied, RmgrError, Unavailable
-from rmgr.model.identity import Identity
+from rmgr.model.cluster.identity import Identity
 
 #: What a client whose key was revoked is told.
 _WHY, _HINT = "your key was revoked", "ask the cluster's admin for a new one"

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from rmgr.adapters.access.shares import Shares
 from rmgr.errors import LimitReached, QueueFull, Throttled
-from rmgr.model.limits import BOUND, UserLimits
+from rmgr.model.cluster.limits import BOUND, UserLimits
 
 #: Requests a second that one server answers for all users together, while there are several.
 CAPACITY_PER_S = 1200.0

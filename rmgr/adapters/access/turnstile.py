@@ -11,7 +11,7 @@ from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.shares import Shares
 from rmgr.errors import RmgrError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: Calls that last as long as who makes them likes.
 _STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})

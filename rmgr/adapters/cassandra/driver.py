@@ -32,7 +32,7 @@ from rmgr.adapters.cassandra.statements import STATEMENTS, StatementRequest, ask
 from rmgr.adapters.cassandra.threads import use_daemons
 from rmgr.adapters.cassandra.url import CassandraTarget
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError, StoreUnavailable
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 try:
     import cassandra as driver

@@ -17,7 +17,7 @@ from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.store_rules import CallDeadline, about_of, data_lost, verify
 from rmgr.coord.protocol.ports import About
 from rmgr.errors import DataLost, StoreUnavailable
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 #: Chunks of one value in flight while it is read whole: 4 MiB; while it is streamed: 2 MiB.
 _WINDOW = 8

@@ -14,8 +14,8 @@ from rmgr.adapters.access.auth import USER_KEY, open_channel
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import UsageError, VersionMismatch
-from rmgr.model.identity import Role
-from rmgr.model.version import SKEW
+from rmgr.model.base.version import SKEW
+from rmgr.model.cluster.identity import Role
 
 #: Version of the messages of gateway.proto: a client sends its own in the hello, see `check_version`.
 VERSION = 1

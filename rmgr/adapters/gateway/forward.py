@@ -19,7 +19,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, Channels
 from rmgr.adapters.rpc.server import ERROR_KEY, OPTIONS, TARGET_KEY, fail
 from rmgr.errors import RmgrError, Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 LEADER_METHODS = ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")
 NODE_METHODS = ("Running", "Stats")

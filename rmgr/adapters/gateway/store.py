@@ -49,7 +49,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
 

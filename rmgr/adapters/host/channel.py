@@ -20,7 +20,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 
-from rmgr.model.frames import FrameError, FrameReader
+from rmgr.model.wire.frames import FrameError, FrameReader
 
 _RECEIVE = 256 * 1024
 _FDS = array.array("i")

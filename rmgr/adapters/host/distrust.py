@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 
 from rmgr.adapters.host.accounts import Account, uid_of
-from rmgr.model import frames
-from rmgr.model.frames import MAX_INLINE_OUTPUT, Output
+from rmgr.model.wire import frames
+from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
 from rmgr.runner.host.board import SIZE
 
 #: What checks and what believes raise of words that make no sense.

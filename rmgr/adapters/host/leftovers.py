@@ -21,7 +21,7 @@ import psutil
 
 from rmgr.adapters.host.cgroup import kill_group, remove_group
 from rmgr.errors import StateConflict
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 _RECORDS = "records"
 #: A spawner whose Starter died ends its work itself: it gets this long.

@@ -40,7 +40,7 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.host.slot import Slot
 from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import WorkEvent
-from rmgr.model import frames
+from rmgr.model.wire import frames
 from rmgr.runner.host import home
 
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]

@@ -34,11 +34,11 @@ from rmgr.adapters.host.workevents import (
     lost_words,
     lost_worker,
 )
-from rmgr.model import frames
-from rmgr.model.frames import CommandBatch, CommandStarted, WorkerGone
-from rmgr.model.states import Reason
-from rmgr.model.units import counted
-from rmgr.model.version import PROTOCOL
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import counted
+from rmgr.model.base.version import PROTOCOL
+from rmgr.model.wire import frames
+from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
 from rmgr.runner.host.outputs import read_live

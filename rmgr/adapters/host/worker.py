@@ -27,9 +27,9 @@ from rmgr.adapters.host.workevents import (
     WorkerUnblocking,
     WorkEvent,
 )
-from rmgr.model import frames
-from rmgr.model.frames import Output, TaskBatch, TaskEnd, WorkerGone
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire import frames
+from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.runner.host.board import SETTLE_S, Board
 from rmgr.runner.host.outputs import read_live
 

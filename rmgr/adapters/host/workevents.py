@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.model.frames import CommandEnd, CommandStarted, Output, TaskEnd, WorkerGone
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import CommandEnd, CommandStarted, Output, TaskEnd, WorkerGone
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot

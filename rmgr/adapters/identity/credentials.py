@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rmgr.adapters.identity.own_certificate import read_own
 from rmgr.adapters.identity.pki import KEY_SCHEME, Authority, Certified, cluster_of, key_id_of, verify_certificate
 from rmgr.errors import ConfigError, PermissionDenied, UsageError
-from rmgr.model.identity import Identity, Role, parse_uri
+from rmgr.model.cluster.identity import Identity, Role, parse_uri
 
 if TYPE_CHECKING:
     from rmgr.config import SecurityConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
 from rmgr.adapters.identity.pki import Authority, cluster_of, issue, issue_server, make_ca
 from rmgr.errors import ConfigError
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: Every machine reaches itself by these; bundles for one machine carry them beside its names.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")

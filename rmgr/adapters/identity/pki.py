@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import PermissionDenied, UsageError
-from rmgr.model.identity import Identity, Role, check_name, parse_uri
+from rmgr.model.cluster.identity import Identity, Role, check_name, parse_uri
 
 if TYPE_CHECKING:
     from cryptography import x509

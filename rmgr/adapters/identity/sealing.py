@@ -6,7 +6,7 @@ import base64
 
 from rmgr.adapters.identity.invitation import seal, unseal
 from rmgr.errors import CoordinationUnavailable, UsageError
-from rmgr.model.joining import SealedSecret
+from rmgr.model.cluster.joining import SealedSecret
 
 _PURPOSE = "zookeeper secret of {role}, generation {generation}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.adapters.identity.pki import identity_of
 from rmgr.errors import ConfigError
-from rmgr.model.identity import Identity
+from rmgr.model.cluster.identity import Identity
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

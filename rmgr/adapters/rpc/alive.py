@@ -14,7 +14,7 @@ import grpc
 from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.access.errors import rebuild
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: No server has this method: the thread that takes calls refuses it by itself, whatever the threads of the pool do.
 _NOBODYS = "/rmgr.v1.Nobody/Ask"

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
     ClassView,
     ExplainView,

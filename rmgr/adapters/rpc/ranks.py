@@ -17,7 +17,7 @@ from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.channels import IDLE_OPTIONS, Channels
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.v1 import node_pb2, node_pb2_grpc
 
 #: Seconds a handler waits before it looks whether its caller is still there.

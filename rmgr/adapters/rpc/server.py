@@ -28,7 +28,7 @@ from rmgr.adapters.rpc.health import Health
 from rmgr.adapters.rpc.listening import check_place
 from rmgr.adapters.rpc.port_guard import PortGuard
 from rmgr.adapters.rpc.threads import SteadyThreads
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, WhatIfView
 from rmgr.v1 import leader_pb2, leader_pb2_grpc, node_pb2, node_pb2_grpc
 

@@ -14,8 +14,8 @@ from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import RmgrError
-from rmgr.model.identity import Role
-from rmgr.model.limits import UserLimits
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
 

@@ -42,7 +42,7 @@ from rmgr.adapters.store_rules import (
 )
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 
 T = TypeVar("T")
 

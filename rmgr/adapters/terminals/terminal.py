@@ -14,7 +14,7 @@ from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.ranks import RanksLink, feed
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.v1 import terminal_pb2, terminal_pb2_grpc
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rmgr.adapters.gateway.forward import Forwarder
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS, TARGET_KEY
 from rmgr.errors import RmgrError, Unavailable, VersionMismatch
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.v1 import tunnel_pb2, tunnel_pb2_grpc
 
 #: Connections at once through one gateway: each holds two threads.

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, encode_acl
 from rmgr.coord.protocol.acl import ROLES, TABLE, Right, place_of, rights
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 #: What lies above a cluster's chroot is shared with other clusters: anybody may make a sibling, nobody else may spoil it.
 _ABOVE = Acl(perms=int(Right.READ | Right.CREATE))

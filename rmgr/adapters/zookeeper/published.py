@@ -12,7 +12,7 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.joining import AclRecord
+from rmgr.model.cluster.joining import AclRecord
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 

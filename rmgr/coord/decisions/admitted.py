@@ -6,10 +6,10 @@ changed last, only its user is judged: a limit that is lowered, or a queue that 
 
 from __future__ import annotations
 
-from rmgr.model.block import BlockKey
-from rmgr.model.queue import QueueSpec
-from rmgr.model.submission import Submission
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Submission
 
 
 def not_admitted(queue: QueueSpec, record: Submission, key: BlockKey, *, is_newer: bool) -> str:

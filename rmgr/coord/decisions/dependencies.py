@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rmgr.model.states import State
-from rmgr.model.submission import Condition, Dependency
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Condition, Dependency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

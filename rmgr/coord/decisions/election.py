@@ -14,7 +14,7 @@ from rmgr.coord.ops.leader import epoch_check
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Gone, Multi
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord
 
 
 @dataclass(frozen=True, slots=True)

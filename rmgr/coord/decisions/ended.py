@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.version import Newer, newer
 
 #: Submissions of one directory, see `paths.subs_bucket`.
 BUCKET = 1000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rmgr.model.states import Reason
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.submission import Phase, Submission
 
 #: Characters of the user's words that are kept.
 MAX_DETAIL = 500

@@ -21,10 +21,10 @@ from rmgr.coord.ops.work import set_record
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Gone, Multi
 from rmgr.coord.protocol.records import brief_ends, encode_fragment
-from rmgr.model.block import BlockKey
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 
 #: A living owner that has not done its part for so long gets help from the leader.
 PATIENCE_S = 30.0

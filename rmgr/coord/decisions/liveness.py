@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rmgr.coord.ops.leader import epoch_check
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
 
 #: Fewer losses than this at once are never a mass loss, whatever their share.
 FEW = 2

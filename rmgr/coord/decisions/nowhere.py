@@ -19,9 +19,9 @@ from rmgr.coord.ops.work import fence_check
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Exists, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_fragment
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Phase, Submission
 
 #: Fragments of one multi: together far below the limit of its size.
 FRAGMENTS = 12

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rmgr.coord.decisions.codes import Codes
-from rmgr.model.block import MOST_TASKS, BlockKey, PastAttempt
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import LOSSES, Reason, State
-from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.model.base.states import LOSSES, Reason, State
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
 _CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.

@@ -9,7 +9,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_record
 from rmgr.errors import PermissionDenied
-from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
 
 #: What a machine calls itself while it redeems a token: at least 16 random bytes, in hex. Who could guess it would be that machine.
 _NONCE = re.compile(r"[0-9a-f]{32,128}", re.ASCII)

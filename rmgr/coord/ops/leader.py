@@ -15,12 +15,12 @@ from rmgr.coord.ops.work import cut
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Gone, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import decode_block, encode_block, encode_failed, encode_fragment, encode_record
-from rmgr.model.block import BlockKey, pending_indices, runs
-from rmgr.model.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Paged, Submission
-from rmgr.model.version import SKEW
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.version import SKEW
+from rmgr.model.cluster.node import EpochRecord, InboxOrder, Meta, NodeRecord, NodeState
+from rmgr.model.tasks.block import BlockKey, pending_indices, runs
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Submission
 
 #: Outcomes with an error text each that surely fit one znode.
 OUTCOMES_PER_FRAGMENT = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.node import Drain
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.node import Drain
+from rmgr.model.cluster.queue import ClusterSettings
 
 
 def drain(record: Drain, version: int | None) -> Multi:

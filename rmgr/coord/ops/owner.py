@@ -12,8 +12,8 @@ from dataclasses import replace
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.node import SubmitterEntry
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.tasks.submission import Submission, Tail
 
 
 def reign_of(tail: Tail, index: int) -> str:

@@ -33,12 +33,12 @@ from rmgr.coord.protocol.multi import (
     size_of,
 )
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.outcome import Fragment
-from rmgr.model.placing import Allocation, NodeHold, Reserved
-from rmgr.model.resources import Needs
-from rmgr.model.units import counted
+from rmgr.model.base.resources import Needs
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.placing import Allocation, NodeHold, Reserved
 
 #: What a block may still become longer by while it runs, and in the record of its failure.
 _GROWS_BYTES = 1024

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
-from rmgr.model.request import CancelRequest, StopRequest
+from rmgr.model.tasks.request import CancelRequest, StopRequest
 
 Request: TypeAlias = CancelRequest | StopRequest
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.model.block import BlockData, PastAttempt
-from rmgr.model.outcome import FailedRange
-from rmgr.model.states import LOSSES, OWN_FAILURES, Reason
+from rmgr.model.base.states import LOSSES, OWN_FAILURES, Reason
+from rmgr.model.tasks.block import BlockData, PastAttempt
+from rmgr.model.tasks.outcome import FailedRange
 
 #: Attempts of a task that `rmgr show` can tell of.
 MAX_PAST = 8

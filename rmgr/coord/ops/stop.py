@@ -16,7 +16,7 @@ from rmgr.coord.ops.work import fence_check
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Gone, GoneOrHolds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block
-from rmgr.model.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
 
 
 def stop(

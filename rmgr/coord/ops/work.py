@@ -17,10 +17,10 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Exists, Gone, GoneOrHolds, Holds, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_failed, encode_fragment, encode_record
 from rmgr.coord.seal.work import narrowed
-from rmgr.model.block import NO_SEQ, BlockData, BlockKey, runs
-from rmgr.model.node import NodeRecord, NodeState, StarterEntry, Trouble
-from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry, Trouble
+from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, runs
+from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 
 Block = tuple[BlockKey, BlockData]
 #: Place in the queue of a block that was handed over: it never stood in it, because nothing else did.

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from enum import IntFlag
 
 from rmgr.coord.protocol import paths
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 
 class Right(IntFlag):

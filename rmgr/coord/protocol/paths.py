@@ -41,8 +41,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from rmgr.model.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
-from rmgr.model.ids import MAX_NUMBER
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, PRIORITY_RANGE, BlockKey
 
 META = "/meta"
 CONFIG = "/config"

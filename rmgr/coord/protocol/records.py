@@ -10,8 +10,8 @@ from msgspec.structs import astuple
 
 from rmgr.coord.protocol import skew
 from rmgr.errors import WrongCluster
-from rmgr.model.block import MAX_TASKS, BlockData, KeyedPayload
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, KeyedPayload
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 
 T = TypeVar("T")
 

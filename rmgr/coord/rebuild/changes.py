@@ -15,13 +15,13 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Multi, Set
 from rmgr.coord.rebuild.parts import Known, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity.records import decode
-from rmgr.model.block import BlockData
-from rmgr.model.node import Drain, InboxOrder, OrderKind, SubmitterEntry
-from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.request import AnyRequest, CancelRequest, StopRequest
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Tail, Work
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest
+from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 
 #: Characters of a user's words in an outcome, and of what makes the bytes of a tail unique.
 _WORDS, _STAMP = 120, 64

@@ -17,7 +17,7 @@ from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.rebuild import changes, submits
 from rmgr.coord.rebuild.parts import Known, compared
 from rmgr.errors import PermissionDenied
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.tasks.submission import Submission, Tail
 
 
 @dataclass(frozen=True, slots=True)

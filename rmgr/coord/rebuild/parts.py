@@ -17,12 +17,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, ConflictKind, Create, Gone, Multi, Op, Set, Stamped
 from rmgr.coord.validity.records import decode
 from rmgr.errors import PermissionDenied
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import Drain, InboxOrder, SubmitterEntry
-from rmgr.model.outcome import Fragment
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.resources import MIB
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.base.resources import MIB
+from rmgr.model.cluster.node import Drain, InboxOrder, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.submission import Submission, Tail
 
 T = TypeVar("T")
 O = TypeVar("O", bound=Op)  # noqa: E741 - an operation

@@ -17,11 +17,11 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Multi, Set
 from rmgr.coord.rebuild.parts import Known, SubmissionFacts, fragments, guid_of, op_at, require, submission_of, unlike, waiting_block
 from rmgr.coord.validity.records import decode
-from rmgr.model.block import MAX_TASKS, BlockData, BlockKey
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.queue import Dispatch
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import Dispatch
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 
 #: Characters of what makes the bytes of a tail unique.
 _STAMP = 64

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rmgr.coord.seal.tree import sign_together
-from rmgr.model.placing import Allocation, PlacingSeal
+from rmgr.model.tasks.placing import Allocation, PlacingSeal
 
 _PLACED = "rmgr placed 1"
 #: So many jobs share a signature: each carries a path of five hashes.

@@ -35,13 +35,13 @@ from enum import Enum
 import msgspec
 
 from rmgr.coord.seal.tree import NotSealed, sign_together
-from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, Seal
-from rmgr.model.outcome import Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import Allocation
-from rmgr.model.resources import MIB
-from rmgr.model.states import State
-from rmgr.model.submission import Submission
-from rmgr.model.units import counted
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey, Seal
+from rmgr.model.tasks.outcome import Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.submission import Submission
 
 #: Fields of a submission's record that are not signed, and why.
 RECORD_UNSIGNED = {

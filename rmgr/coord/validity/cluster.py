@@ -37,16 +37,27 @@ from rmgr.coord.validity.work import (
     WORD,
     ZNODE_BYTES,
 )
-from rmgr.model.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
-from rmgr.model.identity import Role
-from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.joining import AclRecord, Invitation, Revocation, SealedSecret
-from rmgr.model.limits import BOUNDS, UserLimits
-from rmgr.model.line import Ahead, Hint, Told
-from rmgr.model.node import Drain, EpochRecord, InboxOrder, Meta, NodeRecord, NodeState, OrderKind, StarterEntry, SubmitterEntry, Trouble
-from rmgr.model.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
-from rmgr.model.request import AnyRequest, CancelRequest, StopKind, StopRequest
-from rmgr.model.resources import Capacity, NodeAttributes
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
+from rmgr.model.cluster.limits import BOUNDS, UserLimits
+from rmgr.model.cluster.node import (
+    Drain,
+    EpochRecord,
+    InboxOrder,
+    Meta,
+    NodeRecord,
+    NodeState,
+    OrderKind,
+    StarterEntry,
+    SubmitterEntry,
+    Trouble,
+)
+from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.tasks.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
+from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
+from rmgr.model.wire.line import Ahead, Hint, Told
 
 _COUNT = whole(0, 1 << 62)
 _PID = whole(0, 1 << 32)
@@ -60,7 +71,7 @@ _KEY_ID = words(r"[0-9a-f]{32}", "32 lower-case hex digits")
 _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 
 
-#: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/request.py`).
+#: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/tasks/request.py`).
 _ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
 
 

@@ -19,10 +19,10 @@ from rmgr.coord.protocol.records import cut, decode_block, decode_failed, decode
 from rmgr.coord.validity.cluster import FILLED
 from rmgr.coord.validity.rules import FieldFault, shown
 from rmgr.errors import InvalidRecord, WrongCluster
-from rmgr.model.block import MAX_TASKS, BlockData, BlockKey, KeyedPayload
-from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.submission import Submission, Tail
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.tasks.block import MAX_TASKS, BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.submission import Submission, Tail
 
 #: Tasks that one ENQUEUE can bring.
 _MOST_IN_A_MULTI = MAX_OPS * MAX_TASKS

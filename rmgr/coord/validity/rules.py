@@ -194,7 +194,7 @@ def mapping(key: Rule, value: Rule, most: int) -> Rule:
 
 
 def extra(value: Any) -> FieldFault | None:
-    """What a newer release wrote (`model/version.py`): any JSON that every release can write again."""
+    """What a newer release wrote (`model/base/version.py`): any JSON that every release can write again."""
     if value is UNSET:
         return None
     left, level = _ITEMS, [value]

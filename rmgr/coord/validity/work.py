@@ -28,8 +28,11 @@ from rmgr.coord.validity.rules import (
     words,
 )
 from rmgr.errors import UsageError
-from rmgr.model.array import parse_array
-from rmgr.model.block import (
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.base.resources import MOST, Capacity, NodeAttributes, Request
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import (
     MAX_TASKS,
     MOST_ATTEMPTS,
     MOST_TASKS,
@@ -41,12 +44,9 @@ from rmgr.model.block import (
     PastAttempt,
     Seal,
 )
-from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.outcome import FailedRange, Fragment, FragmentSeal, Outcome
-from rmgr.model.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
-from rmgr.model.resources import MOST, Capacity, NodeAttributes, Request
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import (
+from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcome
+from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, MPI, ONCE, RANKS, Allocation, NodeHold, PlacingSeal, Reserved, Rigid
+from rmgr.model.tasks.submission import (
     Command,
     Condition,
     Dependency,
@@ -70,7 +70,7 @@ MOST_PROCESSES = 9_999_999
 _COUNT = whole(0, 1 << 31)
 _INDEX = whole(0, MOST_TASKS - 1)
 _TASKS = whole(0, MOST_TASKS)
-SPAN = whole(0, 1 << 57)  # as `model/spans.py` says
+SPAN = whole(0, 1 << 57)  # as `model/base/spans.py` says
 #: Clocks are set back: what they tell apart may be negative, and counts for people only.
 _BETWEEN = whole(-(1 << 57), 1 << 57)
 NUMBER = whole(1, MAX_NUMBER)
@@ -91,7 +91,7 @@ LONG = 100_000
 SHA256 = words(r"[0-9a-f]{64}", "64 lower-case hex digits")
 _SHA256 = optional(SHA256, "")
 GUID = words(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digits, '.', '_' and '-'")
-_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?"  # as `model/ids.py` says
+_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?"  # as `model/base/ids.py` says
 NAME = words(_NAME, "a name of letters, digits, '.', '_' and '-', a letter or digit first and last, at most 64")
 _NODE = optional(NAME, "")
 #: A user's name becomes part of keys.

@@ -34,14 +34,14 @@ from rmgr.coord.views.placing import (
 )
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import NotFound
-from rmgr.model.array import shown_index
-from rmgr.model.ids import taskq_name
-from rmgr.model.node import NodeRecord, NodeState, TroubleKind
-from rmgr.model.queue import Dispatch, QueueSpec
-from rmgr.model.resources import MIB, Needs, needs_of
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Phase, Submission, Work
-from rmgr.model.units import counted
+from rmgr.model.base.ids import taskq_name
+from rmgr.model.base.resources import MIB, Needs, needs_of
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import NodeRecord, NodeState, TroubleKind
+from rmgr.model.cluster.queue import Dispatch, QueueSpec
+from rmgr.model.tasks.array import shown_index
+from rmgr.model.tasks.submission import Phase, Submission, Work
 from rmgr.model.views import ExplainView, JobView, LeaderView, Level, NodeView, PlacedView, QueueView, StatusView, WhyView
 
 #: States counted by `rmgr status` and `rmgr show`, in their order.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rmgr.model.placing import FROM_CHECKPOINT, Rigid
-from rmgr.model.submission import OnDisconnect, Submission
-from rmgr.model.units import format_duration
+from rmgr.model.base.units import format_duration
+from rmgr.model.tasks.placing import FROM_CHECKPOINT, Rigid
+from rmgr.model.tasks.submission import OnDisconnect, Submission
 
 #: What is usual, by the names of `show --json`; in this order. Durations in seconds, times in us since the epoch.
 USUAL: dict[str, Any] = {

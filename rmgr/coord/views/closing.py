@@ -19,9 +19,9 @@ from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
 from rmgr.coord.protocol.records import encode_record
 from rmgr.coord.views.answers import job_view
 from rmgr.errors import DataLost, UsageError
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.states import State
-from rmgr.model.submission import Paged, Submission, Tail
+from rmgr.model.base.states import State
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
 
 #: Deletes of one multi, beside its checks.

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from rmgr.coord.decisions import liveness
 from rmgr.coord.views.nodes import nobody_up, nobody_up_anywhere, room_whys, state_words
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.model.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
-from rmgr.model.queue import Dispatch, QueueSpec
-from rmgr.model.resources import needs_of
-from rmgr.model.states import State
-from rmgr.model.submission import Phase, Submission
-from rmgr.model.units import counted
+from rmgr.model.base.resources import needs_of
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, Trouble, TroubleKind
+from rmgr.model.cluster.queue import Dispatch, QueueSpec
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.model.views import JobView, Level, NodeView, PartView, StatusView, WhyView
 
 #: Nodes that get a sentence each; of more in the same state, how many. Requests that differ and are compared with all nodes.

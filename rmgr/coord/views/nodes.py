@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.model.node import NodeState
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request, needs_of
-from rmgr.model.units import counted, utc
+from rmgr.model.base.resources import Request, needs_of
+from rmgr.model.base.units import counted, utc
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.tasks.placing import Rigid
 from rmgr.model.views import NodeView, WhyView
 
 #: Nodes that are named; of more, how many.

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.model.node import NodeState
-from rmgr.model.placing import Rigid, job_label
-from rmgr.model.queue import QueueSpec
-from rmgr.model.states import Reason, State
-from rmgr.model.submission import Submission
-from rmgr.model.units import counted, utc
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted, utc
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.placing import Rigid, job_label
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, FaultView, JobView, MovingView, PlacedView, PolicyView, WhyView
 
 V = TypeVar("V", JobView, ExplainView)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rmgr.coord.decisions.view import Progress
-from rmgr.model.block import BlockKey
-from rmgr.model.node import Drain, EpochRecord, NodeRecord, Trouble
-from rmgr.model.placing import Allocation
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Submission
+from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, Trouble
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Allocation
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import PlacingView
 
 

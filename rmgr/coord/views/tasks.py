@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from rmgr.model.array import parse_array
-from rmgr.model.block import BlockData, BlockKey, PastAttempt
-from rmgr.model.outcome import FailedRange, Fragment, Outcome
-from rmgr.model.states import GIVEN_UP, Reason, State
-from rmgr.model.submission import Phase, Submission, Tail
+from rmgr.model.base.states import GIVEN_UP, Reason, State
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.views import AttemptView, MovingView, TaskView
 
 #: (fragment, its outcomes: its own or those of its row)

@@ -20,8 +20,8 @@ from rmgr.coord.rebuild.parts import Moved, SubmissionFacts
 from rmgr.coord.validity.records import decode
 from rmgr.daemons.gateway.owners import Owners
 from rmgr.errors import NotConnected, PermissionDenied, RmgrError
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.submission import Tail
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Tail
 from rmgr.runtime import machine
 
 _KEEP_NUMBERS, _KEEP_TAILS = 1000, 20_000

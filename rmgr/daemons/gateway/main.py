@@ -63,9 +63,9 @@ from rmgr.daemons.service.working import Working
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit
-from rmgr.model.identity import Role
-from rmgr.model.node import Meta
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import Meta
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier

@@ -10,7 +10,7 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.rebuild.parts import SubmissionFacts
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import decode_summary
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 
 _KEEP = 20_000
 _TIMEOUT_S = 5.0

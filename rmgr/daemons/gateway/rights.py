@@ -15,9 +15,9 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Create, Delete, Multi, Op, Set
 from rmgr.coord.validity import records as validity
 from rmgr.errors import PermissionDenied, RmgrError
-from rmgr.model.node import InboxOrder
-from rmgr.model.request import AnyRequest, StopKind
-from rmgr.model.submission import Submission
+from rmgr.model.cluster.node import InboxOrder
+from rmgr.model.tasks.request import AnyRequest, StopKind
+from rmgr.model.tasks.submission import Submission
 
 #: What only daemons and the admin read.
 _SECRET = frozenset({paths.JOINS, paths.SECRETS})

@@ -12,7 +12,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.node import EpochRecord, NodeRecord
+from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.runtime import machine
 
 #: How old the list of endpoints may be when one is found in it, and at least when one is not.

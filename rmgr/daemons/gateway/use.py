@@ -13,7 +13,7 @@ from rmgr.daemons.gateway.limits import ClusterUse
 from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.leader.term.limits import wanted
 from rmgr.errors import Throttled, Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
 
 _ASK_S = 2.0

@@ -22,7 +22,7 @@ from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.node import EpochRecord
+from rmgr.model.cluster.node import EpochRecord
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

@@ -40,8 +40,8 @@ from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.service.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
-from rmgr.model.identity import Role
-from rmgr.model.node import EpochRecord, Meta
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import EpochRecord, Meta
 from rmgr.runtime import loop, machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.aside import Aside, place_of

@@ -12,8 +12,8 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.limits import UserLimits
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -21,7 +21,7 @@ from prometheus_client.registry import CollectorRegistry
 from rmgr.adapters.access.pace import Handshakes
 from rmgr.adapters.rpc.listening import check_place
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
 from rmgr.runtime.secured import is_loopback
 

@@ -21,8 +21,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
-from rmgr.model.joining import AclRecord
-from rmgr.model.node import Meta
+from rmgr.model.cluster.joining import AclRecord
+from rmgr.model.cluster.node import Meta
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import zookeeper_options

@@ -58,10 +58,10 @@ from rmgr.daemons.starter.pull.hints import Switchboard
 from rmgr.daemons.starter.staging.accounts import open_to_users, policy_of, runs_as_user
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import ConfigError
-from rmgr.model.identity import Role
-from rmgr.model.ids import check_name
-from rmgr.model.node import Meta
-from rmgr.model.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.model.base.ids import check_name
+from rmgr.model.base.resources import CUDA, GPU, Capacity, NodeAttributes
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import Meta
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log

@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rmgr.model.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.runner.host.contain import ControlGroup
 from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rmgr.model.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned, CommandStarted
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandEnds, CommandItem, CommandsReturned, CommandStarted
 from rmgr.runner.command.command import DirectoryGone, Launcher, RunningCommand, StartFailed
 from rmgr.runner.host import affinity
 from rmgr.runner.host.board import Board

@@ -17,7 +17,7 @@ import mmap
 import os
 import tempfile
 
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
 
 PAGE = 4096
 RESULTS_BYTES = 256 * 1024

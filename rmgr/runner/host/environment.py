@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from rmgr.model.frames import BatchShape, CommandItem, TaskItem
+from rmgr.model.wire.frames import BatchShape, CommandItem, TaskItem
 from rmgr.runner.host import affinity
 
 #: Variables that differ from task to task.

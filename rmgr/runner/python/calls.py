@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from rmgr.errors import PickleFailed, RmgrError
-from rmgr.model.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
-from rmgr.model.states import Reason
-from rmgr.model.units import counted
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import counted
+from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
 from rmgr.runner.python.versions import mismatch
 from rmgr.runner.remote import dump_exception, dump_value
 

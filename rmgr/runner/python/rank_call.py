@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from rmgr.errors import RmgrError
-from rmgr.model.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import failure, read_part

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from rmgr.model.frames import BatchShape, TaskBatch, TaskItem
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
 from rmgr.runner.current import running
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure

@@ -7,8 +7,8 @@ import sys
 import cloudpickle
 
 from rmgr.errors import VersionMismatch
-from rmgr.model.frames import StartWorker
-from rmgr.model.version import PROTOCOL
+from rmgr.model.base.version import PROTOCOL
+from rmgr.model.wire.frames import StartWorker
 
 
 def check_versions(spec: StartWorker, node: str) -> None:

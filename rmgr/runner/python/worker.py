@@ -28,7 +28,8 @@ from typing import NoReturn
 
 import msgspec
 
-from rmgr.model.frames import (
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import (
     NO_OUTPUT,
     BatchShape,
     Blocked,
@@ -48,7 +49,6 @@ from rmgr.model.frames import (
     WorkerUp,
     encode,
 )
-from rmgr.model.states import Reason
 from rmgr.runner.current import running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment

@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rmgr.errors import RmgrError, UsageError
-from rmgr.model.units import parse_duration_us
+from rmgr.model.base.units import parse_duration_us
 from rmgr.sched.parameters import unknown
 
 Made = TypeVar("Made")

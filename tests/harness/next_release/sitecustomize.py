@@ -18,7 +18,7 @@ def pretend() -> None:
     import msgspec
 
     from rmgr.coord.protocol import records
-    from rmgr.model import version
+    from rmgr.model.base import version
     from rmgr.runtime import release
 
     version.PROTOCOL += AHEAD

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from rmgr.model.block import BlockKey
-from rmgr.model.node import NodeRecord
-from rmgr.model.placing import Allocation, Rigid, job_id
-from rmgr.model.resources import MIB, needs_of
-from rmgr.model.submission import Submission
-from rmgr.model.units import counted
+from rmgr.model.base.resources import MIB, needs_of
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Allocation, Rigid, job_id
+from rmgr.model.tasks.submission import Submission
 from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.queue_class import QueueClass
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord.seal.placing import placing_statement, seal_placings
 from rmgr.coord.seal.tree import NotSealed, opened
-from rmgr.model.identity import Role
-from rmgr.model.placing import Allocation, PlacingSeal
+from rmgr.model.cluster.identity import Role
+from rmgr.model.tasks.placing import Allocation, PlacingSeal
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.model.node import Meta
+    from rmgr.model.cluster.node import Meta
 
 #: Signatures that were verified already: several jobs share one.
 _KEEP = 1024

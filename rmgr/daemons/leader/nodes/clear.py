@@ -18,8 +18,8 @@ from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, 
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime.failpoint import failpoint
 
 _RETRY_S = 1.0

@@ -23,8 +23,8 @@ from rmgr.daemons.leader.core.facts import user_mark
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.nodes.clear import Clearer
 from rmgr.errors import WrongCluster
-from rmgr.model.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble, TroubleKind
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble, TroubleKind
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
 

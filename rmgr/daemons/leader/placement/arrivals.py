@@ -12,8 +12,8 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.errors import InvalidRecord, StateConflict
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import MAX_INDEX, job_id
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import MAX_INDEX, job_id
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 

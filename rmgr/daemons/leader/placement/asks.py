@@ -25,10 +25,10 @@ from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, Pendin
 from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.view import label
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
-from rmgr.model.request import StopKind, StopRequest
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
+from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.runtime import machine
 from rmgr.sched.capacity.pool_node import room_if_empty
 from rmgr.sched.job import Job, Node, nodes_of

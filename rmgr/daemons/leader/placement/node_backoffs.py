@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.job_table import PlacedJob
-from rmgr.model.block import BlockKey
+from rmgr.model.tasks.block import BlockKey
 
 #: The first back-off of a node, and the longest; each one that follows closely on the last is twice as long.
 _FIRST_S, _LONGEST_S = 1.0, 60.0

@@ -27,10 +27,10 @@ from rmgr.daemons.leader.records.records import encode_records
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData
-from rmgr.model.node import InboxOrder, NodeState, OrderKind
-from rmgr.model.placing import Allocation, job_id, task_of
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import InboxOrder, NodeState, OrderKind
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.placing import Allocation, job_id, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running

@@ -36,9 +36,9 @@ from rmgr.daemons.leader.records.record import Recording
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import view_of
 from rmgr.errors import ConfigError, StateConflict
-from rmgr.model.placing import task_of
-from rmgr.model.queue import ClusterSettings, PipelineSpec, QueueSpec
-from rmgr.model.submission import Submission
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
+from rmgr.model.tasks.placing import task_of
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import PlacingView
 from rmgr.runtime.timers import Timer
 from rmgr.sched.job import Node

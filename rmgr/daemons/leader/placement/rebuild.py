@@ -26,8 +26,8 @@ from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.records import Records, decode_records
 from rmgr.daemons.leader.records.reserved import Standing
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import MAX_INDEX, Allocation, job_id
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import MAX_INDEX, Allocation, job_id
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Suspended
 from rmgr.sched.state.cluster import ClusterState
@@ -36,7 +36,7 @@ from rmgr.sched.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.model.submission import Submission
+    from rmgr.model.tasks.submission import Submission
 
 _RETRY_S = 0.5
 #: Until it is asked again whose key it is that an allocation names.

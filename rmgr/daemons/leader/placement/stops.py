@@ -20,9 +20,9 @@ from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.records.job_table import PlacedJob
 from rmgr.daemons.leader.records.view import label
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.placing import task_of
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.placing import task_of
 from rmgr.runtime import machine
 from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.policy import Cause

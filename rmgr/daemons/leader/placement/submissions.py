@@ -12,7 +12,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.errors import RmgrError
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 
 #: Records that are read by one request, and decoded in one message.
 _TOGETHER = 64

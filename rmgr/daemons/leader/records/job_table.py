@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from rmgr.coord.protocol import paths
 from rmgr.daemons.leader.core.facts import Known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import Allocation, job_id, task_of
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import Allocation, job_id, task_of
+from rmgr.model.tasks.submission import Submission
 
 #: Jobs of which something was learned that are remembered.
 _KNOWN = 10_000

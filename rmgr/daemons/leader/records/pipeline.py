@@ -12,7 +12,7 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
-from rmgr.model.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
+from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
 from rmgr.sched.pipeline.catalogue import POLICIES, policy_named

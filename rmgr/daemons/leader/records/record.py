@@ -15,7 +15,7 @@ from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
 from rmgr.errors import RmgrError
-from rmgr.model.queue import ClusterSettings, PipelineSpec
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
 from rmgr.sched.plan import Plan
 from rmgr.sched.policy import Cause

@@ -16,9 +16,9 @@ from rmgr.coord.protocol.multi import Committed, Op, Outcome, Unknown
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
-from rmgr.model.block import BlockKey
-from rmgr.model.placing import job_id, run_label, task_of
-from rmgr.model.resources import MIB
+from rmgr.model.base.resources import MIB
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.placing import job_id, run_label, task_of
 from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.job import Job
 from rmgr.sched.records import Hold, Share

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from rmgr.coord.protocol import paths
 from rmgr.coord.views.placing import STOPPING, SUSPENDED
 from rmgr.daemons.leader.core.facts import NOTHING_KNOWN
-from rmgr.model.array import shown_index
-from rmgr.model.placing import MAX_INDEX, job_label, task_of
-from rmgr.model.units import utc
+from rmgr.model.base.units import utc
+from rmgr.model.tasks.array import shown_index
+from rmgr.model.tasks.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
 from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
@@ -28,7 +28,7 @@ from rmgr.sched.state.partition import Partition
 
 if TYPE_CHECKING:
     from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.model.submission import Submission
+    from rmgr.model.tasks.submission import Submission
 
 _PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
 #: Of submissions, as far as they are known: the arrays of their tasks.

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from rmgr.daemons.leader.core.facts import Names, allocation_of, allows, job_of, misplaced, node_mark
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import Infeasible, RmgrError
-from rmgr.model.block import NO_SEQ, BlockKey
-from rmgr.model.placing import MAX_INDEX, Rigid
-from rmgr.model.resources import MIB
-from rmgr.model.submission import Submission
+from rmgr.model.base.resources import MIB
+from rmgr.model.tasks.block import NO_SEQ, BlockKey
+from rmgr.model.tasks.placing import MAX_INDEX, Rigid
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ShareView, WhatIfView
 from rmgr.runtime import machine
 from rmgr.sched.engine import run_pass

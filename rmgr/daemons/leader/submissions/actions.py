@@ -49,11 +49,11 @@ from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.core.context import LeaderContext, version_of
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
-from rmgr.model import outcome as model
-from rmgr.model.outcome import FailedRange, Fragment
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import LOSSES
-from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.model.base.states import LOSSES
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks import outcome as model
+from rmgr.model.tasks.outcome import FailedRange, Fragment
+from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
 
 Done = Callable[[bool], None]

@@ -23,9 +23,9 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
-from rmgr.model.outcome import Fragment
-from rmgr.model.outcome import Outcome as TaskOutcome
-from rmgr.model.submission import Tail
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.submission import Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

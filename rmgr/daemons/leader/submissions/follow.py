@@ -24,8 +24,8 @@ from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
-from rmgr.model.outcome import Fragment, Outcome
-from rmgr.model.submission import Paged, Phase, Submission, Tail
+from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.timers import Timer
 
 T = TypeVar("T")

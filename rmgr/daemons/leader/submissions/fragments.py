@@ -6,7 +6,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_page
 from rmgr.errors import DataLost
-from rmgr.model.outcome import Fragment
+from rmgr.model.tasks.outcome import Fragment
 
 
 def reaches(fragment: Fragment, end: int) -> bool:

@@ -16,8 +16,8 @@ from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
-from rmgr.model.node import SubmitterEntry
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.cluster.node import SubmitterEntry
+from rmgr.model.tasks.submission import Phase, Submission
 
 _RETRY_S = 1.0
 

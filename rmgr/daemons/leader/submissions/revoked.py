@@ -19,11 +19,11 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
-from rmgr.model.identity import Role
-from rmgr.model.joining import Revocation, RevokedWork
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.states import Reason
-from rmgr.model.submission import Phase
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.submission import Phase
 
 #: What may still begin when a revocation is heard has begun by then: what runs is looked at again after these times.
 _AGAIN_S = (0.0, 1.0, 5.0)

@@ -42,9 +42,9 @@ from rmgr.daemons.leader.submissions.owners import LivingOwners
 from rmgr.daemons.leader.submissions.revoked import RevokedKeeper
 from rmgr.daemons.leader.submissions.sweep import Sweeper
 from rmgr.errors import InvalidRecord
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import State
-from rmgr.model.submission import Phase, Submission
+from rmgr.model.base.states import State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

@@ -21,9 +21,9 @@ from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import InboxOrder, OrderKind
-from rmgr.model.submission import Phase, Tail
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Phase, Tail
 from rmgr.runtime.failpoint import failpoint
 
 #: Least time between two looks at one queue, and what each of its blocks adds: a long list is not read all the time.

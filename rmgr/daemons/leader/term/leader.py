@@ -24,8 +24,8 @@ from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
 from rmgr.daemons.leader.term.release import ReleaseKeeper
 from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
-from rmgr.model.node import EpochRecord, NodeRecord
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.node import EpochRecord, NodeRecord
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 
 

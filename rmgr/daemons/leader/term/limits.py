@@ -16,7 +16,7 @@ from rmgr.coord.decisions.rights import check_operator
 from rmgr.daemons.leader.submissions.usage import UserTotals, usage
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

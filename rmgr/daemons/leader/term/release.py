@@ -17,8 +17,8 @@ from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.errors import WrongCluster
-from rmgr.model.node import EpochRecord, Meta, NodeRecord
-from rmgr.model.version import raised
+from rmgr.model.base.version import raised
+from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
 from rmgr.runtime.release import release
 
 

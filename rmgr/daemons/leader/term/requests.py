@@ -21,8 +21,8 @@ from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.placement.asks import Asks
 from rmgr.errors import RmgrError
-from rmgr.model.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
-from rmgr.model.submission import Tail
+from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.model.tasks.submission import Tail
 from rmgr.runtime import machine
 
 _WORK_S = 15.0

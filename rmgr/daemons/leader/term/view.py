@@ -25,7 +25,7 @@ from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
-from rmgr.model.submission import Submission
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log

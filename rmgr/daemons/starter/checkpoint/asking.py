@@ -18,7 +18,7 @@ from rmgr.coord.protocol import paths
 from rmgr.daemons.starter.checkpoint.ask import answered
 from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, each, sentence
-from rmgr.model.units import utc
+from rmgr.model.base.units import utc
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

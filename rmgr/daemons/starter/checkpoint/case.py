@@ -10,8 +10,8 @@ from enum import StrEnum
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.outputs import Ending
-from rmgr.model.placing import Rigid
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.placing import Rigid
 
 
 class CheckpointPhase(StrEnum):

@@ -38,10 +38,10 @@ from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
-from rmgr.model.block import PastAttempt
-from rmgr.model.node import InboxOrder
-from rmgr.model.placing import FROM_START
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import InboxOrder
+from rmgr.model.tasks.block import PastAttempt
+from rmgr.model.tasks.placing import FROM_START
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.io import StoreIO
     from rmgr.daemons.starter.core.metrics import StarterMetrics
     from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-    from rmgr.model.queue import ClusterSettings
-    from rmgr.model.states import Reason
+    from rmgr.model.base.states import Reason
+    from rmgr.model.cluster.queue import ClusterSettings
 
 
 T = TypeVar("T")

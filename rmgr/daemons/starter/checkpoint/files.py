@@ -21,7 +21,7 @@ from rmgr.adapters.host.accounts import Account, acting
 from rmgr.checkpoint import CONTROL
 from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 
 #: Bytes of one piece, and files so small that they share one.
 PIECE_BYTES = 4 * 1024 * 1024

@@ -16,7 +16,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
-from rmgr.model.block import MAX_STORY, STORY_CHARS, PastAttempt
+from rmgr.model.tasks.block import MAX_STORY, STORY_CHARS, PastAttempt
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

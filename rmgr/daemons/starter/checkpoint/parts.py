@@ -24,7 +24,7 @@ from rmgr.daemons.starter.checkpoint import rows
 from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, clear, decode_files, encode_files, missing, pack, scan, unpack
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
-from rmgr.model.node import NodeRecord
+from rmgr.model.cluster.node import NodeRecord
 from rmgr.runtime import machine
 
 T = TypeVar("T")

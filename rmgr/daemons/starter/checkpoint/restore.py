@@ -21,8 +21,8 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, StoreUnavailable
 from rmgr.log import audit
-from rmgr.model.placing import FROM_START
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.placing import FROM_START
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal.checkpoint import CheckpointSeal, before_seal, statement
 from rmgr.daemons.starter.checkpoint.files import Manifest, encode_manifest
 from rmgr.errors import PermissionDenied
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.model.node import Meta
+    from rmgr.model.cluster.node import Meta
 
 
 class Seals:

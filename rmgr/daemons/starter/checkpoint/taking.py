@@ -16,7 +16,7 @@ from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, write
 from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
-from rmgr.model.frames import NO_OUTPUT
+from rmgr.model.wire.frames import NO_OUTPUT
 
 #: What `take` says of directories without files.
 NOTHING = "nothing was saved: its checkpoint directory has no files"

@@ -18,7 +18,7 @@ from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
-from rmgr.model.frames import MAX_FRAME
+from rmgr.model.wire.frames import MAX_FRAME
 from rmgr.runtime import machine
 
 #: A row above this is never in memory.

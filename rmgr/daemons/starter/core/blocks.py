@@ -23,10 +23,10 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.records import brief, encode_block, encode_outcomes
 from rmgr.coord.seal.work import narrowed
-from rmgr.model.block import BlockData, BlockKey, Seal, runs
-from rmgr.model.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
-from rmgr.model.resources import Needs
-from rmgr.model.states import State
+from rmgr.model.base.resources import Needs
+from rmgr.model.base.states import State
+from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
+from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
 
 #: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
 MAX_FAILED = 100

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.commits import Committer
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
 
 
 class TreeAccess(Protocol):

@@ -24,8 +24,8 @@ from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import StagingRoom
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
-from rmgr.model.frames import MAX_INLINE_FUNCTION
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
 

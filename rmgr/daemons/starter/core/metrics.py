@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.metrics import Counter, Gauge, Histogram
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.model.states import State
+from rmgr.model.base.states import State
 
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10_800)
 

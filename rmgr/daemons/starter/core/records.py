@@ -23,12 +23,12 @@ from rmgr.coord.validity.records import submission as checked_record
 from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
-from rmgr.model.array import Array, parse_array
-from rmgr.model.frames import BatchShape
-from rmgr.model.queue import ClusterSettings, QueueSpec
-from rmgr.model.resources import MIB, Needs, needs_of
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.model.base.resources import MIB, Needs, needs_of
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.model.tasks.array import Array, parse_array
+from rmgr.model.tasks.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.model.wire.frames import BatchShape
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

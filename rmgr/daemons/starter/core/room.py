@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmgr.errors import ValueTooLarge
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 
 #: Limit where nobody sets one ([starter] staging_cap_bytes).
 CAP_BYTES = 16 * 1024 * 1024 * 1024

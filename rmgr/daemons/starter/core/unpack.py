@@ -17,7 +17,7 @@ from typing import IO
 
 from rmgr.daemons.starter.core.room import on_disk
 from rmgr.errors import DataLost, PermissionDenied
-from rmgr.model.submission import MAX_UPLOAD_MEMBERS
+from rmgr.model.tasks.submission import MAX_UPLOAD_MEMBERS
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: What a directory or a link takes on disk, at most as a rule.

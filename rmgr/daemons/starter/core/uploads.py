@@ -20,7 +20,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.room import StagingRoom, disk_bytes, on_disk
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.errors import PermissionDenied, RowGone
-from rmgr.model.submission import MAX_UPLOAD_BYTES
+from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES
 
 #: Bytes of uploads kept on a node.
 CAP_BYTES = 2 * 1024 * 1024 * 1024

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.execution.dispatch import Dispatcher
     from rmgr.daemons.starter.health.trust import Gate
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
 
 
 class Returning(Protocol):

@@ -25,10 +25,10 @@ from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork
 from rmgr.daemons.starter.health.trust import Gate, refusal_of
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.daemons.starter.staging.stage import Staged, Stager
-from rmgr.model.block import BlockKey
-from rmgr.model.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
-from rmgr.model.states import Reason
-from rmgr.model.submission import Command
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.submission import Command
+from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

@@ -42,11 +42,11 @@ from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.daemons.starter.staging.stage_files import inside
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
 from rmgr.log import audit
-from rmgr.model.block import PastAttempt
-from rmgr.model.frames import CommandEnd
-from rmgr.model.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
-from rmgr.model.queue import ClusterSettings
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import PastAttempt
+from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
+from rmgr.model.wire.frames import CommandEnd
 from rmgr.runner.host.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

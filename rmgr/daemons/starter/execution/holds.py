@@ -24,11 +24,11 @@ from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
-from rmgr.model.placing import NodeHold
-from rmgr.model.resources import MIB
-from rmgr.model.states import OWN_FAILURES, Reason
-from rmgr.model.units import format_size
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.states import OWN_FAILURES, Reason
+from rmgr.model.base.units import format_size
+from rmgr.model.tasks.placing import NodeHold
+from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log

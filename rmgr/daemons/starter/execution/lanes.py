@@ -20,8 +20,8 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
-from rmgr.model.resources import Needs, lent_variables, needs_of
-from rmgr.model.states import Reason
+from rmgr.model.base.resources import Needs, lent_variables, needs_of
+from rmgr.model.base.states import Reason
 
 #: Idle workers of other kinds that a slot keeps warm.
 _WARM = 2

@@ -8,8 +8,8 @@ from typing import Protocol
 from rmgr.adapters.host.process import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Blob
-from rmgr.model.frames import BatchShape
-from rmgr.model.submission import Command
+from rmgr.model.tasks.submission import Command
+from rmgr.model.wire.frames import BatchShape
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Flushed
-from rmgr.model.outcome import FailedRange, Outcome
+from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.runtime import machine
 
 #: First flush of a task's output after this, later ones ever more rarely.

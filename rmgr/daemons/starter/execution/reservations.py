@@ -19,8 +19,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError, WrongCluster
-from rmgr.model.placing import Reserved, run_label
-from rmgr.model.resources import Needs
+from rmgr.model.base.resources import Needs
+from rmgr.model.tasks.placing import Reserved, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.doors import NodeOrders, TreeAccess
     from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
 
 #: Pause after a promise could not be read; how soon it is looked again whether what came in its place is known.
 _PAUSE_S, _LOOK_S = 0.5, 0.01

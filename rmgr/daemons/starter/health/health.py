@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rmgr.model.units import format_size
+from rmgr.model.base.units import format_size
 
 _EVERY_S = 2.0
 #: Less free than this, or than this share of the file system, and the node takes no work; twice as much and it does again.

@@ -14,7 +14,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.errors import RmgrError
-from rmgr.model.node import Trouble, TroubleKind
+from rmgr.model.cluster.node import Trouble, TroubleKind
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

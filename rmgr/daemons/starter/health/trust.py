@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from rmgr.coord.seal.tree import NotSealed, opened
 from rmgr.coord.seal.work import block_statement, check_shape, seal_fragment, spec_digest
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.model.outcome import Fragment
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.outcome import Fragment
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.records import Info, RecordCache
-    from rmgr.model.block import Seal
+    from rmgr.model.tasks.block import Seal
 
 #: Signatures that were verified already: the parts of one block share theirs, and blocks that left together.
 _KEEP = 1024

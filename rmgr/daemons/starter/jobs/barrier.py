@@ -18,8 +18,8 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.jobs.lookout import Lookouts, PeerServices, Promise
 from rmgr.errors import RmgrError
-from rmgr.model.block import STORY_CHARS, BlockKey
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.block import STORY_CHARS, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

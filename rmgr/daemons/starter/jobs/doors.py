@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.io import StoreIO
     from rmgr.daemons.starter.core.records import RecordCache
     from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.model.block import BlockKey
-    from rmgr.model.queue import ClusterSettings
-    from rmgr.model.states import Reason
+    from rmgr.model.base.states import Reason
+    from rmgr.model.cluster.queue import ClusterSettings
+    from rmgr.model.tasks.block import BlockKey
 
 
 class JobsNode(Protocol):

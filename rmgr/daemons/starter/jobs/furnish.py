@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from rmgr.adapters.host.leftovers import remove_tree
-from rmgr.model.placing import Allocation
+from rmgr.model.tasks.placing import Allocation
 from rmgr.runner.host import home
 
 #: `rmgr` as the script of a job finds it, whatever its PATH was: without the time that the command line's library takes to load.

@@ -37,12 +37,12 @@ from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import CoordinationUnavailable, RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.frames import BatchShape
-from rmgr.model.node import NodeRecord
-from rmgr.model.placing import Allocation
-from rmgr.model.resources import share_variable
-from rmgr.model.states import Reason
+from rmgr.model.base.resources import share_variable
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.placing import Allocation
+from rmgr.model.wire.frames import BatchShape
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

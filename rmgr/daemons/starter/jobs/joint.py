@@ -19,8 +19,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.coord.protocol.records import brief
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
-from rmgr.model.outcome import MAX_INLINE_BYTES, Fragment
-from rmgr.model.outcome import Outcome as Ended
+from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Fragment
+from rmgr.model.tasks.outcome import Outcome as Ended
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.estimate import TaskTimes
     from rmgr.daemons.starter.core.metrics import StarterMetrics
     from rmgr.daemons.starter.health.trust import Gate
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
     from rmgr.runtime.logger import Log
 
 #: Jobs of one commit, and bytes of their outcomes.

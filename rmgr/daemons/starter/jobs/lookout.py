@@ -17,13 +17,13 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.health.watch import WatchedZnode
 from rmgr.errors import RmgrError
-from rmgr.model.node import NodeRecord, NodeState
+from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.ranks import Peers
     from rmgr.daemons.starter.core.doors import TreeAccess
-    from rmgr.model.queue import ClusterSettings
+    from rmgr.model.cluster.queue import ClusterSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

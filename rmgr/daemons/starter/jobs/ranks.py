@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
-from rmgr.model.units import counted
+from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
 

@@ -22,7 +22,7 @@ from rmgr.runtime.logger import Log
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.jobs.jobs import Jobs
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
 
 
 T = TypeVar("T")

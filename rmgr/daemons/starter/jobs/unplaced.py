@@ -16,7 +16,7 @@ from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, Outcome, Stat
 from rmgr.log import audit
-from rmgr.model.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

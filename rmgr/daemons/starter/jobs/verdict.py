@@ -19,8 +19,8 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import RmgrError
-from rmgr.model.node import NodeRecord, NodeState
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

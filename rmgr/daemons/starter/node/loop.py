@@ -28,10 +28,10 @@ from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registry, Stopping
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
-from rmgr.model.node import Drain
-from rmgr.model.queue import ClusterSettings, Dispatch
-from rmgr.model.states import Reason
-from rmgr.model.units import format_size
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import format_size
+from rmgr.model.cluster.node import Drain
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch
 from rmgr.runtime import loop, machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff

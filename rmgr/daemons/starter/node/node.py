@@ -39,9 +39,9 @@ from rmgr.daemons.starter.pull.idle import IdleMarking
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockKey
-from rmgr.model.resources import MIB, Capacity, NodeAttributes
-from rmgr.model.states import Reason, State
+from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 

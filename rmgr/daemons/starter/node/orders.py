@@ -18,8 +18,8 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import CoordinationUnavailable, RmgrError
-from rmgr.model.block import BlockKey
-from rmgr.model.node import InboxOrder, OrderKind
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -29,9 +29,9 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, RmgrError, StateConflict
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.node import NodeRecord, NodeState, StarterEntry
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

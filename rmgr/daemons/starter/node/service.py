@@ -17,8 +17,8 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import NotFound, Unavailable
-from rmgr.model.gap import place
-from rmgr.model.resources import MIB
+from rmgr.model.base.resources import MIB
+from rmgr.model.tasks.gap import place
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -24,7 +24,7 @@ from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
 from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.rows import OutputRows
-from rmgr.model.queue import ClusterSettings
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

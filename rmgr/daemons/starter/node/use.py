@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmgr.model.states import Reason
-from rmgr.model.units import format_size
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import format_size
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -23,8 +23,8 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.validity.records import check_block, decode
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.queue import QueueSpec
+from rmgr.model.cluster.queue import QueueSpec
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 
 #: A list older than this is read again before it is used.

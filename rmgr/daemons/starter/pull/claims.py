@@ -19,13 +19,13 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, PendingNote
 from rmgr.errors import RmgrError
-from rmgr.model.block import MAX_STORY
+from rmgr.model.tasks.block import MAX_STORY
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.doors import TreeCommits
-    from rmgr.model.block import BlockKey
+    from rmgr.model.tasks.block import BlockKey
 
 #: Between two looks: the leader ends what is nowhere after 8 s at the soonest (`leader/submissions/census.py`).
 _LOOK_S = 3.0

@@ -29,8 +29,8 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.hints import Hints, HintServices
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.line import Hint
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.wire.line import Hint
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

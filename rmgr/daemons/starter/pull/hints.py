@@ -23,8 +23,8 @@ from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.line import Ahead, Hint, Message, Told
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.wire.line import Ahead, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

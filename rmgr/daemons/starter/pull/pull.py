@@ -27,8 +27,8 @@ from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.pull.board import BlockCandidate, PendingQueue
 from rmgr.daemons.starter.pull.hands import Hands
 from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.model.block import BlockData, BlockKey
-from rmgr.model.resources import Capacity, Needs, NodeAttributes
+from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
+from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

@@ -24,7 +24,7 @@ from rmgr.daemons.starter.core.fetch import Fetched, FetchFailure, KeptFile
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.health.reach import Reach, ReachRefusal
 from rmgr.errors import ConfigError, PermissionDenied
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

@@ -19,8 +19,8 @@ from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import GivenUpError, Wish
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, TaskReads
-from rmgr.model.block import KeyedPayload
-from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
+from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 from rmgr.runtime import machine
 
 #: Input values up to this many bytes travel in the message, larger ones as files.

@@ -24,8 +24,8 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import About, Coordinator, Encoding, Store
 from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
-from rmgr.model.states import State
-from rmgr.model.submission import Paged
+from rmgr.model.base.states import State
+from rmgr.model.tasks.submission import Paged
 
 T = TypeVar("T")
 #: What was read of rows; the bytes of those that are too large are None.

@@ -23,10 +23,10 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding, Note, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
-from rmgr.model.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
-from rmgr.model.gap import place
-from rmgr.model.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
-from rmgr.model.states import Reason, State
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.gap import place
+from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
+from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
 from rmgr.runtime import machine
 
 #: One row of a log; larger output is several.

@@ -33,9 +33,9 @@ from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.names import expand, has_own_name
 from rmgr.daemons.starter.staging.stage_files import inside, make_way, plain, to_file
 from rmgr.errors import NotFound, RmgrError
-from rmgr.model.block import BlockKey, KeyedPayload
-from rmgr.model.frames import MAX_INLINE_PAYLOAD, KeyedInput
-from rmgr.model.submission import Command
+from rmgr.model.tasks.block import BlockKey, KeyedPayload
+from rmgr.model.tasks.submission import Command
+from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

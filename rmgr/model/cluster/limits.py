@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.version import Newer, newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

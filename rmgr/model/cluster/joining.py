@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.model.identity import Role
+from rmgr.model.cluster.identity import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.model.spans import SpanUs
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.spans import SpanUs
+from rmgr.model.base.version import Newer, newer
 
 #: Tasks of one submission that a scheduler's job id has room for.
 MAX_INDEX = 1 << 20

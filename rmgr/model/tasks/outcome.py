@@ -6,9 +6,9 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from rmgr.model.block import PastAttempt
-from rmgr.model.spans import Attempt, BetweenUs, NodeName, Number, SpanUs
-from rmgr.model.states import Reason, State
+from rmgr.model.base.spans import Attempt, BetweenUs, NodeName, Number, SpanUs
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import PastAttempt
 
 #: Bytes of outcomes that ride inside a fragment's znode; above, they are one store row.
 MAX_INLINE_BYTES = 12 * 1024

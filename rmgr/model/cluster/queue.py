@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.model.limits import UserLimits
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.version import Newer, newer
+from rmgr.model.cluster.limits import UserLimits
 
 
 class Dispatch(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.model.resources import Capacity, NodeAttributes
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.base.version import Newer, newer
 
 
 class NodeState(StrEnum):
@@ -42,7 +42,7 @@ class NodeRecord:
     reason: str = ""  #: why it was fenced
     version: str = ""  #: rmgr version of the Starter
     key_id: str = ""  #: of the Starter's signing key, "" in an open cluster
-    protocol: int = 1  #: that it speaks, see `model/version.py`
+    protocol: int = 1  #: that it speaks, see `model/base/version.py`
     life: str = ""  #: another one since all that ran on the node was killed: a new process, or after a fence
     takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its idle marker
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = it has none

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from rmgr.model.states import Reason
+from rmgr.model.base.states import Reason
 
 #: Largest frame either side accepts; a longer one means a broken stream.
 MAX_FRAME = 64 * 1024 * 1024

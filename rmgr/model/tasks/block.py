@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rmgr.model.placing import Allocation
-from rmgr.model.spans import Attempt, NodeName, SpanUs
-from rmgr.model.states import Reason
+from rmgr.model.base.spans import Attempt, NodeName, SpanUs
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.placing import Allocation
 
 #: Most tasks of one block, and most bytes of arguments that ride inside it.
 MAX_TASKS = 256

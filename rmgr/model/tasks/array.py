@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from rmgr.errors import UsageError
-from rmgr.model.ids import MAX_NUMBER
-from rmgr.model.units import counted
+from rmgr.model.base.ids import MAX_NUMBER
+from rmgr.model.base.units import counted
 
 #: Tasks of one array at most.
 MAX_TASKS = 10_000_000

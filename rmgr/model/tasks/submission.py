@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rmgr.model.placing import Rigid
-from rmgr.model.resources import Request
-from rmgr.model.spans import SpanUs
-from rmgr.model.version import Newer, newer
+from rmgr.model.base.resources import Request
+from rmgr.model.base.spans import SpanUs
+from rmgr.model.base.version import Newer, newer
+from rmgr.model.tasks.placing import Rigid
 
 
 class Phase(StrEnum):
