@@ -19,7 +19,7 @@ from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.reality import Compared, compare, simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.sim.models.hpc2500 import hpc2500
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 NODES, CORES, JOBS, SEED = 8, 8, 200, 2
 SETUP = f"1 ZooKeeper (fsync), SQLite, {NODES} Starters of {CORES} cores"

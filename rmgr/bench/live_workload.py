@@ -30,7 +30,7 @@ from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
-from rmgr.sim.workload import Workload, WorkloadJob
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 PARTITION = "default"
 _QUEUE = "batch"

@@ -20,9 +20,9 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
 from rmgr.sched.pipeline.stages import pipeline_from
-from rmgr.sim.driver import simulate
-from rmgr.sim.setting import Setting
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 NODES, JOBS, SEED = 8, 60, 7
 SETUP = f"1 ZooKeeper (fsync), SQLite, {NODES} Starters of 1 core"

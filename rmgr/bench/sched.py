@@ -27,11 +27,11 @@ from rmgr.sched.pipeline.stages import configured
 from rmgr.sched.plan import Plan as SchedulerPlan
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim import bare_loop
-from rmgr.sim.driver import simulate
+from rmgr.sim.engine import bare_loop
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.setting import Setting
 from rmgr.sim.models.lublin99 import lublin99
-from rmgr.sim.setting import Setting
-from rmgr.sim.workload import Workload, read_trace
+from rmgr.sim.workload.jobs import Workload, read_trace
 
 T = TypeVar("T")
 

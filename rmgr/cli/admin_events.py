@@ -113,7 +113,7 @@ def _chosen(logs: dict[tuple[int, int], int], which: str) -> tuple[int, int]:
 def _write(out: str, pieces: Iterator[str]) -> None:
     from pathlib import Path
 
-    from rmgr.sim.record import new_log
+    from rmgr.sim.replay.record import new_log
 
     with new_log(Path(out)) as write:
         for piece in pieces:

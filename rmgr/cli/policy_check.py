@@ -21,9 +21,9 @@ from rmgr.errors import RmgrError
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sim.calls import laws as calls_laws
-from rmgr.sim.laws import Drawn, Finding, LawsReport, check, digest
-from rmgr.sim.laws_story import told
-from rmgr.sim.laws_try import Make
+from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest
+from rmgr.sim.laws.story import told
+from rmgr.sim.laws.trying import Make
 
 HASHES = "hashes"
 HASHES_SAY = "other interpreters, in which strings have other hashes, decide the same"

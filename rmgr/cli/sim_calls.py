@@ -77,7 +77,7 @@ def calls(
     from rmgr.sim.calls.results import summed
     from rmgr.sim.calls.runs import replications
     from rmgr.sim.calls.scenario import scenario_named
-    from rmgr.sim.output import refuse_existing
+    from rmgr.sim.runs.output import refuse_existing
 
     scenario = scenario_named(source)
     names = tuple(dict.fromkeys(policies or CALL_POLICIES))
@@ -119,7 +119,7 @@ def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str],
     from rmgr.sched.pipeline.catalogue import call_policy_named
     from rmgr.sched.state.recorder import Recorder
     from rmgr.sim.calls.world import replicate
-    from rmgr.sim.record import new_log
+    from rmgr.sim.replay.record import new_log
 
     with new_log(path) as write:
         recorder = Recorder(write, policy=policy, parameters=params, about={"scenario": scenario.name})

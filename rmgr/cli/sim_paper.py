@@ -57,8 +57,8 @@ def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[i
     standard deviation over the seeds. The same command gives the same numbers.
     """
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.output import refuse_existing
     from rmgr.sim.papers.catalogue import checks_named, paper_named
+    from rmgr.sim.runs.output import refuse_existing
 
     module = paper_named(number)
     wanted = checks_named(number, checks, module.CHECKS) if checks else None
@@ -175,7 +175,7 @@ def _verdicts(report: PaperReport) -> str:
 def _write(out: Path, report: PaperReport, seeds: tuple[int, ...], checks: tuple[str, ...] | None) -> int:
     """All files, or none; how many of them are pictures."""
     from rmgr.cli.version import rmgr_version
-    from rmgr.sim.output import whole_directory, write_json
+    from rmgr.sim.runs.output import whole_directory, write_json
 
     manifest = {
         "schema": "rmgr/1",

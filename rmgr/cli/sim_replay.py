@@ -19,7 +19,7 @@ from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.sim.replay import History
+    from rmgr.sim.replay.replay import History
 
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 #: Measures of the comparison, with their unit and digits.
@@ -66,9 +66,9 @@ def replay(
     """
     from rmgr.adapters import policy_files
     from rmgr.sched.pipeline.catalogue import CALL_POLICIES
-    from rmgr.sim.output import refuse_existing
-    from rmgr.sim.record import read_log
-    from rmgr.sim.replay import verify
+    from rmgr.sim.replay.record import read_log
+    from rmgr.sim.replay.replay import verify
+    from rmgr.sim.runs.output import refuse_existing
 
     if out is not None:
         refuse_existing(out)
@@ -107,8 +107,8 @@ def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, st
     from rmgr.sched.pipeline.catalogue import call_policy_named
     from rmgr.sched.policy import Stage
     from rmgr.sim.calls.replay import picks
-    from rmgr.sim.record import read_log
-    from rmgr.sim.replay import verify
+    from rmgr.sim.replay.record import read_log
+    from rmgr.sim.replay.replay import verify
 
     pipeline = (Stage(call_policy_named(policy, params)),)
     if refused:
@@ -156,11 +156,11 @@ def _compare(
     validate: bool,
 ) -> None:
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.driver import simulate
-    from rmgr.sim.metrics import reproducible, summary
-    from rmgr.sim.output import write_run
-    from rmgr.sim.replay_world import recorded, under
-    from rmgr.sim.validate import check
+    from rmgr.sim.engine.driver import simulate
+    from rmgr.sim.engine.validate import check
+    from rmgr.sim.replay.world import recorded, under
+    from rmgr.sim.runs.metrics import reproducible, summary
+    from rmgr.sim.runs.output import write_run
 
     world = recorded(history, name=log.name)
     setting = under(world, configuration.stages, policy, configuration.usage_half_life_us)
@@ -192,7 +192,7 @@ def _compare(
 def _manifest(log: Path, history: History, policy: str, params: dict[str, str], configuration: Any) -> dict[str, Any]:
     """What decides the files, as of `rmgr sim run`."""
     from rmgr.cli.version import rmgr_version
-    from rmgr.sim.sweep import digest_of
+    from rmgr.sim.runs.sweep import digest_of
 
     recorded = {"policy": history.opening.policy, "params": dict(sorted(history.opening.parameters.items()))}
     replayed = {"policy": policy, "params": dict(sorted(params.items())), "seed": history.opening.seed}

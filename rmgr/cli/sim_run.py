@@ -22,9 +22,9 @@ from rmgr.cli.sim_options import parse_factor
 from rmgr.model.base.units import counted, format_duration
 
 if TYPE_CHECKING:
-    from rmgr.sim.experiment import Experiment
-    from rmgr.sim.outcome import Result
-    from rmgr.sim.workload import Workload
+    from rmgr.sim.engine.outcome import Result
+    from rmgr.sim.runs.experiment import Experiment
+    from rmgr.sim.workload.jobs import Workload
 
 #: Measures that are told when they are not 0.
 _HAPPENED = {
@@ -118,10 +118,10 @@ def run(
     """
     from rmgr.adapters import policy_files
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.experiment import Experiment, carry_out
-    from rmgr.sim.metrics import summary
-    from rmgr.sim.output import refuse_existing, write_run
-    from rmgr.sim.record import new_log
+    from rmgr.sim.replay.record import new_log
+    from rmgr.sim.runs.experiment import Experiment, carry_out
+    from rmgr.sim.runs.metrics import summary
+    from rmgr.sim.runs.output import refuse_existing, write_run
 
     experiment = Experiment(
         source=trace,
@@ -239,7 +239,7 @@ def _told(
 def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
     """What decides the files: versions, digests of what was read, the experiment."""
     from rmgr.cli.version import rmgr_version
-    from rmgr.sim.sweep import inputs_of
+    from rmgr.sim.runs.sweep import inputs_of
 
     return {
         "schema": "rmgr/1",

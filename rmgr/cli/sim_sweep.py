@@ -111,9 +111,9 @@ def sweep(
     from rmgr.adapters.policy_files import load as configure
     from rmgr.cli.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sim.experiment import Experiment
     from rmgr.sim.models.catalogue import is_model
-    from rmgr.sim.sweep import Sweep, carry_out_sweep
+    from rmgr.sim.runs.experiment import Experiment
+    from rmgr.sim.runs.sweep import Sweep, carry_out_sweep
 
     experiments = tuple(
         Experiment(

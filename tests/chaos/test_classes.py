@@ -20,7 +20,7 @@ from rmgr.model.tasks.placing import job_id
 from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline.stages import pipeline_from
 from rmgr.sched.queue_class import selected
-from rmgr.sim.workload import Workload, WorkloadJob
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
 from tests.harness.coordinators import wait_for
 
 #: All times a sixth: twelve seconds of work for each system.

@@ -16,7 +16,7 @@ from rmgr.bench.measuring import connected
 from rmgr.bench.reality import simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 from tests.harness.coordinators import wait_for
 
 CORES = 4

@@ -8,10 +8,10 @@ from __future__ import annotations
 from bisect import insort
 from heapq import heappop, heappush
 
-from rmgr.sim.execution import unexecuted
-from rmgr.sim.grid import Grid
+from rmgr.sim.engine.execution import unexecuted
+from rmgr.sim.engine.grid import Grid
 from rmgr.sim.papers.starvation import PLACES
-from rmgr.sim.workload import Workload
+from rmgr.sim.workload.jobs import Workload
 
 TICK_US = 600_000_000
 

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.errors import UsageError
 from rmgr.sim.models.lublin99 import BATCH, INTERACTIVE, UNTYPED, gamma_cdf, lublin99, weights_of
-from rmgr.sim.workload import SECOND
+from rmgr.sim.workload.jobs import SECOND
 
 
 @pytest.mark.parametrize("kind", [BATCH, INTERACTIVE, UNTYPED])

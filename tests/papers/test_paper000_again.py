@@ -14,8 +14,8 @@ import pytest
 from rmgr.sched.policies.connection_reservation import ConnectionReservation
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import HPC2500, QueueClass
-from rmgr.sim.driver import Setting, simulate
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.driver import Setting, simulate
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 CPUS = 512
 

@@ -21,13 +21,15 @@ from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.snapshot import Snapshot
-from rmgr.sim.driver import Setting, simulate
+from rmgr.sim.engine.driver import Setting, simulate
+from rmgr.sim.engine.validate import check
 from rmgr.sim.models.hpc2500 import hpc2500
-from rmgr.sim.papers import paper000, paper000_future, paper000_unit
-from rmgr.sim.papers.paper000_runs import PROPOSAL_2, Paper000Run, measured
-from rmgr.sim.papers.paper000_unit import Scene, promised_to
-from rmgr.sim.validate import check
-from rmgr.sim.workload import SECOND
+from rmgr.sim.papers import paper000
+from rmgr.sim.papers.paper000 import future as paper000_future
+from rmgr.sim.papers.paper000 import unit as paper000_unit
+from rmgr.sim.papers.paper000.runs import PROPOSAL_2, Paper000Run, measured
+from rmgr.sim.papers.paper000.unit import Scene, promised_to
+from rmgr.sim.workload.jobs import SECOND
 
 EXACT = [paper000_unit.selection(), *paper000_unit.constants(), *paper000_unit.choices()]
 

@@ -14,18 +14,18 @@ from grid_loop import stretches
 from rmgr.errors import UsageError
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
-from rmgr.sim.driver import simulate
-from rmgr.sim.events import FailOver
-from rmgr.sim.execution import unexecuted
-from rmgr.sim.grid import MINUTE_US, UNIT, Grid, drawn
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.execution import unexecuted
+from rmgr.sim.engine.grid import MINUTE_US, UNIT, Grid, drawn
+from rmgr.sim.engine.outcome import JobOutcome, Spell
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.validate import check
 from rmgr.sim.models.feitelson96 import DEFAULT, Constants, feitelson96
-from rmgr.sim.outcome import JobOutcome, Spell
-from rmgr.sim.papers import paper001_case
-from rmgr.sim.papers.paper001_runs import ALGORITHMS, TICK_US
+from rmgr.sim.papers.paper001 import case as paper001_case
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, TICK_US
 from rmgr.sim.papers.starvation import PLACES, passed_at_the_head, starved
-from rmgr.sim.setting import Setting
-from rmgr.sim.validate import check
-from rmgr.sim.workload import Workload, WorkloadJob
+from rmgr.sim.workload.events import FailOver
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 M = MINUTE_US
 

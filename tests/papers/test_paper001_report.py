@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.sim.papers import paper001, paper001_case
-from rmgr.sim.papers.paper001_asked import Paper001Runs
-from rmgr.sim.papers.paper001_checks import CHECKS
-from rmgr.sim.papers.paper001_runs import ALGORITHMS, Paper001Run, measure
-from rmgr.sim.papers.paper001_tables import figures, tables
+from rmgr.sim.papers import paper001
+from rmgr.sim.papers.paper001 import case as paper001_case
+from rmgr.sim.papers.paper001.asked import Paper001Runs
+from rmgr.sim.papers.paper001.checks import CHECKS
+from rmgr.sim.papers.paper001.runs import ALGORITHMS, Paper001Run, measure
+from rmgr.sim.papers.paper001.tables import figures, tables
 
 
 def test_the_paper_s_seven_algorithms_and_ten_checks() -> None:

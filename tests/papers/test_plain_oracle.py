@@ -9,9 +9,9 @@ from plain_oracle import Asked, Plain
 
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
-from rmgr.sim.driver import simulate
-from rmgr.sim.setting import Setting
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 WORLDS = 60
 #: Ties wherever there can be: many jobs of one submit time, equal lengths, limits that are the run time to the second.

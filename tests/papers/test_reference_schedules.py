@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmgr.sim.bare_loop import Plain, starts
-from rmgr.sim.experiment import Experiment, carry_out
-from rmgr.sim.metrics import summary
-from rmgr.sim.outcome import Result
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.bare_loop import Plain, starts
+from rmgr.sim.engine.outcome import Result
+from rmgr.sim.runs.experiment import Experiment, carry_out
+from rmgr.sim.runs.metrics import summary
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 HERE = Path(__file__).resolve().parent
 #: The whole traces and schedules stand beside a developer's checkout, not in it.

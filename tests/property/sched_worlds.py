@@ -15,7 +15,7 @@ from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause
 from rmgr.sched.records import Gang, Share
 from rmgr.sched.tree.shape import Tree
-from rmgr.sim.laws_world import SmallWorld, world_of
+from rmgr.sim.laws.world import SmallWorld, world_of
 
 Option = TypeVar("Option")
 

@@ -10,11 +10,11 @@ from rmgr.model.base.states import State
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 from rmgr.sched.tree.allocation import AllocationRule
-from rmgr.sim.driver import simulate
-from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
-from rmgr.sim.setting import Setting
-from rmgr.sim.validate import violations
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.validate import violations
+from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 
 @pytest.mark.parametrize("upsets", [False, True])

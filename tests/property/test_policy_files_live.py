@@ -27,8 +27,8 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, Qu
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Rigid
 from rmgr.sched.job import Node
-from rmgr.sim.experiment import Experiment, carry_out
-from rmgr.sim.workload import Workload, WorkloadJob
+from rmgr.sim.runs.experiment import Experiment, carry_out
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
 from tests.harness.leader_bench import Bench, Starter, committed
 from tests.property.test_placing_failover import stop
 

@@ -19,9 +19,9 @@ from rmgr.sched.policies.ljf import Ljf
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Limits, Maintenance, Server
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws_records import overcommitted
-from rmgr.sim.laws_try import shuffled
-from rmgr.sim.laws_world import SmallWorld
+from rmgr.sim.laws.records import overcommitted
+from rmgr.sim.laws.trying import shuffled
+from rmgr.sim.laws.world import SmallWorld
 
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HALF_LIFE_US = 8

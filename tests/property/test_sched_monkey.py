@@ -14,9 +14,9 @@ from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.plan import Accepted, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
-from rmgr.sim.laws_story import told
-from rmgr.sim.laws_try import EVERY_LAW, tried
-from rmgr.sim.laws_world import SmallWorld
+from rmgr.sim.laws.story import told
+from rmgr.sim.laws.trying import EVERY_LAW, tried
+from rmgr.sim.laws.world import SmallWorld
 
 #: It starves jobs as it likes, says nothing, and raises.
 LAWS = EVERY_LAW - {"served", "explained"}

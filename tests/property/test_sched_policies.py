@@ -1,4 +1,4 @@
-"""Every shipped policy, whatever the world: the laws of rmgr/sim/laws_try.py; and what some of them promise beyond those."""
+"""Every shipped policy, whatever the world: the laws of rmgr/sim/laws/trying.py; and what some of them promise beyond those."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rmgr.sched.plan import Reserve
 from rmgr.sched.policies.first_fit import REST
 from rmgr.sched.policy import Stage
 from rmgr.sched.queue_class import QueueClass
-from rmgr.sim.laws import waived
-from rmgr.sim.laws_budget import Budget
-from rmgr.sim.laws_drive import Drive
-from rmgr.sim.laws_endless import starved
-from rmgr.sim.laws_story import told
-from rmgr.sim.laws_try import Tried, tried
-from rmgr.sim.laws_world import SmallWorld
+from rmgr.sim.laws.budget import Budget
+from rmgr.sim.laws.check import waived
+from rmgr.sim.laws.drive import Drive
+from rmgr.sim.laws.endless import starved
+from rmgr.sim.laws.story import told
+from rmgr.sim.laws.trying import Tried, tried
+from rmgr.sim.laws.world import SmallWorld
 
 Pipeline = tuple[Stage, ...]
 

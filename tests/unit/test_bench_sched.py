@@ -11,7 +11,7 @@ from rmgr.bench import sched as bench_sched
 from rmgr.bench.measuring import MeasuringPlan
 from rmgr.cli.main import run
 from rmgr.errors import RmgrError
-from rmgr.sim.bare_loop import starts
+from rmgr.sim.engine.bare_loop import starts
 
 ROW = {"system", "setup", "what", "rate", "unit", "spread", "ratio", "detail"}
 

@@ -17,7 +17,7 @@ import rmgr
 from rmgr import errors
 from rmgr.cli import columns
 from rmgr.cli.main import _BELOW, cli, load
-from rmgr.sim.output import COLUMNS as JOB_COLUMNS
+from rmgr.sim.runs.output import COLUMNS as JOB_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "rmgr/docs/cli.md").read_text(encoding="utf-8")

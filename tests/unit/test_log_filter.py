@@ -14,7 +14,7 @@ from rmgr.sched.state.event_log import Entry, Opening, decode
 from rmgr.sched.state.log_filter import only
 from rmgr.sched.state.recorder import Recorder
 from rmgr.sim.calls.replay import picks
-from rmgr.sim.replay import verify
+from rmgr.sim.replay.replay import verify
 
 BATCH, CALLS = (Stage(policy_named("fcfs"), ("default",)),), (Stage(call_policy_named("loth+l"), ("calls",)),)
 

@@ -20,17 +20,28 @@ from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Limits
 from rmgr.sched.state.recorder import Recorder
-from rmgr.sim.driver import simulate
-from rmgr.sim.events import Cancel, Event, FailOver, Failures, LimitsChange, NodesDrain, NodesFail, NodesRepaired, NodesUndrain, Window
-from rmgr.sim.events_file import read_events
-from rmgr.sim.execution import BySpeed, by_speed
-from rmgr.sim.experiment import Experiment
-from rmgr.sim.metrics import summary
-from rmgr.sim.outcome import Result
-from rmgr.sim.output import write_run
-from rmgr.sim.setting import Setting
-from rmgr.sim.validate import check, violations
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob, read_trace
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.execution import BySpeed, by_speed
+from rmgr.sim.engine.outcome import Result
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.validate import check, violations
+from rmgr.sim.runs.experiment import Experiment
+from rmgr.sim.runs.metrics import summary
+from rmgr.sim.runs.output import write_run
+from rmgr.sim.workload.events import (
+    Cancel,
+    Event,
+    FailOver,
+    Failures,
+    LimitsChange,
+    NodesDrain,
+    NodesFail,
+    NodesRepaired,
+    NodesUndrain,
+    Window,
+)
+from rmgr.sim.workload.events_file import read_events
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, read_trace
 
 HOUR = 3600 * SECOND
 POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "policies"

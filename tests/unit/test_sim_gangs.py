@@ -14,13 +14,13 @@ from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Passed, described, encode
 from rmgr.sched.tree.allocation import AllocationRule, choose
-from rmgr.sim.driver import simulate
-from rmgr.sim.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
-from rmgr.sim.metrics import summary
-from rmgr.sim.outcome import Result
-from rmgr.sim.setting import Setting
-from rmgr.sim.validate import violations
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.outcome import Result
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.validate import violations
+from rmgr.sim.runs.metrics import summary
+from rmgr.sim.workload.events import Cancel, Event, FailOver, NodesFail, NodesRepaired
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
 
 
 def a_job(number: int, submit: int, run: int, processors: int, queue: str = "") -> WorkloadJob:

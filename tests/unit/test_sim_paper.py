@@ -17,13 +17,13 @@ from rmgr.cli.main import run
 from rmgr.cli.sim_paper import parse_seed_count, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
-from rmgr.sim.driver import simulate
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.engine.setting import Setting
 from rmgr.sim.models.feitelson96 import feitelson96
 from rmgr.sim.papers import catalogue
-from rmgr.sim.papers.paper001_runs import Paper001Run, measure
+from rmgr.sim.papers.paper001.runs import Paper001Run, measure
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Point, Table, Within, WithinBounds, is_selected, spread
-from rmgr.sim.papers.runs import measured
-from rmgr.sim.setting import Setting
+from rmgr.sim.runs.cells import measured
 from tests.harness.fair_time import FairTimer
 
 Captured = pytest.CaptureFixture[str]

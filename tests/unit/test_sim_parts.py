@@ -13,14 +13,14 @@ import pytest
 
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.states import State
-from rmgr.sim import output
-from rmgr.sim.kernel import Kernel, Rank
-from rmgr.sim.machine import Machine
-from rmgr.sim.metrics import seconds, summary
-from rmgr.sim.outcome import JobOutcome, Result, Spell
-from rmgr.sim.streams import stream
-from rmgr.sim.validate import check, violations
-from rmgr.sim.workload import SECOND, Workload, WorkloadJob
+from rmgr.sim.engine.kernel import Kernel, Rank
+from rmgr.sim.engine.machine import Machine
+from rmgr.sim.engine.outcome import JobOutcome, Result, Spell
+from rmgr.sim.engine.validate import check, violations
+from rmgr.sim.runs import output
+from rmgr.sim.runs.metrics import seconds, summary
+from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
+from rmgr.sim.workload.streams import stream
 
 
 def a_job(number: int, submit: int, run: int, processors: int, estimate: int | None = None) -> WorkloadJob:

@@ -16,8 +16,7 @@ import pytest
 from rmgr.cli.main import run
 from rmgr.errors import UsageError
 from rmgr.model.base.states import State
-from rmgr.sim.outcome import JobOutcome, Parting, Result, Spell
-from rmgr.sim.output import write_run
+from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures
 from rmgr.sim.plots.canvas import Figure, PolyCollection, encoded, styled
@@ -34,7 +33,8 @@ from rmgr.sim.plots.timing import moment, unit_for
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import distribution, waits
 from rmgr.sim.plots.window import TimeWindow
-from rmgr.sim.workload import SECOND, WorkloadJob
+from rmgr.sim.runs.output import write_run
+from rmgr.sim.workload.jobs import SECOND, WorkloadJob
 
 Captured = pytest.CaptureFixture[str]
 SPELLS = list[tuple[int, int, tuple[tuple[int, int], ...]]]

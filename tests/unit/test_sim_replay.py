@@ -18,11 +18,11 @@ from rmgr.sched.plan import Decision, GangSet, HoldCores, Migrate, Noted, Reserv
 from rmgr.sched.records import Gang, Hold, Limits, Maintenance, Share, Suspended
 from rmgr.sched.state.event_log import AS_TOLD, End, Fact, LogError, Opening, Passed, decision, decode, described, encode
 from rmgr.sched.state.snapshot import Snapshot
-from rmgr.sim.driver import simulate
-from rmgr.sim.metrics import reproducible, summary
-from rmgr.sim.record import new_log, read_log
-from rmgr.sim.replay import verify
-from rmgr.sim.replay_world import recorded, under
+from rmgr.sim.engine.driver import simulate
+from rmgr.sim.replay.record import new_log, read_log
+from rmgr.sim.replay.replay import verify
+from rmgr.sim.replay.world import recorded, under
+from rmgr.sim.runs.metrics import reproducible, summary
 
 Captured = pytest.CaptureFixture[str]
 WORDS = ["sim", "run", "lublin99", "--count", "300", "--nodes", "32", "--load", "1.1", "--mtbf", "3d", "--mttr", "3h", "--seed", "4"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import UsageError
-from rmgr.sim.swf import SwfReader
-from rmgr.sim.workload import SECOND, Workload, read_trace
+from rmgr.sim.workload.jobs import SECOND, Workload, read_trace
+from rmgr.sim.workload.swf import SwfReader
 
 Write = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from rmgr.errors import UsageError
 from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.results import Summary
 from rmgr.sim.calls.world import Replication
-from rmgr.sim.output import whole_directory, write_json
+from rmgr.sim.runs.output import whole_directory, write_json
 
 CALLS, SUMMARY = "calls.csv", "summary.json"
 COLUMNS = ("policy", "case", "seed", "call", "client", "server", "issued", "sent", "arrived", "ended", "predicted")

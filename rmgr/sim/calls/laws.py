@@ -13,7 +13,7 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Answered, Call, Demand, Link, Server
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.snapshot import Snapshot
-from rmgr.sim.laws import Finding, LawsReport, waived
+from rmgr.sim.laws.check import Finding, LawsReport, waived
 
 PARTITION = "calls"
 LAWS = {

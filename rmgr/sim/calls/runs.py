@@ -9,7 +9,7 @@ from rmgr.errors import RmgrError
 from rmgr.sched.pipeline.catalogue import call_policy_named
 from rmgr.sim.calls.scenario import Scenario
 from rmgr.sim.calls.world import Replication, replicate
-from rmgr.sim.papers.runs import measured
+from rmgr.sim.runs.cells import measured
 
 #: Seeds that one process takes at a time.
 CHUNK = 25

@@ -22,7 +22,7 @@ from rmgr.sim.calls.monitor import PARTITION, Monitor
 from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
-from rmgr.sim.streams import stream
+from rmgr.sim.workload.streams import stream
 
 #: More calls that no server was chosen for: the policy has stopped choosing.
 _MOST_WAITING = 1000

@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from rmgr.errors import RmgrError
-from rmgr.sim.streams import stream
+from rmgr.sim.workload.streams import stream
 
 #: Slots of one simulation, and the lengths of tasks (papers.md 3.4).
 SLOTS = 1_000_000

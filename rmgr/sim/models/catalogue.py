@@ -11,7 +11,7 @@ from rmgr.sim.models import hpc2500 as kyoto
 from rmgr.sim.models.feitelson96 import PROCESSORS as FEITELSON96_PROCESSORS
 from rmgr.sim.models.feitelson96 import REPEAT_EXPONENT, Constants, feitelson96
 from rmgr.sim.models.lublin99 import MIXES, lublin99
-from rmgr.sim.workload import Workload
+from rmgr.sim.workload.jobs import Workload
 
 #: Jobs and processors of a model when nothing is said; of a model that was made for one machine, that machine's.
 JOBS = 10_000

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rmgr.errors import UsageError
-from rmgr.sim.streams import stream
-from rmgr.sim.workload import Workload, WorkloadJob
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
+from rmgr.sim.workload.streams import stream
 
 MINUTE = 60_000_000
 PROCESSORS = 1024

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, groupby
 from typing import TypeAlias
 
-from rmgr.sim.outcome import JobOutcome
+from rmgr.sim.engine.outcome import JobOutcome
 
 #: The place of a job in the queue: smaller is nearer the head. Of (number, submit in us, processors).
 Place: TypeAlias = Callable[[int, int, int], tuple[int, ...]]

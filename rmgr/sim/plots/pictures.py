@@ -14,7 +14,6 @@ from typing import Any
 from rmgr.errors import StateConflict, UsageError
 from rmgr.sim.calls.files import CALLS, CallRow
 from rmgr.sim.calls.files import read as read_calls
-from rmgr.sim.output import write_file
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
 from rmgr.sim.plots.calls import calls
@@ -31,6 +30,7 @@ from rmgr.sim.plots.tables import draw_table, is_drawable
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import waits
 from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"
 #: kind -> what it shows.

@@ -14,7 +14,7 @@ from rmgr.sim.papers.paper002.cells import measure
 from rmgr.sim.papers.paper002.checks import CHECKS as _CHECKS
 from rmgr.sim.papers.paper002.tables import figures, tables
 from rmgr.sim.papers.report import Figure, PaperCheck, PaperReport, Table
-from rmgr.sim.papers.runs import measured
+from rmgr.sim.runs.cells import measured
 
 CHECKS = tuple(_CHECKS)
 SEEDS = 5

@@ -15,7 +15,7 @@ from rmgr.sched.tree.stepped import Stepped
 from rmgr.sim.gangs.slots import Sharing, run
 from rmgr.sim.gangs.stepping import stepped
 from rmgr.sim.gangs.workloads import Task
-from rmgr.sim.streams import stream
+from rmgr.sim.workload.streams import stream
 
 #: (violations, (weight, quanta over those of weight 1))
 Found: TypeAlias = tuple[int, tuple[tuple[int, float], ...]]

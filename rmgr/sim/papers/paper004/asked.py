@@ -10,7 +10,7 @@ from rmgr.sim.calls.results import Summary, summed
 from rmgr.sim.calls.runs import CHUNK, Cell, run_cell
 from rmgr.sim.calls.scenario import Scenario, scenario_named
 from rmgr.sim.calls.world import Replication
-from rmgr.sim.papers.runs import measured
+from rmgr.sim.runs.cells import measured
 
 _ANY = {"A": 1.0, "B": 1.0, "fast": 1.0, "slow": 1.0, "vector": 1.0, "workstation": 1.0}
 #: What stands for a summary before anything was run.

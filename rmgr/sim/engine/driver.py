@@ -1,0 +1,205 @@
+"""The simulator's driver: virtual time feeds facts to the scheduler's state, runs one pass an instant, and carries out its plan.
+
+The leader does the same with facts from ZooKeeper and a real clock: state, vetting, policies and cadence are the very same objects.
+At one instant: ends, then what happens to nodes, then arrivals, then timers, then exactly one pass (papers.md, common rules). With
+`tick_us` passes happen only at multiples of it, as in systems whose scheduler runs every few minutes.
+The parts: `kernel.py` the clock, `world.py` facts and what they mean, `stays.py` who runs where, `upsets.py` what happens to the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+
+from rmgr.errors import RmgrError
+from rmgr.model.base.units import counted
+from rmgr.sched.engine import run_pass
+from rmgr.sched.plan import Migrate, Plan, Preempt, Reject, ReleaseHold, Resume, Route, Start, Suspend, WakeAt
+from rmgr.sched.policy import Cause
+from rmgr.sched.state.recorder import Recorder
+from rmgr.sim.engine.kernel import Rank
+from rmgr.sim.engine.outcome import Result
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.engine.upsets import Upsets
+from rmgr.sim.engine.world import World
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
+
+#: Plain integers: compared once an event.
+_END, _NODE, _ARRIVAL, _TIME = int(Rank.END), int(Rank.NODE), int(Rank.ARRIVAL), int(Rank.TIMER)
+_ENDED = frozenset({Cause.JOB_ENDED})
+_SUBMITTED = frozenset({Cause.JOB_SUBMITTED})
+_TIMER = frozenset({Cause.TIMER})
+_NOTHING: frozenset[Cause] = frozenset()
+_REPORT_EVERY = 1024
+#: Decisions after which another pass may find something else.
+_MOVING = frozenset({Start, Migrate, Preempt, Suspend, Resume, Reject, Route, ReleaseHold})
+#: So many passes in a row that changed nothing, each asked for almost at once: time stands still, whatever runs.
+_MOST_IDLE, _AT_ONCE_US = 10_000, 1000
+_SHOWN = 3
+#: So many passes in a row that a policy asked for, while nothing runs and nothing else is to come, and that started nothing.
+MOST_FRUITLESS = 10_000
+
+
+def simulate(
+    workload: Workload, setting: Setting, *, on_progress: Callable[[int], None] | None = None, recorder: Recorder | None = None
+) -> Result:
+    """Runs the whole workload.
+
+    Args:
+        on_progress: called with the number of jobs that are over, now and then. recorder: is told every fact and every pass.
+    Raises: RmgrError when jobs are left waiting with nothing to come that could start them; UsageError for an impossible machine, or
+        events that name what is not there.
+    Cost: one pass for each instant with an event.
+    """
+    return _Run(workload, setting, on_progress, recorder).to_the_end()
+
+
+class _Run:
+    def __init__(self, workload: Workload, setting: Setting, on_progress: Callable[[int], None] | None, recorder: Recorder | None) -> None:
+        self._setting, self._on_progress, self._recorder = setting, on_progress, recorder
+        self._world = World(workload, setting, recorder)
+        self._upsets = Upsets(self._world, setting)
+        self._kernel = self._world.kernel
+        self._arrivals = self._world.arrivals()
+        self._expected: WorkloadJob | None = None
+        self._wake_us = -1  # when the last plan asked for a pass
+        self._tick_us = -1  # the multiple of the tick for which something waits
+        self._timers = count()
+        self._fruitless = 0  # passes in a row, see MOST_FRUITLESS
+        self._idle = 0  # passes in a row, see _MOST_IDLE
+        self._report_at = self._world.open - _REPORT_EVERY
+        self._faults: Counter[str] = Counter()
+        self._plan = Plan()
+        self._passes = 0
+
+    def to_the_end(self) -> Result:
+        began = time.perf_counter()
+        world, kernel, tick = self._world, self._kernel, self._setting.tick_us
+        self._expect_arrival()
+        due = _NOTHING  # causes that wait for the next tick, or for a leader
+        while world.open and kernel.advance():
+            new = self._happen()
+            due = due | new if due else new
+            if not due or kernel.now_us < self._upsets.leaderless_until_us:
+                continue
+            if tick and kernel.now_us % tick:
+                self._wait_for(kernel.now_us - kernel.now_us % tick + tick)
+                continue
+            self._pass(due)
+            due = _NOTHING
+            if world.open <= self._report_at:
+                self._report()
+        self._check_all_ran()
+        if self._recorder is not None:
+            self._recorder.end(kernel.now_us)
+        return Result(
+            outcomes=world.outcomes(),
+            processors=world.machine.processors,
+            policy=self._setting.policy,
+            seed=self._setting.seed,
+            passes=self._passes,
+            wall_seconds=time.perf_counter() - began,
+            faults=tuple(sorted(self._faults.items())),
+        )
+
+    # -- events -> facts --------------------------------------------------------------------------------------------------
+
+    def _happen(self) -> frozenset[Cause]:
+        """Everything of this instant, in its order; what it gives the scheduler to think about."""
+        world, causes = self._world, _NOTHING
+        following = self._kernel.next
+        while event := following():
+            at_us, rank, _, what = event
+            if rank == _END:
+                if world.end(what):  # type: ignore[arg-type]  # the rank says what it is
+                    causes = _ENDED
+            elif rank == _ARRIVAL:
+                if what is self._expected:
+                    self._expect_arrival()
+                world.arrive(what)  # type: ignore[arg-type]
+                causes = causes | _SUBMITTED if causes else _SUBMITTED
+            elif rank == _NODE:
+                causes |= self._upsets.happen(what)  # type: ignore[arg-type]
+            elif at_us in {self._wake_us, self._tick_us}:
+                causes |= _TIMER
+        return causes
+
+    def _expect_arrival(self) -> None:
+        """One arrival stands in the heap at a time (those that follow an end aside): it stays as small as what runs."""
+        job = self._expected = next(self._arrivals, None)
+        if job is not None:
+            self._kernel.put(job.submit_us, _ARRIVAL, job.number, job)
+
+    # -- passes -> effects ------------------------------------------------------------------------------------------------
+
+    def _pass(self, causes: frozenset[Cause]) -> None:
+        world, now = self._world, self._kernel.now_us
+        plan = self._plan = run_pass(world.state, causes, now=now, seed=self._setting.seed, pipeline=world.pipeline)
+        self._passes += 1
+        if self._recorder is not None:
+            self._recorder.passed(now, causes, plan)
+        state, wake_us = world.state, -1
+        for decision in plan.decisions:
+            if type(decision) is Start:
+                world.begin(state.carried_out(decision, now))  # type: ignore[arg-type]  # a start begins a run
+            elif type(decision) is WakeAt:
+                wake_us = decision.at_us if wake_us < 0 else min(wake_us, decision.at_us)
+            else:
+                world.carry_out(decision)
+        if causes == _TIMER and now < wake_us < now + _AT_ONCE_US and not any(type(decision) in _MOVING for decision in plan.decisions):
+            self._check_hope()
+        else:
+            self._idle = 0
+        if wake_us != self._wake_us:  # it replaces what was asked for before
+            self._wake_us = wake_us
+            self._put_timer(wake_us)
+        if wake_us >= 0:
+            self._fruitless = 0 if len(self._kernel) > 1 else self._fruitless + 1
+            if self._fruitless >= MOST_FRUITLESS:
+                raise self._starves(f"it asked for {MOST_FRUITLESS:,} passes in a row and started nothing in them")
+        if plan.faults:
+            self._faults.update(f"{fault.policy}: {fault.error}" for fault in plan.faults)
+
+    def _check_hope(self) -> None:
+        self._idle += 1
+        if self._idle > _MOST_IDLE:
+            raise RmgrError(
+                f"policy {self._setting.policy} asks again and again for passes in which nothing starts: "
+                f"{_MOST_IDLE:,} until {self._kernel.now_us} us",
+                hint="draft.wake_at is for a time at which something can start; every end and arrival is a pass of its own",
+            )
+
+    def _wait_for(self, tick_us: int) -> None:
+        if tick_us != self._tick_us:
+            self._tick_us = tick_us
+            self._put_timer(tick_us)
+
+    def _put_timer(self, at_us: int) -> None:
+        if at_us >= 0:
+            self._kernel.put(at_us, _TIME, next(self._timers), None)
+
+    # -- the end ----------------------------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        self._report_at = self._world.open - _REPORT_EVERY
+        if self._on_progress is not None:
+            self._on_progress(self._world.count - self._world.open)
+
+    def _check_all_ran(self) -> None:
+        if self._world.open:
+            raise self._starves("nothing runs and nothing is to come that could start them: the policy starves them")
+
+    def _starves(self, why: str) -> RmgrError:
+        stuck, setting = self._world.waiting(), self._setting
+        told = "; ".join(f"job {job.number} ({counted(job.processors, 'processor')}): {self._why(job)}" for job in stuck[:_SHOWN])
+        more = f" (and {len(stuck) - _SHOWN} more)" if len(stuck) > _SHOWN else ""
+        faults = f"; it failed {counted(sum(self._faults.values()), 'time')}, {next(iter(self._faults))}" if self._faults else ""
+        closed = self._upsets.closed
+        if closed:
+            why = f"{closed} of {len(self._world.nodes)} nodes are down or drained, and nothing is to come that would open them"
+        return RmgrError(f"policy {setting.policy} leaves {counted(len(stuck), 'job')} waiting for ever: {told}{more}{faults}", hint=why)
+
+    def _why(self, job: WorkloadJob) -> str:
+        return str(self._plan.why(job.number, self._world.partition_of(job)) or "no reason given")

@@ -1,0 +1,171 @@
+"""Checks a finished run against its workload, knowing nothing of how it was made: no overlap, no over-allocation, every job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rmgr.errors import RmgrError
+from rmgr.model.base.states import State
+from rmgr.sim.engine.execution import Execution, Recorded, unexecuted
+from rmgr.sim.engine.machine import Machine
+from rmgr.sim.engine.outages import outages
+from rmgr.sim.engine.outcome import KEEPING, JobOutcome, Parting, Result, Spell
+from rmgr.sim.engine.setting import Setting
+from rmgr.sim.workload.jobs import Workload, WorkloadJob
+
+_SHOWN = 5
+
+
+def violations(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> list[str]:
+    """Every sentence that does not hold, each with the job it is about; empty when the run is sound.
+
+    Each job of the workload has one outcome; nothing starts before its submit; spells of a job do not overlap; each but the last broke
+    off, and the last ended as the state says; a completed job did all its work, to the microsecond, whatever it lost or moved; it held
+    as many cores as it asked for; cores exist; no core is held twice at a time, nor while its node has failed or is in maintenance.
+
+    Args:
+        setting: of the run: its machine, how long jobs run where, what happened to nodes; None = one-core nodes, times as recorded.
+        execution: how long jobs run where, when only that is known.
+    Cost: O(n log n + cores held by all spells).
+    """
+    found: list[str] = []
+    if not _same_jobs(result, workload):
+        found.append(f"{len(workload.jobs)} jobs were submitted, but the outcomes are not theirs ({len(result.outcomes)} outcomes)")
+    machine = Machine(result.processors) if setting is None else Machine(setting.nodes, setting.cores)
+    worked = _Worked(machine, execution or (Recorded() if setting is None else setting.execution))
+    for outcome in result.outcomes:
+        found += _of_one(outcome, result.processors, worked)
+    return found + list(_overlaps(result, [] if setting is None else _closures(result, setting, machine)))
+
+
+def check(result: Result, workload: Workload, setting: Setting | None = None, *, execution: Execution | None = None) -> None:
+    """Raises RmgrError when the run is not sound: a defect of rmgr or of a policy, never of the user."""
+    found = violations(result, workload, setting, execution=execution)
+    if found:
+        more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+        told = "; ".join(found[:_SHOWN])
+        raise RmgrError(f"the schedule is not valid: {told}{more}", hint="nothing was written; report it with the command line")
+
+
+def _same_jobs(result: Result, workload: Workload) -> bool:
+    """They are; a job that waited for another's end may have been submitted at another time."""
+    if len(result.outcomes) != len(workload.jobs):
+        return False
+    return all(
+        outcome.job == job or (job.after and replace(outcome.job, submit_us=job.submit_us) == job)
+        for outcome, job in zip(result.outcomes, workload.jobs, strict=True)
+    )
+
+
+def _of_one(outcome: JobOutcome, processors: int, worked: _Worked) -> list[str]:
+    job, name = outcome.job, f"job {outcome.job.number}"
+    if not outcome.spells:
+        return [] if outcome.state in {State.FAILED, State.CANCELLED} else [f"{name} never ran, and its state is {outcome.state}"]
+    found = []
+    if outcome.start_us < job.submit_us:
+        found.append(f"{name} starts at {outcome.start_us} us, before its submit at {job.submit_us} us")
+    if not outcome.state.is_final:
+        found.append(f"{name} has not ended: {outcome.state}")
+    before: Spell | None = None
+    for spell in outcome.spells:
+        if spell.end_us <= spell.start_us or (before is not None and spell.start_us < before.end_us):
+            after = before.end_us if before is not None else None
+            found.append(f"{name} has a spell from {spell.start_us} to {spell.end_us} us after one that ends at {after}")
+        if before is not None and before.parting in _LAST:
+            found.append(f"{name} runs again at {spell.start_us} us after it was {before.parting}")
+        before = spell
+        held = sum(last - first + 1 for first, last in spell.cores)
+        if held != job.processors:
+            found.append(f"{name} asked for {job.processors} processors and held {held}")
+        outside = [(first, last) for first, last in spell.cores if first < 0 or last >= processors or last < first]
+        if outside:
+            found.append(f"{name} held cores {outside} of a machine of {processors}")
+    if outcome.served_us is not None:  # its spells are stays on shared nodes
+        if outcome.state is State.COMPLETED and len(outcome.spells) == 1 and outcome.served_us < worked.needed(job, outcome.spells[0]):
+            found.append(f"{name} completed after {outcome.served_us} us in its slots")
+    elif outcome.state is State.COMPLETED:
+        found += [f"{name} {said}" for said in worked.wrong(job, outcome.spells)]
+    return found
+
+
+#: After these a job does not come back.
+_LAST = frozenset({Parting.ENDED, Parting.CANCELLED})
+
+
+class _Worked:
+    """How long each spell of a job had to be, by the model of execution, where everything is counted again from the spells alone."""
+
+    def __init__(self, machine: Machine, execution: Execution) -> None:
+        self._machine, self._execution = machine, execution
+        self._plain = type(execution) is Recorded
+
+    def needed(self, job: WorkloadJob, spell: Spell) -> int:
+        """How long the whole job takes there."""
+        return self._execution.duration_us(job, self._execution.work(job), self._machine.placed(spell.cores, job.threads))
+
+    def wrong(self, job: WorkloadJob, spells: tuple[Spell, ...]) -> list[str]:
+        last = spells[-1]
+        if last.parting is not Parting.ENDED:
+            return [f"is complete, and its last spell was {last.parting}"]
+        if self._plain and len(spells) == 1:
+            ran = last.end_us - last.start_us
+            return [] if ran == job.run_us else [f"completed after {ran} us of its {job.run_us}"]
+        execution = self._execution
+        left, duration_us, stayed_us = execution.work(job), 0, 0
+        for spell in spells:
+            if not stayed_us:
+                duration_us = execution.duration_us(job, left, self._machine.placed(spell.cores, job.threads))
+            stayed_us += spell.end_us - spell.start_us
+            if spell is last or spell.parting is Parting.SUSPENDED:
+                continue
+            if spell.parting in KEEPING:
+                left = execution.after_migration(job, unexecuted(left, stayed_us, duration_us))
+            else:
+                left = execution.work(job)
+            stayed_us = 0
+        return [] if stayed_us == duration_us else [f"completed after {stayed_us} us of {duration_us} in its last stay"]
+
+
+def _closures(result: Result, setting: Setting, machine: Machine) -> list[tuple[int, int, int, int]]:
+    """(start, end, first core, last core) of each time in which a node could not run anything."""
+    if not setting.events and setting.failures is None:
+        return []
+    last_us = max((outcome.end_us for outcome in result.outcomes if outcome.spells), default=0)
+    found = outages(setting, machine.described(), last_us)
+    return [(out.start_us, out.end_us, *machine.cores_of(out.node)) for out in found if out.start_us < out.end_us]
+
+
+def _overlaps(result: Result, closures: list[tuple[int, int, int, int]]) -> Iterator[str]:
+    """Cores that two spells hold at one time, or one while its node is closed; an end and a start at the same instant do not overlap."""
+    outcomes, processors = result.outcomes, result.processors
+    order = [
+        (spell.start_us, spell.end_us, position, at)
+        for position, outcome in enumerate(outcomes)
+        if outcome.served_us is None
+        for at, spell in enumerate(outcome.spells)
+    ]
+    order += [(start, end, -1, at) for at, (start, end, _, _) in enumerate(closures)]
+    order.sort()
+    busy_until, holder = [0] * processors, [0] * processors
+    for start, end, position, at in order:
+        number = outcomes[position].job.number if position >= 0 else 0
+        for first, last in outcomes[position].spells[at].cores if position >= 0 else (closures[at][2:],):
+            low, beyond = max(first, 0), min(last + 1, processors)
+            if low >= beyond:
+                continue
+            if max(busy_until[low:beyond]) > start:
+                for core in range(low, beyond):
+                    if busy_until[core] > start and (number or holder[core]):
+                        yield _overlap(core, start, sorted((holder[core], number)))
+            if number:
+                busy_until[low:beyond] = [end] * (beyond - low)
+            else:  # a window may lie in a failure
+                busy_until[low:beyond] = [max(end, until) for until in busy_until[low:beyond]]
+            holder[low:beyond] = [number] * (beyond - low)
+
+
+def _overlap(core: int, at_us: int, numbers: list[int]) -> str:
+    if not numbers[0]:
+        return f"core {core} is held by job {numbers[1]} at {at_us} us, while its node has failed or is in maintenance"
+    return f"core {core} is held by jobs {numbers[0]} and {numbers[1]} at {at_us} us"

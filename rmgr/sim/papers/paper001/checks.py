@@ -1,0 +1,237 @@
+"""Paper 001, its checks C1.1 to C1.10 (papers.md 2.5), each from the runs it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+from rmgr.sim.papers.paper001 import case as paper001_case
+from rmgr.sim.papers.paper001.asked import Paper001Runs, differences, ratio, ratio_spread
+from rmgr.sim.papers.paper001.runs import ALGORITHMS
+from rmgr.sim.papers.report import PaperCheck, Within, WithinBounds, mean, spread
+
+#: Mean gaps between arrivals in minutes, from the paper's lowest to its highest.
+INTERVALS = (500, 600, 800, 1000, 1250, 1500, 2000)
+#: Minutes a node, figure 4.
+PENALTIES = (1, 10, 20, 30, 40, 50, 60)
+BUSY, LESS_BUSY = 500, 600
+SR, RUN = "slowdown_ratio", "mean_run"
+#: Of C1.4, which three do not decide.
+SEEDS_OF_C1_4 = 6
+PAIRS = (("FCFS", "FCFS/FF"), ("LJF", "LJF/FF"))
+MIGRATING = (("FCFS/FF", "FCFS/FF+mig"), ("LJF/FF", "LJF/FF+mig"))
+#: What the paper's text prints.
+PAPER_STARVED = {"FCFS/FF": 93, "LJF/FF": 78, "FCFS/FF+mig": 0, "LJF/FF+mig": 0}
+PAPER_MIGRATIONS = {"FCFS/FF+mig": 1300, "LJF/FF+mig": 361}
+
+
+def c1_1(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    ours = {}
+    for name in ALGORITHMS:
+        means = [runs.mean(SR, name, interval) for interval in INTERVALS]
+        ours[name] = max(later / earlier for earlier, later in pairwise(means))
+    yield PaperCheck(
+        id="C1.1",
+        what=f"SR falls with every step of the inter-arrival time, {INTERVALS[0]} to {INTERVALS[-1]} min: its largest step, as a factor",
+        ours=ours,
+        rule=WithinBounds(below=1),
+    )
+
+
+def c1_2(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    low = ("SJF", "FCFS/FF", "LJF/FF")
+    by_name = {name: runs.of(SR, name, BUSY) for name in ("LJF", "FCFS", *low)}
+    largest = max(low, key=lambda name: mean(by_name[name]))
+    pairs = {"LJF / FCFS": ("LJF", "FCFS"), "FCFS / the largest of SJF, FCFS/FF, LJF/FF": ("FCFS", largest)}
+    yield PaperCheck(
+        id="C1.2",
+        what=f"at {BUSY} min: SR(LJF) > SR(FCFS) > SR of SJF, FCFS/FF and LJF/FF",
+        ours={row: ratio(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
+        spread={row: ratio_spread(by_name[above], by_name[below]) for row, (above, below) in pairs.items()},
+        rule=WithinBounds(above=1),
+    )
+
+
+def c1_3(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    ours, spreads = {}, {}
+    for without, with_search in PAIRS:
+        for interval in INTERVALS:
+            below, above = runs.of(SR, without, interval), runs.of(SR, with_search, interval)
+            row = f"{with_search} / {without} at {interval}"
+            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+    yield PaperCheck(
+        id="C1.3", what="First-Fit lowers SR at every inter-arrival time", ours=ours, spread=spreads, rule=WithinBounds(below=1)
+    )
+
+
+def c1_4(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    for (without, migrating), part in zip(MIGRATING, ("", "b"), strict=True):
+        ours, spreads = {}, {}
+        for interval in (BUSY, LESS_BUSY):
+            above = runs.of(SR, migrating, interval, least_seeds=SEEDS_OF_C1_4)
+            below = runs.of(SR, without, interval, least_seeds=SEEDS_OF_C1_4)
+            row = f"at {interval}"
+            ours[row], spreads[row] = ratio(above, below), ratio_spread(above, below)
+        yield PaperCheck(
+            id=f"C1.4{part}",
+            what=f"SR({migrating}) / SR({without}), at least {SEEDS_OF_C1_4} seeds",
+            ours=ours,
+            spread=spreads,
+            rule=WithinBounds(at_most=1),
+            required=not part,
+        )
+
+
+def c1_5(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    found = {
+        migrating: differences(runs.of("utilisation", migrating, BUSY), runs.of("utilisation", without, BUSY))
+        for without, migrating in MIGRATING
+    }
+    yield PaperCheck(
+        id="C1.5",
+        what=f"at {BUSY} min migration does not lower the utilisation: with - without",
+        ours={name: mean(values) for name, values in found.items()},
+        spread={name: spread(values) for name, values in found.items()},
+        rule=WithinBounds(at_least=0),
+    )
+
+
+def c1_6(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    found = differences(runs.of("utilisation", "LJF", BUSY), runs.of("utilisation", "SJF", BUSY))
+    yield PaperCheck(
+        id="C1.6",
+        what=f"at {BUSY} min: utilisation(LJF) - utilisation(SJF)",
+        ours=mean(found),
+        spread=spread(found),
+        rule=WithinBounds(at_least=0),
+    )
+
+
+def growth(runs: Paper001Runs, algorithm: str, penalty: int = PENALTIES[-1]) -> list[float]:
+    """By how much the mean run time grows from the lowest penalty to this one, a share, seed by seed."""
+    low = runs.of(RUN, algorithm, BUSY, penalty=PENALTIES[0])
+    high = runs.of(RUN, algorithm, BUSY, penalty=penalty)
+    return [b / a - 1 for a, b in zip(low, high, strict=True)]
+
+
+def c1_7(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    both = [migrating for _, migrating in MIGRATING]
+    grown = {name: growth(runs, name) for name in both}
+    yield PaperCheck(
+        id="C1.7",
+        what=f"at {BUSY} min the mean run time grows with the penalty, {PENALTIES[0]} to {PENALTIES[-1]} min a node: share",
+        ours={name: mean(values) for name, values in grown.items()},
+        spread={name: spread(values) for name, values in grown.items()},
+        rule=WithinBounds(above=0),
+    )
+    more = differences(*grown.values())
+    yield PaperCheck(
+        id="C1.7b",
+        what=f"it grows at least as much for {both[0]} as for {both[1]}: difference of the shares",
+        ours=mean(more),
+        spread=spread(more),
+        rule=WithinBounds(at_least=0),
+    )
+
+
+def c1_8(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    found = {name: runs.of("migrations", name, BUSY) for _, name in MIGRATING}
+    first, second = found.values()
+    yield PaperCheck(
+        id="C1.8",
+        what=f"at {BUSY} min there are 10^2 to 10^3 migrations",
+        paper=PAPER_MIGRATIONS,
+        ours={name: mean(values) for name, values in found.items()},
+        spread={name: spread(values) for name, values in found.items()},
+        rule=WithinBounds(at_least=100, below=10_000),
+    )
+    over = {"required": True, "what": "more of them with FCFS/FF than with LJF/FF: ratio", "rule": WithinBounds(above=1), "id": "C1.8b"}
+    near = {"required": False, "what": "that ratio as the paper has it", "rule": Within(relative=0.5), "id": "C1.8c"}
+    for kind in (over, near):
+        its = {"paper": PAPER_MIGRATIONS["FCFS/FF+mig"] / PAPER_MIGRATIONS["LJF/FF+mig"], "ours": ratio(first, second)}
+        yield PaperCheck(**its, spread=ratio_spread(first, second), **kind)  # type: ignore[arg-type]
+
+
+def c1_9(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    counts = {name: runs.of("starved", name, BUSY) for pair in MIGRATING for name in pair}
+    fallen = {after: [1 - b / max(a, 1) for a, b in zip(counts[before], counts[after], strict=True)] for before, after in MIGRATING}
+    yield PaperCheck(
+        id="C1.9",
+        what=f"at {BUSY} min migration lowers the number of starved jobs, rule (6), by 30 % and more: share",
+        paper=dict.fromkeys(fallen, 1),
+        ours={after: 1 - ratio(counts[after], counts[before]) for before, after in MIGRATING},
+        spread={name: spread(values) for name, values in fallen.items()},
+        rule=WithinBounds(at_least=0.3),
+    )
+    yield PaperCheck(
+        id="C1.9b",
+        what="starved jobs, rule (6), within a half of the paper's",
+        paper=PAPER_STARVED,
+        ours={name: mean(values) for name, values in counts.items()},
+        spread={name: spread(values) for name, values in counts.items()},
+        rule=Within(relative=0.5),
+        required=False,
+    )
+
+
+def by_hand(check: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[Paper001Runs], Iterator[PaperCheck]]:
+    """The check, and the two cases by hand."""
+
+    def checks(runs: Paper001Runs) -> Iterator[PaperCheck]:
+        yield from check(runs)
+        demanded, happens = paper001_case.found()
+        what = "figure 1 by hand: the head starts at the next tick, its followers run exactly N x penalty longer"
+        yield PaperCheck(id="C1.9c", what=what, paper=demanded, ours=happens, rule=Within())
+        demanded, happens = paper001_case.differing()
+        what = "a case by hand in which suspend=all and suspend=minimal differ: what each follower runs longer"
+        yield PaperCheck(id="C1.9d", what=what, paper=demanded, ours=happens, rule=Within())
+
+    return checks
+
+
+def c1_10(runs: Paper001Runs) -> Iterator[PaperCheck]:
+    kinds = (
+        (
+            "",
+            "mean_of_ratios",
+            "the mean of the jobs' own ratios ranks otherwise than (5): migration makes it worse",
+            WithinBounds(above=1),
+        ),
+        ("b", SR, "(5), the ratio of means, as the other checks take it: with / without migration", WithinBounds(at_most=1)),
+    )
+    for part, measure, what, rule in kinds:
+        found = {f"{b} / {a}": (runs.of(measure, b, BUSY), runs.of(measure, a, BUSY)) for a, b in MIGRATING}
+        yield PaperCheck(
+            id=f"C1.10{part}",
+            what=f"at {BUSY} min {what}",
+            ours={row: ratio(*values) for row, values in found.items()},
+            spread={row: ratio_spread(*values) for row, values in found.items()},
+            rule=rule,
+            required=not part,
+        )
+
+
+def at_both(check: Callable[[Paper001Runs], Iterator[PaperCheck]]) -> Callable[[Paper001Runs], Iterator[PaperCheck]]:
+    """The check with all followers suspended, and, reported, with as few as the head needs (its id has an `m`)."""
+
+    def checks(runs: Paper001Runs) -> Iterator[PaperCheck]:
+        yield from check(runs)
+        for fewest in check(runs.with_suspend("minimal")):
+            yield replace(fewest, id=f"{fewest.id}m", what=f"suspend=minimal: {fewest.what}", required=False)
+
+    return checks
+
+
+CHECKS: Mapping[str, Callable[[Paper001Runs], Iterator[PaperCheck]]] = {
+    "C1.1": at_both(c1_1),
+    "C1.2": c1_2,
+    "C1.3": c1_3,
+    "C1.4": at_both(c1_4),
+    "C1.5": at_both(c1_5),
+    "C1.6": c1_6,
+    "C1.7": at_both(c1_7),
+    "C1.8": at_both(c1_8),
+    "C1.9": by_hand(at_both(c1_9)),
+    "C1.10": at_both(c1_10),
+}

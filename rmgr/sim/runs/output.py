@@ -1,0 +1,185 @@
+"""A run as files: jobs.csv, spells.csv, schedule.json (cli.md section 9), written beside their place, moved there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.base.states import State
+from rmgr.sim.engine.outcome import JobOutcome, Result
+from rmgr.sim.runs.metrics import reproducible, seconds, summary
+
+COLUMNS = (
+    "job_id",
+    "workload_name",
+    "profile",
+    "submission_time",
+    "requested_number_of_resources",
+    "requested_time",
+    "success",
+    "final_state",
+    "starting_time",
+    "execution_time",
+    "finish_time",
+    "waiting_time",
+    "turnaround_time",
+    "stretch",
+    "allocated_resources",
+)
+#: After them where jobs shared cores in time: seconds that the job ran, and in how many slots.
+SHARED_COLUMNS = ("served", "turns")
+SPELL_COLUMNS = ("job_id", "spell", "starting_time", "finish_time", "ending", "allocated_resources")
+#: Batsim's words for how a job ended.
+_FINAL = {
+    State.COMPLETED: "COMPLETED_SUCCESSFULLY",
+    State.FAILED: "COMPLETED_FAILED",
+    State.CANCELLED: "COMPLETED_KILLED",
+}
+_REFUSED = "REJECTED"
+_LINES_AT_ONCE = 4096
+
+
+def refuse_existing(directory: Path) -> None:
+    """Raises UsageError when something stands where the results are to go, or when they cannot go there; before anything is computed."""
+    if os.path.lexists(directory):
+        raise UsageError(f"{directory} exists already", hint="results are never mixed or overwritten: name another --out, or remove it")
+    parent = directory.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"{parent} is no directory", hint=f"create it first: mkdir -p {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"nothing can be written into {parent}", hint="name another --out")
+
+
+@contextmanager
+def whole_directory(directory: Path) -> Iterator[Path]:
+    """A new directory to fill that takes its name only when the block ends well; else nothing of it stays.
+
+    The work happens in a hidden neighbour (`.NAME.partial-PID`), flushed to the disk before it is renamed.
+    Raises: UsageError when the name is taken; RmgrError when the disk is full or cannot be written.
+    """
+    refuse_existing(directory)
+    partial = directory.absolute().parent / f".{directory.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir()
+        yield partial
+        for path in [*sorted(partial.iterdir()), partial]:
+            _flush(path)
+        refuse_existing(directory)
+        partial.rename(directory)
+        _flush(directory.absolute().parent)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(directory, error) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """A file that is there whole or not at all, replacing an older one; text as UTF-8.
+
+    Raises: RmgrError when the disk is full or cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        _flush(partial)
+        partial.replace(path)
+        _flush(path.absolute().parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+
+
+def write_run(directory: Path, result: Result, *, workload_name: str, manifest: Mapping[str, Any] | None = None) -> None:
+    """jobs.csv and schedule.json of one run, and spells.csv when any job ran more than once; the same run gives the same bytes.
+
+    manifest: what was run, by which versions, as manifest.json; None: nobody asks (a sweep has one for all its runs).
+    Raises: as `whole_directory`.
+    Cost: about 4 us a job, plus its cores' ranges.
+    """
+    with whole_directory(directory) as partial:
+        write_jobs(partial / "jobs.csv", result.outcomes, workload_name=workload_name)
+        if any(len(outcome.spells) > 1 for outcome in result.outcomes):
+            write_spells(partial / "spells.csv", result.outcomes)
+        write_json(partial / "schedule.json", reproducible(summary(result)))
+        if manifest is not None:
+            write_json(partial / "manifest.json", manifest)
+
+
+def write_jobs(path: Path, outcomes: Iterable[JobOutcome], *, workload_name: str) -> None:
+    """One line a job, in job order, Batsim's columns, and those of jobs that shared cores; times in seconds."""
+    name = workload_name.replace(",", "_").replace('"', "_").replace("\n", "_")
+    outcomes = outcomes if isinstance(outcomes, Sequence) else list(outcomes)
+    if any(outcome.turns for outcome in outcomes):
+        lines = (f"{_line(outcome, name)},{_time(outcome.ran_us) if outcome.spells else ''},{outcome.turns}" for outcome in outcomes)
+        _write_lines(path, chain([",".join((*COLUMNS, *SHARED_COLUMNS))], lines))
+        return
+    _write_lines(path, chain([",".join(COLUMNS)], (_line(outcome, name) for outcome in outcomes)))
+
+
+def write_spells(path: Path, outcomes: Iterable[JobOutcome]) -> None:
+    """One line for each stretch of running of each job, in job order; times in seconds; `ending` says why the job left its nodes."""
+    rows = (
+        f"{outcome.job.number},{at},{_time(spell.start_us)},{_time(spell.end_us)},{spell.parting},{ranges_text(spell.cores)}"
+        for outcome in outcomes
+        for at, spell in enumerate(outcome.spells, 1)
+    )
+    _write_lines(path, chain([",".join(SPELL_COLUMNS)], rows))
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    rest = iter(lines)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        while some := list(islice(rest, _LINES_AT_ONCE)):
+            file.write("\n".join(some) + "\n")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """One JSON value, indented, in the order it is given."""
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
+    """((0, 3), (7, 7)) -> `0-3 7`."""
+    return " ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
+
+
+def _line(outcome: JobOutcome, workload_name: str) -> str:
+    job = outcome.job
+    asked = f"{job.number},{workload_name},{job.number},{_time(job.submit_us)},{job.processors},{_time(job.estimate_us)}"
+    if not outcome.spells:
+        return f"{asked},0,{_REFUSED if outcome.state is State.FAILED else _FINAL[outcome.state]},,,,,,,"
+    ran, turnaround = outcome.ran_us, outcome.turnaround_us
+    times = f"{_time(outcome.start_us)},{_time(ran)},{_time(outcome.end_us)},{_time(turnaround - ran)},{_time(turnaround)}"
+    good = int(outcome.state is State.COMPLETED)
+    return f"{asked},{good},{_FINAL[outcome.state]},{times},{turnaround / ran!r},{ranges_text(outcome.spells[-1].cores)}"
+
+
+def _time(time_us: int) -> str:
+    """Exact decimal seconds: 12, 0.5, 0.000001; never a power of ten."""
+    shown = seconds(time_us)
+    return str(shown) if isinstance(shown, int) else f"{time_us // 1_000_000}.{time_us % 1_000_000:06d}".rstrip("0")
+
+
+def not_written(path: Path, error: OSError) -> RmgrError:
+    """What to say when something could not be written; a full disk by its name."""
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    told = "the disk is full" if full else error.strerror or str(error)
+    return RmgrError(f"{path} could not be written: {told}", hint="nothing was left there; free some space or name another --out")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

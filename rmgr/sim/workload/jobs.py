@@ -1,0 +1,249 @@
+"""A workload: rigid jobs in submit order with exact integer times, from a trace (papers.md section 6) or a model, and its offered load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import pairwise
+from operator import itemgetter
+from pathlib import Path
+
+from rmgr.errors import UsageError
+from rmgr.sim.workload.swf import Record, SwfReader
+
+#: Engine time counts microseconds; traces count seconds.
+SECOND = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadJob:
+    """A rigid job as it was drawn or recorded: what happens to it is a `JobOutcome`.
+
+    Attributes:
+        number: 1..n in submit order. submit_us: from the first submit, >= 0. run_us: how long it runs, > 0.
+        estimate_us: requested time, never below `run_us`. processors: that it needs at once, > 0.
+        processes, threads: its shape, processes x threads = processors. user, account, queue: names, "" when unknown.
+        source: job number in the trace. communication_us: the part of `run_us` in which processes talk, where a model tells it.
+        after: number of a job that must end first, 0 = none. think_us: the job is submitted so long after that end; negative = it is
+        submitted at its own time and waits in the queue. memory_bytes: of one process, 0 = not known.
+    """
+
+    number: int
+    submit_us: int
+    run_us: int
+    estimate_us: int
+    processors: int
+    processes: int
+    threads: int = 1
+    user: str = ""
+    account: str = ""
+    queue: str = ""
+    source: int = 0
+    communication_us: int = 0
+    after: int = 0
+    think_us: int = -1
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Jobs in submit order, numbered 1..n, the first submitted at 0.
+
+    Attributes:
+        name: of the trace or model. jobs: at least one. processors: of the machine they were fitted to.
+        touched: what normalisation did -> how many records; in the order of its rules.
+        acknowledgement: whom the providers of the trace ask to thank, "" for models.
+    """
+
+    name: str
+    jobs: tuple[WorkloadJob, ...]
+    processors: int
+    touched: Mapping[str, int] = field(default_factory=dict)
+    acknowledgement: str = ""
+
+    @property
+    def span_us(self) -> int:
+        """Time between the first and the last submit."""
+        return self.jobs[-1].submit_us
+
+    @property
+    def offered_load(self) -> Fraction | None:
+        """Work submitted / work the machine could do between the first and the last submit; None when all come at once."""
+        work = sum(job.processors * job.run_us for job in self.jobs)
+        return Fraction(work, self.processors * self.span_us) if self.span_us else None
+
+    def stretched(self, factor: Fraction) -> Workload:
+        """The same jobs with every submit time x `factor`, whole seconds downwards (exact, as the reference schedules have it)."""
+        if factor <= 0:
+            raise UsageError(f"submit times cannot be multiplied by {float(factor):g}", hint="a factor above 0; below 1 raises the load")
+        above, below = factor.numerator, factor.denominator * SECOND
+        return replace(self, jobs=tuple(replace(job, submit_us=job.submit_us * above // below * SECOND) for job in self.jobs))
+
+    def first(self, count: int) -> Workload:
+        """Its first `count` jobs, or all when there are not as many. Raises: UsageError for fewer than one."""
+        if count < 1:
+            raise UsageError(f"a workload of {count} jobs is none", hint="at least 1")
+        return replace(self, jobs=self.jobs[:count])
+
+    def at_load(self, load: Fraction) -> Workload:
+        """The same jobs arriving so that the offered load becomes `load` (up to the rounding of submit times to seconds)."""
+        if load <= 0:
+            raise UsageError(f"an offered load of {float(load):g} is not possible", hint="a share of the machine, as 0.7")
+        now = self.offered_load
+        if now is None:
+            raise UsageError(f"{self.name}: all jobs are submitted at once, so its load cannot be changed")
+        return self.stretched(now / load)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How many records each rule touched."""
+
+    records: int = 0
+    requested_sizes: int = 0
+    without_run: int = 0
+    without_size: int = 0
+    without_submit: int = 0
+    cut_to_machine: int = 0
+    without_estimate: int = 0
+    beyond_estimate: int = 0
+    out_of_order: int = 0
+    preceded: int = 0
+    preceded_by_none: int = 0
+
+    def told(self) -> dict[str, int]:
+        return {
+            "records read": self.records,
+            "dropped: run time missing or zero": self.without_run,
+            "dropped: no size": self.without_size,
+            "dropped: no submit time": self.without_submit,
+            "size taken from the request": self.requested_sizes,
+            "size cut to the machine": self.cut_to_machine,
+            "no requested time: run time taken": self.without_estimate,
+            "requested time raised to the run time": self.beyond_estimate,
+            "moved into submit order": self.out_of_order,
+        }
+
+    def followed(self) -> dict[str, int]:
+        return {
+            "wait for the end of another job": self.preceded,
+            "dependency dropped: its job does not come before": self.preceded_by_none,
+        }
+
+
+def read_trace(
+    path: str | Path,
+    *,
+    processors: int | None = None,
+    dependencies: bool = False,
+    on_record: Callable[[int], None] | None = None,
+) -> Workload:
+    """A trace, normalised by the rules of papers.md section 6.
+
+    Size = field 5 if > 0 else field 8; records without run time, size or submit time are dropped; size = min(size, machine);
+    estimate = field 9 if > 0 else the run time, never below it; sorted by (submit, original order), numbered 1..n, first submit = 0.
+
+    Args:
+        path: SWF, plain or gz. processors: of the machine; None takes `MaxProcs` (or `MaxNodes`) of the header.
+        dependencies: fields 17 and 18 are followed: a job with a think time is submitted that long after the end of the job before it.
+        on_record: called with the number of records now and then, for progress.
+    Raises: UsageError for a trace that cannot be read, holds no usable job, or does not say its machine when that is needed.
+    Cost: about 5 us a record and one `WorkloadJob` (200 bytes) in memory.
+    """
+    reader = SwfReader(path)
+    counts = _Counts()
+    usable = list(_usable(reader, counts, on_record))
+    if not usable:
+        told = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
+        raise UsageError(f"{path}: {told}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
+    machine = processors or reader.header_number("MaxProcs") or reader.header_number("MaxNodes")
+    if not machine:
+        raise UsageError(f"{path}: its header does not say how large the machine was (MaxProcs)", hint="--nodes N [--cores C]")
+    counts.out_of_order = sum(1 for before, after in pairwise(usable) if after[0] < before[0])
+    usable.sort(key=itemgetter(0))  # stable: equal times keep the order of the file
+    first = usable[0][0]
+    jobs = []
+    for number, (submit, size, run, estimate, record) in enumerate(usable, 1):
+        if size > machine:
+            counts.cut_to_machine += 1
+            size = machine  # noqa: PLW2901 - the rule's own words: size = min(size, P)
+        jobs.append(
+            WorkloadJob(
+                number=number,
+                submit_us=(submit - first) * SECOND,
+                run_us=run * SECOND,
+                estimate_us=estimate * SECOND,
+                processors=size,
+                processes=size,
+                user=_name("u", record.user),
+                account=_name("g", record.group),
+                queue=_name("q", record.queue),
+                source=record.job,
+                memory_bytes=max(record.requested_memory, 0) * 1024,
+            )
+        )
+    if dependencies:
+        jobs = _with_dependencies(jobs, [record for *_, record in usable], counts)
+    thanks = reader.header.get("Acknowledge", "")
+    touched = counts.told() | (counts.followed() if dependencies else {})
+    return Workload(name=_stem(path), jobs=tuple(jobs), processors=machine, touched=touched, acknowledgement=thanks)
+
+
+def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _Counts) -> list[WorkloadJob]:
+    """The same jobs, each naming the job it follows by our number: of the records of one job number the last before it."""
+    seen: dict[int, int] = {}
+    found = []
+    for job, record in zip(jobs, records, strict=True):
+        before = seen.get(record.preceding, 0) if record.preceding > 0 else 0
+        if before:
+            counts.preceded += 1
+            found.append(replace(job, after=before, think_us=record.think * SECOND if record.think >= 0 else -1))
+        else:
+            counts.preceded_by_none += record.preceding > 0
+            found.append(job)
+        seen[record.job] = job.number
+    return found
+
+
+def _usable(
+    records: Iterable[Record], counts: _Counts, on_record: Callable[[int], None] | None
+) -> Iterable[tuple[int, int, int, int, Record]]:
+    """(submit, size, run, estimate, record) of each record that is a job, in seconds, in the order of the file."""
+    for record in records:
+        counts.records += 1
+        if on_record is not None and counts.records % 8192 == 0:
+            on_record(counts.records)
+        run, size = record.run, record.allocated
+        if run <= 0:
+            counts.without_run += 1
+            continue
+        if size <= 0:
+            size = record.requested
+            if size <= 0:
+                counts.without_size += 1
+                continue
+            counts.requested_sizes += 1
+        if record.submit < 0:
+            counts.without_submit += 1
+            continue
+        estimate = record.requested_time
+        if estimate <= 0:
+            counts.without_estimate += 1
+            estimate = run
+        elif estimate < run:
+            counts.beyond_estimate += 1
+            estimate = run
+        yield record.submit, size, run, estimate, record
+
+
+def _name(letter: str, number: int) -> str:
+    return f"{letter}{number}" if number >= 0 else ""
+
+
+def _stem(path: str | Path) -> str:
+    """`KTH-SP2-1996-2.1-cln.swf.gz` -> `KTH-SP2-1996-2.1-cln`."""
+    name = Path(path).name
+    for suffix in (".gz", ".swf", ".txt"):
+        name = name.removesuffix(suffix)
+    return name or "trace"
