@@ -1,1 +1,4 @@
-"""What `rmgr bench` measures, and the programs that make load for it. Only the command line imports it; it uses all that is below."""
+"""What `rmgr bench` measures: one file a question, `table` names them, `measuring` times and prints.
+
+Only the command line imports it. Programs that make load stand in `load`.
+"""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-from rmgr.bench.live_workload import WorkloadStage, pipeline_with
+from rmgr.bench.load.live_workload import WorkloadStage, pipeline_with
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.bench.reality import Compared, compare, simulated
 from rmgr.dev.cluster import DevCluster

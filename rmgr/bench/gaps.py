@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rmgr.bench.live_workload import WorkloadStage, pipeline_with, send
+from rmgr.bench.load.live_workload import WorkloadStage, pipeline_with, send
 from rmgr.bench.measuring import MeasuringPlan, Row, percentile, row
 from rmgr.coord.protocol import paths
 from rmgr.errors import Unavailable

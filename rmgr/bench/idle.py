@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from rmgr.bench.load.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
-from rmgr.bench.process_cost import MIB, Cost, children_of, cost_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable

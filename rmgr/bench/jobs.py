@@ -27,9 +27,9 @@ from typing import Any
 import psutil
 
 from rmgr.bench.gaps import Gaps
-from rmgr.bench.live_workload import send
+from rmgr.bench.load.live_workload import send
+from rmgr.bench.load.process_cost import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
-from rmgr.bench.process_cost import children_of, cpu_s
 from rmgr.bench.tasks import no_op
 from rmgr.client.admission import admit
 from rmgr.client.connection import Connection

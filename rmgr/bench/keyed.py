@@ -17,8 +17,8 @@ from itertools import count as counter
 
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
+from rmgr.bench.load.process_cost import MIB, cpu_s
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percentile, row, two_slots
-from rmgr.bench.process_cost import MIB, cpu_s
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store

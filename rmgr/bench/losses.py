@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.bench.children import Child
+from rmgr.bench.load.children import Child
+from rmgr.bench.load.process_cost import cpu_s
+from rmgr.bench.load.silent_starters import SilentStartersSpec
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
-from rmgr.bench.process_cost import cpu_s
-from rmgr.bench.silent_starters import SilentStartersSpec
 from rmgr.bench.tasks import no_op
 from rmgr.client.connection import Connection
 from rmgr.client.taskqueue import TaskQueue
@@ -126,4 +126,4 @@ def silent(cluster: DevCluster, directory: Path, prefix: str, count: int, *, cor
     spec = SilentStartersSpec(
         host=host, port=int(port), root=f"/{root}", session_timeout_s=session_s, prefix=prefix, first=0, count=count, cores=cores
     )
-    return Child("rmgr.bench.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")
+    return Child("rmgr.bench.load.silent_starters", msgspec.json.encode(spec).decode(), log=directory / f"{prefix}.log")

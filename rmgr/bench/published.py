@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rmgr.bench.jobs import AwaitedEnds
+from rmgr.bench.load.process_cost import cpu_s
 from rmgr.bench.losses import silent
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
-from rmgr.bench.process_cost import cpu_s
 from rmgr.client.bootstrap import read_settings
 from rmgr.client.engine import Engine
 from rmgr.client.ports import TaskSpec

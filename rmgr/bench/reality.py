@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
+from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError

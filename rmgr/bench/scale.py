@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from rmgr.bench.children import Child
+from rmgr.bench.load.children import Child
+from rmgr.bench.load.process_cost import cpu_s
+from rmgr.bench.load.virtual_starters import VirtualStartersSpec
 from rmgr.bench.losses import losses
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row, zookeeper_counts
-from rmgr.bench.process_cost import cpu_s
 from rmgr.bench.tasks import no_op
-from rmgr.bench.virtual_starters import VirtualStartersSpec
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError
@@ -183,4 +183,4 @@ def _spawn(cluster: DevCluster, directory: Path, first: int, count: int) -> Chil
         zk=state.zookeeper, store=state.store, session_timeout_s=state.session_timeout_s, directory=str(directory / "virtual"),
         first=first, count=count, slots=_SLOTS, task_s=_TASK_S,
     )  # fmt: skip
-    return Child("rmgr.bench.virtual_starters", msgspec.json.encode(spec).decode(), log=directory / f"virtual-{first}.log")
+    return Child("rmgr.bench.load.virtual_starters", msgspec.json.encode(spec).decode(), log=directory / f"virtual-{first}.log")

@@ -16,8 +16,8 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
+from rmgr.bench.load.process_cost import MIB, children_of, pss_bytes
 from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, two_slots
-from rmgr.bench.process_cost import MIB, children_of, pss_bytes
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError

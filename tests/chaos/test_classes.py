@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rmgr.bench.classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
-from rmgr.bench.live_workload import Played, WorkloadStage, pipeline_with
+from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
 from rmgr.bench.reality import compare, simulated
 from rmgr.dev.cluster import DevCluster

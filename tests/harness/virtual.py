@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from rmgr.bench.virtual_starters import VirtualRunner
+from rmgr.bench.load.virtual_starters import VirtualRunner
 from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
 from rmgr.client.engine import Engine

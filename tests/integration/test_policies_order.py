@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import Shell
 
-from rmgr.bench.live_workload import Played, WorkloadStage
+from rmgr.bench.load.live_workload import Played, WorkloadStage
 from rmgr.bench.measuring import connected
 from rmgr.bench.reality import simulated
 from rmgr.dev.cluster import DevCluster

@@ -206,7 +206,7 @@ def build(
 ) -> Parts:
     """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet.
 
-    make_runner: what runs the work of a node, where it is not to be run (`bench/virtual_starters.py`).
+    make_runner: what runs the work of a node, where it is not to be run (`bench/load/virtual_starters.py`).
     """
     own = config.starter
     mailbox: Mailbox[Call] = Mailbox()

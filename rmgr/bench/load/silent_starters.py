@@ -1,7 +1,7 @@
 """Thousands of Starters that do nothing but live: a registered node and a real session each, all in one thread on bare sockets.
 
 To the leader they are nodes like others; nothing is claimed by them. Run by `rmgr bench scale` as
-`python -m rmgr.bench.silent_starters SPEC`: it says `{"ready": n}` when all are registered, and for each line of its standard
+`python -m rmgr.bench.load.silent_starters SPEC`: it says `{"ready": n}` when all are registered, and for each line of its standard
 input `{"alive": n}`, how many sessions stand. Killing the process is killing all its Starters at once.
 """
 

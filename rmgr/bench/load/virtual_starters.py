@@ -1,7 +1,7 @@
 """Many Starters in one process: the whole engine, a session and a node each; only the hands are not there, so that a task costs nothing.
 
 A task "runs" for a given time on one of its node's slots and returns its argument's bytes. Everything else is what `rmgr starter`
-does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.bench.virtual_starters SPEC`; it says
+does: claims, commits, watches, store, lease. Run by `rmgr bench scale` as `python -m rmgr.bench.load.virtual_starters SPEC`; it says
 `{"ready": n}` when all nodes are registered, `{"asked": {what: how often}}` for each line of its standard input, and
 `{"ran": n}` after its end.
 """
