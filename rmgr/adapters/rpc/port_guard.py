@@ -24,8 +24,9 @@ from pathlib import Path
 
 import structlog
 
-#: Connections that one address (of IPv6 a /64) may begin a second while the daemon is busy: at most a tenth of its time.
-PER_S = 30.0
+#: Connections that one address (of IPv6 a /64) may begin a second while the daemon is busy: at most a third of its time. Many people
+#: may share an address.
+PER_S = 100.0
 #: It is busy when its process computes for such a part of the time; how often that is looked at, and how often connections are.
 BUSY_PART, _QUIET_S, _LOOK_S = 0.3, 2.0, 0.25
 #: Of a machine with very many connections they are looked at less often: so many times as long as a look takes lies between two.
@@ -33,7 +34,7 @@ _SELDOM = 20
 #: Over how many looks an address is judged, how long it stays bounded after it was, and how many are.
 _LOOKS, _HOLD_S, _MOST = 8, 10.0, 64
 #: The smallest part that gets through, so that somebody else behind the same address comes through, too.
-_LEAST_PART = 1 / 32
+_LEAST_PART = 1 / 8
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN = "0A"
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER, _SO_MEMINFO, _DROPS = 26, 27, 55, 8
