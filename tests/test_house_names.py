@@ -74,3 +74,20 @@ def test_a_module_that_is_gone_is_found() -> None:
     assert resolves("rmgr.adapters.identity.trust._RESYNC_S")
     for gone in ("runner.spawned", "cli.main:begin"):
         assert not resolves(f"rmgr.{gone}")
+
+
+def test_no_module_counts_the_directories_above_it() -> None:
+    """`__file__` and its parents name another place when the module moves; `home.ROOT` and `home.source` do not."""
+    found = [
+        shown(path, node.lineno)
+        for path in files(".py")
+        if PACKAGE in path.parents
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("parents", "parent") and _is_own_file(node)
+        if node.attr == "parents" or isinstance(node.value, ast.Attribute)
+    ]
+    assert found == []
+
+
+def _is_own_file(node: ast.Attribute) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == "__file__" for part in ast.walk(node))

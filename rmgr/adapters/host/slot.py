@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.adapters.host import distrust, leftovers
@@ -46,7 +45,6 @@ from rmgr.runner.host.outputs import read_live
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import NodeRunner
 
-_BECOME = str(Path(__file__).resolve().parents[1] / "runner" / "privileges.py")
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
 #: How long a user's spawner may take to end beside the grace of its work.
@@ -137,7 +135,7 @@ class Slot:
             "processes": self.runner.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
             "argv": argv,
         }
-        return [sys.executable, "-I", "-S", _BECOME, json.dumps(plan)]
+        return [sys.executable, "-I", "-S", str(home.source("rmgr.runner.host.privileges")), json.dumps(plan)]
 
     def _environ(self, python: str) -> dict[str, str]:
         environ = self.runner.environ if self.account is None else self.account.environment(self.runner.environ)

@@ -8,6 +8,11 @@ from pathlib import Path
 #: Interpreter of spawners and rank programs, and of Python workers unless another one is configured.
 PYTHON = sys.executable
 #: Directory that holds the package `rmgr`.
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(str(sys.modules["rmgr"].__file__)).resolve().parents[1]
 #: Both are this process's own: what it has imported is what they import.
 IS_OWN = True
+
+
+def source(module: str) -> Path:
+    """File of a module of rmgr, for programs that start from a file, without the package. module: dotted, as in an import."""
+    return ROOT.joinpath(*module.split(".")).with_suffix(".py")

@@ -11,20 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
+from rmgr.runner.host import home
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import failure, read_part
 from rmgr.runner.ranks import ranks
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_PROGRAM = f"import sys; sys.path.append({_ROOT!r}); from rmgr.runner.python.rank_task import main; main()"
+_PROGRAM = f"import sys; sys.path.append({str(home.ROOT)!r}); from rmgr.runner.python.rank_task import main; main()"
 #: What Open MPI wants to hear from root; who runs work as root has decided so.
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 _keyed = msgspec.msgpack.Decoder(KeyedCall)

@@ -319,7 +319,7 @@ class HeldParts:
             }
             | lane.variables,
         )
-        argv = (home.PYTHON, "-I", "-S", str(home.ROOT / "rmgr" / "runner" / "ranks.py"), str(place))
+        argv = (home.PYTHON, "-I", "-S", str(home.source("rmgr.runner.ranks.ranks")), str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
         lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
 

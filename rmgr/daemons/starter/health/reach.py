@@ -42,7 +42,7 @@ class Reach:
     def problem(self, account: Account) -> str:
         """What is in the way of the account, "" if nothing is. Cost: about 1 ms, on an IO thread. Raises: OSError."""
         programs = [Path(path) for path in (home.PYTHON, self.python) if path]
-        modules = [home.ROOT / "rmgr" / name for name in ("__init__.py", "runner/spawner.py", "model/wire/frames.py")]
+        modules = [home.source(name) for name in ("rmgr.__init__", "rmgr.runner.spawner", "rmgr.model.wire.frames")]
         modules += [Path(module.__file__) for module in (os, msgspec, cloudpickle) if module.__file__] if home.IS_OWN else ()
         return obstacle(account, directories=[self.directory], programs=programs, modules=modules)
 
