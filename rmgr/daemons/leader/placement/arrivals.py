@@ -75,7 +75,7 @@ class Arrivals:
             self.refuse(queue, name, why)
             return
         own = node_mark(submission.rigid) if submission.rigid is not None else ""
-        extra, whose = placer.asks.mark_of(known, job), placer.whose(job.user)
+        extra, whose = placer.user_requests.mark_of(known, job), placer.whose(job.user)
         if placer.mark(own) | placer.mark(extra) | placer.mark(whose):
             placer.tell_nodes(state)
         job = marked(marked(job, extra), whose)

@@ -19,7 +19,6 @@ from rmgr.daemons.leader.core.facts import Names, allows, node_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.arrivals import Arrivals
-from rmgr.daemons.leader.placement.asks import Asks
 from rmgr.daemons.leader.placement.classes import ClassMetrics, views_of
 from rmgr.daemons.leader.placement.faults import INSTEAD, Faults
 from rmgr.daemons.leader.placement.foreign import Foreign
@@ -30,6 +29,7 @@ from rmgr.daemons.leader.placement.passes import Passes
 from rmgr.daemons.leader.placement.rebuild import Rebuild
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
+from rmgr.daemons.leader.placement.user_requests import UserRequests
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.pipeline import classes_of, configuration, document_of, is_foreign, pipeline_of
 from rmgr.daemons.leader.records.record import Recording
@@ -89,7 +89,7 @@ class Placer:
         self.stops = Stops(context, self)
         self.promises = Promises(context, self.job_table, self.names, self.rebuild)
         self._orders = PlanExecution(context, self.job_table, self.names, nodes, self.stops, self.watch_head, self._broke, self.promises)
-        self.asks = Asks(context, self, self._orders, nodes)
+        self.user_requests = UserRequests(context, self, self._orders, nodes)
         self.backoffs = NodeBackoffs(context, self.nodes_changed)
         self.arrivals = Arrivals(context, self)
         self._record = Recording(context)
@@ -135,7 +135,7 @@ class Placer:
             self.job_table.submissions = {number: record for number, record in self.job_table.submissions.items() if number in kept}
         self._read_again([cache for cache in (*self._pending.values(), *self._running.values()) if cache.is_watched])
         self.stops.resync()
-        self.asks.resync()
+        self.user_requests.resync()
 
     def _read_again(self, lists: list[WatchedCache[list[str]]]) -> None:
         """Some of them at a time: the loop has other things to do."""
@@ -232,7 +232,7 @@ class Placer:
         self._reconcile(self.state)
         if self.state is not None:
             self.promises.tidy(self.state)
-        if self.state is None or self.asks.turn(self.state, self.now_us(), self._carried_out):
+        if self.state is None or self.user_requests.turn(self.state, self.now_us(), self._carried_out):
             return
         if (self._causes or self._foreign.has_work) and any(map(_has_work, self.state.partitions.values())):
             self._pass(self.state)
@@ -396,7 +396,7 @@ class Placer:
                 self._nodes_changed = False
                 self._look_at_nodes()
                 self.tell_nodes(state)
-                self.asks.look_at_marks(state)
+                self.user_requests.look_at_marks(state)
                 self._orders.look_for_losses()
             for queue, cache in self._pending.items():
                 if cache.path in news and cache.is_known:
@@ -469,7 +469,7 @@ class Placer:
         self.state, self._rebuild_of = built, None
         self._begin_log(built)
         self._orders.adopt(records)
-        self.asks.rebuilt()
+        self.user_requests.rebuilt()
         for node in {placed.node for placed in self.job_table.placed.values()}:
             self.watch_head(node)
         self._orders.look_for_holds(sorted(self._running))

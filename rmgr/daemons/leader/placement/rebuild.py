@@ -256,7 +256,7 @@ class Rebuild:
                 if told is not None and submission is not None:
                     job = self._known(job, submission, *told)
                 job = self._queued(self._routed(job, routes), queued)
-                for mark in (placer.asks.mark_of(job.id, job), placer.whose(job.user)):
+                for mark in (placer.user_requests.mark_of(job.id, job), placer.whose(job.user)):
                     placer.mark(mark)
                     job = marked(job, mark)
                 job_table.wait(queue, job.partition, name, key)

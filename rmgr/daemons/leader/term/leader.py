@@ -52,7 +52,7 @@ class Leader:
         self._release = ReleaseKeeper(context, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(context, lambda: self.settings, lambda: self.node_names)
         self._census = Census(context, self.submissions.followed, lambda: self.node_names)
-        self._requests = RequestKeeper(context, self.placer.asks)
+        self._requests = RequestKeeper(context, self.placer.user_requests)
         self._history = HistoryKeeper(context, lambda: self.settings)
 
     def start(self) -> None:

@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import names_below
-from rmgr.daemons.leader.placement.asks import Asks
+from rmgr.daemons.leader.placement.user_requests import UserRequests
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
 from rmgr.model.tasks.submission import Tail
@@ -33,9 +33,9 @@ _KEEP_S = 60.0
 class RequestKeeper:
     """Answers one request after the other as they are seen."""
 
-    def __init__(self, context: LeaderContext, asks: Asks) -> None:
+    def __init__(self, context: LeaderContext, user_requests: UserRequests) -> None:
         self._context = context
-        self._asks = asks
+        self._user_requests = user_requests
         self._known: set[str] = set()  # under way, or answered and waiting to be cleared
         self._names = names_below(context, paths.REQUESTS, self._on_names)
 
@@ -72,7 +72,7 @@ class RequestKeeper:
             return
         if isinstance(request, StopRequest):
             try:
-                self._asks.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+                self._user_requests.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
             except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
                 self._context.aside.add(path, found.version, error)
                 self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)

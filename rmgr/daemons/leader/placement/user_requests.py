@@ -74,7 +74,7 @@ class UserRequest:
 
 
 @dataclass(slots=True)
-class Asks:
+class UserRequests:
     """All open requests of one leadership."""
 
     context: LeaderContext
@@ -85,145 +85,150 @@ class Asks:
 
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
-        ask = UserRequest(guid=guid, request=request, end_s=self.context.clock() + _DRAIN_S)
+        user_request = UserRequest(guid=guid, request=request, end_s=self.context.clock() + _DRAIN_S)
         if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
-                ask.parts = []
+                user_request.parts = []
             else:
-                ask.error = _no_job(request)
-            self._answer(ask, done)
+                user_request.error = _no_job(request)
+            self._answer(user_request, done)
             return
-        self._open[guid] = (ask, done)
+        self._open[guid] = (user_request, done)
         self.placer.wake()
 
     def rebuilt(self) -> None:
         """Everything was read again: stops that were committed are among it, others have not begun."""
-        for ask, _ in self._open.values():
-            for one in (ask, *(ask.parts or ())):
+        for user_request, _ in self._open.values():
+            for one in (user_request, *(user_request.parts or ())):
                 one.begun = one.begun and one.sent
 
     def resync(self) -> None:
         """Looks again, watch or not."""
-        for ask, _ in self._open.values():
-            if ask.order is not None:
-                ask.order.refresh()
+        for user_request, _ in self._open.values():
+            if user_request.order is not None:
+                user_request.order.refresh()
 
     # -- a turn
 
     def turn(self, state: ClusterState, now_us: int, done: Callable[[str], None]) -> bool:
         """Looks at every open request. True: a commit is under way, `done` is told of it as of a plan."""
         asked = self.placer.stops.taken_back()
-        for ask, answer in list(self._open.values()):
-            asked += self._step(state, ask, now_us)
-            if ask.is_over:
-                del self._open[ask.guid]
-                self._answer(ask, answer)
+        for user_request, answer in list(self._open.values()):
+            asked += self._step(state, user_request, now_us)
+            if user_request.is_over:
+                del self._open[user_request.guid]
+                self._answer(user_request, answer)
         if not asked and not self.placer.stops.is_dirty:
             return False
         self.placer.stops.is_dirty = False
         self.orders.ask(state, asked, done=done)
         return True
 
-    def _step(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
-        if ask.is_over:
+    def _step(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
+        if user_request.is_over:
             return []
         try:
-            if ask.request.kind is StopKind.VACATE:
-                return self._vacate(state, ask, now_us)
-            return self._one(state, ask, now_us)
+            if user_request.request.kind is StopKind.VACATE:
+                return self._vacate(state, user_request, now_us)
+            return self._one(state, user_request, now_us)
         except RmgrError as error:
-            ask.error, ask.is_over = error, True
+            user_request.error, user_request.is_over = error, True
             return []
         except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-            self.context.aside.add(paths.request(ask.guid), None, error)
-            ask.error, ask.is_over = StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"), True
+            self.context.aside.add(paths.request(user_request.guid), None, error)
+            user_request.error, user_request.is_over = (
+                StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"),
+                True,
+            )
             return []
 
-    def _vacate(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
+    def _vacate(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
         """Every job with a part on the node, once nothing new comes there."""
-        node = ask.request.node
-        if ask.parts is None:
+        node = user_request.request.node
+        if user_request.parts is None:
             if node not in self.nodes.drains:
-                if self.context.clock() > ask.end_s:
+                if self.context.clock() > user_request.end_s:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
                 self.context.after(_RETRY_S, self.placer.wake)
                 return []
             placed = sorted(self.placer.job_table.placed.items())
-            ask.parts = [self._part(ask, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)]
-        asked = [one for part in ask.parts for one in self._step(state, part, now_us)]
-        ask.is_over = all(part.is_over for part in ask.parts)
+            user_request.parts = [
+                self._part(user_request, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)
+            ]
+        asked = [one for part in user_request.parts for one in self._step(state, part, now_us)]
+        user_request.is_over = all(part.is_over for part in user_request.parts)
         return asked
 
-    def _part(self, ask: UserRequest, job: int) -> UserRequest:
+    def _part(self, user_request: UserRequest, job: int) -> UserRequest:
         submission, index = task_of(job)
         attempt = self.placer.job_table.placed[job].key.attempt
-        request = replace(ask.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
-        return UserRequest(guid=machine.guid()[:12], request=request, end_s=ask.end_s)
+        request = replace(user_request.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
+        return UserRequest(guid=machine.guid()[:12], request=request, end_s=user_request.end_s)
 
-    def _one(self, state: ClusterState, ask: UserRequest, now_us: int) -> list[SentOrder]:
-        job_table, request, job, shown = self.placer.job_table, ask.request, ask.job, self._label(ask.job)
+    def _one(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
+        job_table, request, job, shown = self.placer.job_table, user_request.request, user_request.job, self._label(user_request.job)
         stop, placed, waiting = self.placer.stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
         if stop is not None:
             if stop.is_refused:
                 raise _refused(shown, stop.why)
-            if not ask.begun and stop.guid != ask.guid and request.kind is StopKind.MIGRATE and not request.node:
-                self._redirect(ask, stop)
-            ask.begun = ask.sent = True
+            if not user_request.begun and stop.guid != user_request.guid and request.kind is StopKind.MIGRATE and not request.node:
+                self._redirect(user_request, stop)
+            user_request.begun = user_request.sent = True
             return []
-        left = placed is None or placed.name != ask.block
-        if request.kind is StopKind.CHECKPOINT and ask.order is not None and left and self._is_young(ask, _ORDER_S):
+        left = placed is None or placed.name != user_request.block
+        if request.kind is StopKind.CHECKPOINT and user_request.order is not None and left and self._is_young(user_request, _ORDER_S):
             return []  # maybe that was its answer (exit code 85): the end of its order says whether it was stored
         if placed is not None:
             if 0 < request.attempt < placed.key.attempt:
                 where = [name for name, _ in placed.allocation.shares]
                 if request.to and where != [request.to]:
                     raise _elsewhere(shown, request.to, f"its attempt {placed.key.attempt} runs on {', '.join(where)}, not on {request.to}")
-                self._over(ask, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
+                self._over(user_request, f"it runs again on {', '.join(where)}, attempt {placed.key.attempt}")
                 return []
             if request.kind is StopKind.CHECKPOINT:
-                if not ask.begun:
-                    self._order_checkpoint(ask, placed)
+                if not user_request.begun:
+                    self._order_checkpoint(user_request, placed)
                 return []
-            if ask.begun:
+            if user_request.begun:
                 raise _refused(shown, self.placer.stops.refusals.get(job, ""))
-            return [self._order_stop(state, ask, placed, now_us)]
+            return [self._order_stop(state, user_request, placed, now_us)]
         if waiting is not None:
-            if ask.begun or 0 < request.attempt < waiting.key.attempt:
+            if user_request.begun or 0 < request.attempt < waiting.key.attempt:
                 if request.to and job_table.marks.get(job) != _only(request.to):
                     what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
                     raise _elsewhere(shown, request.to, what)
-                self._over(ask, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
+                self._over(user_request, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
                 return []
             raise StateConflict(f"job {shown} does not run: it waits in queue {waiting.queue}", hint=f"rmgr explain {shown}")
-        if ask.begun:
-            if self._is_young(ask, _BACK_S):
+        if user_request.begun:
+            if self._is_young(user_request, _BACK_S):
                 return []
             raise StateConflict(f"job {shown} is off its nodes and does not wait: it has ended, or is held", hint=f"rmgr show {shown}")
         raise _no_job(request)
 
-    def _is_young(self, ask: UserRequest, limit_s: float) -> bool:
+    def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
-        if ask.gone_s is None:
-            ask.gone_s = self.context.clock()
+        if user_request.gone_s is None:
+            user_request.gone_s = self.context.clock()
             self.context.after(limit_s + 0.1, self.placer.wake)
-        return self.context.clock() - ask.gone_s < limit_s
+        return self.context.clock() - user_request.gone_s < limit_s
 
     def _label(self, job: int) -> str:
         return label(job, self.placer.job_table.submissions)
 
-    def _over(self, ask: UserRequest, told: str) -> None:
-        ask.told, ask.is_over = told, True
+    def _over(self, user_request: UserRequest, told: str) -> None:
+        user_request.told, user_request.is_over = told, True
 
-    def _answer(self, ask: UserRequest, answer: Callable[[StopRequest], None]) -> None:
-        if ask.order is not None:
-            ask.order.stop()
-        parts = ask.parts if ask.parts is not None else [ask] if ask.error is None else []
-        error = ask.error
+    def _answer(self, user_request: UserRequest, answer: Callable[[StopRequest], None]) -> None:
+        if user_request.order is not None:
+            user_request.order.stop()
+        parts = user_request.parts if user_request.parts is not None else [user_request] if user_request.error is None else []
+        error = user_request.error
         told = [(part.request.submission, part.request.index, part.told if part.error is None else part.error.message) for part in parts]
         brief = list(zip(parts, _brief(told), strict=True))
         answer(
             replace(
-                ask.request,
+                user_request.request,
                 answered=True,
                 done=tuple(said for part, said in brief if part.error is None),
                 left=tuple(said for part, said in brief if part.error is not None),
@@ -235,8 +240,8 @@ class Asks:
 
     # -- stops
 
-    def _order_stop(self, state: ClusterState, ask: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
-        job, request, shown = ask.job, ask.request, self._label(ask.job)
+    def _order_stop(self, state: ClusterState, user_request: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
+        job, request, shown = user_request.job, user_request.request, self._label(user_request.job)
         if not self.placer.may_move(job):
             raise StateConflict(
                 f"job {shown} was submitted with --no-requeue: it runs once, and is never asked to stop",
@@ -250,20 +255,20 @@ class Asks:
         if not request.node:
             mark = self._mark_for(run.job, placed, request.to, [self.placer.names.name(node) for node in nodes_of(run.placement)])
         order = stop_order(job, why=DRAIN if request.node else USER, detail=request.detail, grace_us=request.grace_us)
-        stop = self.placer.stops.begin(state, run, ask.guid, now_us)
+        stop = self.placer.stops.begin(state, run, user_request.guid, now_us)
         if mark:
             self.placer.job_table.marks[job] = mark
         else:
             self.placer.job_table.marks.pop(job, None)
-        ask.begun = True
-        return SentOrder(job, ask.guid, order, stop)
+        user_request.begun = True
+        return SentOrder(job, user_request.guid, order, stop)
 
-    def _redirect(self, ask: UserRequest, stop: PendingStop) -> None:
+    def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
         """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
-        marks, to = self.placer.job_table.marks, ask.request.to
-        if to or ask.job not in marks:
+        marks, to = self.placer.job_table.marks, user_request.request.to
+        if to or user_request.job not in marks:
             here = [self.placer.names.name(node) for node in nodes_of(stop.run.placement)]
-            marks[ask.job] = self._mark_for(stop.run.job, stop.placed, to, here)
+            marks[user_request.job] = self._mark_for(stop.run.job, stop.placed, to, here)
             self.placer.stops.is_dirty = True
 
     def _mark_for(self, job: Job, placed: PlacedJob, to: str, here: list[str]) -> str:
@@ -326,60 +331,70 @@ class Asks:
 
     # -- checkpoints of a job that goes on
 
-    def _order_checkpoint(self, ask: UserRequest, placed: PlacedJob) -> None:
-        submission = self.placer.job_table.submissions.get(ask.request.submission)
+    def _order_checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> None:
+        submission = self.placer.job_table.submissions.get(user_request.request.submission)
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
-            why = f"job {self._label(ask.job)} was submitted with --restart-from start: nothing of it is stored"
+            why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
-        ask.begun = True
-        prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
-        self.context.store(lambda store: _newest(store, prefix), partial(self._send_checkpoint, ask, placed), partial(self._failed, ask))
+        user_request.begun = True
+        prefix = keys.checkpoints_of(user_request.request.submission, user_request.request.index)
+        self.context.store(
+            lambda store: _newest(store, prefix), partial(self._send_checkpoint, user_request, placed), partial(self._failed, user_request)
+        )
 
-    def _send_checkpoint(self, ask: UserRequest, placed: PlacedJob, before: keys.Checkpoint | None) -> None:
-        ask.before, ask.block, request = before, placed.name, ask.request
+    def _send_checkpoint(self, user_request: UserRequest, placed: PlacedJob, before: keys.Checkpoint | None) -> None:
+        user_request.before, user_request.block, request = before, placed.name, user_request.request
         extra = {THEN: GO_ON, "why": USER, "block": placed.name} | ({"grace_us": str(request.grace_us)} if request.grace_us else {})
         order = InboxOrder(
             order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
         )
-        self.context.commit(leader_ops.order(placed.node, ask.guid, order), partial(self._sent, ask, placed))
+        self.context.commit(leader_ops.order(placed.node, user_request.guid, order), partial(self._sent, user_request, placed))
 
-    def _sent(self, ask: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
+    def _sent(self, user_request: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
         """A conflict: the leader before has sent it already; unknown: what stands there will tell."""
         if isinstance(outcome, Unknown):
-            self.context.log.warning("checkpoint_order_unknown", submission=ask.request.submission, cause=outcome.cause)
-        ask.sent = True
-        ask.order = data_of(self.context, paths.inbox(placed.node, ask.guid), partial(self._obeyed, ask, placed))
-        ask.order.refresh()
+            self.context.log.warning("checkpoint_order_unknown", submission=user_request.request.submission, cause=outcome.cause)
+        user_request.sent = True
+        user_request.order = data_of(self.context, paths.inbox(placed.node, user_request.guid), partial(self._obeyed, user_request, placed))
+        user_request.order.refresh()
 
-    def _obeyed(self, ask: UserRequest, placed: PlacedJob) -> None:
-        if ask.order is None or ask.order.value is not None or ask.is_over:
+    def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> None:
+        if user_request.order is None or user_request.order.value is not None or user_request.is_over:
             return
-        ask.order.stop()
+        user_request.order.stop()
         path = paths.running_block(placed.node, placed.key)
-        self.context.get(path, partial(self._look, ask), failed=partial(self._look, ask, None))
+        self.context.get(path, partial(self._look, user_request), failed=partial(self._look, user_request, None))
 
-    def _look(self, ask: UserRequest, block: Stamped | None) -> None:
-        prefix = keys.checkpoints_of(ask.request.submission, ask.request.index)
-        self.context.store(lambda store: _newest(store, prefix), partial(self._checkpointed, ask, block), partial(self._failed, ask))
+    def _look(self, user_request: UserRequest, block: Stamped | None) -> None:
+        prefix = keys.checkpoints_of(user_request.request.submission, user_request.request.index)
+        self.context.store(
+            lambda store: _newest(store, prefix), partial(self._checkpointed, user_request, block), partial(self._failed, user_request)
+        )
 
-    def _checkpointed(self, ask: UserRequest, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
-        shown = self._label(ask.job)
+    def _checkpointed(self, user_request: UserRequest, block: Stamped | None, newest: keys.Checkpoint | None) -> None:
+        shown = self._label(user_request.job)
         data = decode_block(block.data) if block is not None else None
         story = data.story if data is not None else ()
         if data is not None:
-            self.placer.stops.learn(ask.job, data)
-        if newest is not None and (ask.before is None or newest.order > ask.before.order):
-            self._over(ask, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
+            self.placer.stops.learn(user_request.job, data)
+        if newest is not None and (user_request.before is None or newest.order > user_request.before.order):
+            self._over(user_request, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
         elif block is None:
-            ask.error = StateConflict(f"job {shown} ended, or left its node, before it had saved its state", hint=f"rmgr show {shown}")
+            user_request.error = StateConflict(
+                f"job {shown} ended, or left its node, before it had saved its state", hint=f"rmgr show {shown}"
+            )
         else:
-            ask.error = StateConflict(f"job {shown} was not stored: {_because(story[-1] if story else '')}", hint=f"rmgr show {shown}")
-        ask.is_over = True
+            user_request.error = StateConflict(
+                f"job {shown} was not stored: {_because(story[-1] if story else '')}", hint=f"rmgr show {shown}"
+            )
+        user_request.is_over = True
         self.placer.wake()
 
-    def _failed(self, ask: UserRequest, error: RmgrError) -> None:
-        ask.error = Unavailable(f"job {self._label(ask.job)} is not asked to save its state: {error.message}", hint="rmgr status")
-        ask.is_over = True
+    def _failed(self, user_request: UserRequest, error: RmgrError) -> None:
+        user_request.error = Unavailable(
+            f"job {self._label(user_request.job)} is not asked to save its state: {error.message}", hint="rmgr status"
+        )
+        user_request.is_over = True
         self.placer.wake()
 
 
