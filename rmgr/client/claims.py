@@ -8,16 +8,14 @@ be repeated after a failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmgr.client.packing import Packed
 from rmgr.client.values import Values
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.coord.protocol.records import decode_keyed
 from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.base.states import State
 
@@ -46,20 +44,6 @@ class KeyState:
     ours: set[str] = field(default_factory=set)
     holders: dict[str, Holder | None] = field(default_factory=dict)
     replaces: dict[str, bytes] = field(default_factory=dict)
-
-
-def claim(values: Values, number: int, reign: str, blocks: Iterable[Packed]) -> dict[int, RmgrError]:
-    """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why."""
-    fresh: list[Wanted] = []
-    anew: list[Wanted] = []
-    for block in blocks:
-        if not block.spec.keyed:
-            continue
-        for index, payload in enumerate(block.payloads, block.first):
-            keyed = decode_keyed(payload)
-            pointers = [(key, Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
-            (anew if keyed.overwrite else fresh).extend(pointers)
-    return claim_pointers(values, fresh, overwrite=False) | claim_pointers(values, anew, overwrite=True)
 
 
 def claim_pointers(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float = 30.0) -> dict[int, RmgrError]:

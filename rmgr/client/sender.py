@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmgr.client import content
-from rmgr.client.claims import claim
+from rmgr.client.claiming import claim
 from rmgr.client.gauge import FULL_LOOK_S
 from rmgr.client.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.scattered import Part

@@ -17,7 +17,7 @@ from rmgr.client.futures import Future, Source, settle
 from rmgr.client.opening import SubmissionOpening
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.progress import Counts
-from rmgr.client.repair import delete_pointers
+from rmgr.client.removal import delete_pointers
 from rmgr.client.results import Settled, error_of
 from rmgr.client.scattered import Payload
 from rmgr.client.waiting import Deadline, giving_slot_back

@@ -35,8 +35,6 @@ _NOTHING: Any = object()
 #: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
 Progress = bool | Callable[[int, int], None]
 _NOBODYS: Mapping[str, Holder | None] = {}
-#: What to type so that a task loads a pickle of somebody else.
-HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
 def encoded(key: str, value: Any) -> tuple[Encoding, Payload]:
@@ -169,7 +167,7 @@ class Values:
             return
         holder = self.deeds.check_read(self._store, key, row, about)
         if about.encoding is Encoding.PICKLE:
-            ownership.check_pickle(self.deeds.me, key, holder, trust, how=HOW_TO_TRUST)
+            ownership.check_pickle(self.deeds.me, key, holder, trust, how=ownership.HOW_TO_TRUST)
 
     def check_mine(self, key: str, *, timeout: float = 30.0) -> Holder | None:
         """Raises PermissionDenied when the key is somebody else's. Returns whose it is, None where nobody asks, or nothing is there."""

@@ -33,6 +33,8 @@ UNSIGNED = "nobody signed it: it was written before values had owners, or by som
 
 _VALUE = "rmgr value 1"
 _pack = msgspec.msgpack.Encoder()
+#: What to type so that a task loads a pickle of somebody else.
+HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
 class Deed(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rmgr.client.repair import delete_outputs
+from rmgr.client.removal import delete_outputs
 from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,

@@ -25,7 +25,7 @@ from rmgr.adapters.host.workevents import (
     WorkEvent,
     lost_words,
 )
-from rmgr.client.repair import delete_pointers
+from rmgr.client.removal import delete_pointers
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock

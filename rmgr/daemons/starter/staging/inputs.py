@@ -15,7 +15,6 @@ from typing import TypeVar
 from rmgr.client.deeds import Deeds
 from rmgr.client.pointers import locate
 from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
-from rmgr.client.values import HOW_TO_TRUST
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person
@@ -177,7 +176,7 @@ class Inputs:
                     one.holder = its
             about, is_pickle = one.about, one.about.encoding is Encoding.PICKLE
             if deeds is not None and is_pickle and ask.trust is not None:
-                ownership.check_pickle(person, one.key, one.holder, ask.trust, how=HOW_TO_TRUST)
+                ownership.check_pickle(person, one.key, one.holder, ask.trust, how=ownership.HOW_TO_TRUST)
             known = about if deeds is not None else None
             inputs.append(Input(one.row, known, one.data, about.size, is_pickle))
         return inputs
