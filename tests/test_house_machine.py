@@ -11,7 +11,7 @@ import pytest
 from rmgr.runtime import machine
 from tests.test_house import PACKAGE, ROOT, tree_of
 
-ROOMS = ("client", "daemons")
+ROOMS = ("client", "daemons", "procedures")
 #: What reads a clock, waits, starts a thread or draws lots: whole modules, or these names of one.
 _REFUSED: dict[str, frozenset[str] | None] = {
     "time": frozenset({

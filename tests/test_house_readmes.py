@@ -24,6 +24,7 @@ ROOMS = {
     "rmgr/daemons/gateway",
     "rmgr/daemons/leader",
     "rmgr/daemons/starter",
+    "rmgr/procedures",
     "rmgr/runner",
     "rmgr/sched",
     "rmgr/sim",

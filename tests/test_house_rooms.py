@@ -14,7 +14,6 @@ MOST = 18  #: modules of a room, its `__init__` aside
 FULL: frozenset[str] = frozenset(
     {
         "rmgr.cli",
-        "rmgr.client",
         "rmgr.sim.plots",
     }
 )
@@ -23,7 +22,6 @@ FULL: frozenset[str] = frozenset(
 SILENT: frozenset[str] = frozenset(
     {
         "rmgr.cli",
-        "rmgr.client",
         "rmgr.dev",
         "rmgr.runtime",
         "rmgr.sched.policies",

@@ -31,11 +31,10 @@ from rmgr.bench.load.live_workload import send
 from rmgr.bench.load.process_cost import children_of, cpu_s
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, percentile, row, zookeeper_counts
 from rmgr.bench.tasks import no_op
-from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
-from rmgr.client.engine import Engine
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitter.engine import Engine
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import RmgrError, Unavailable
@@ -43,6 +42,7 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.procedures.admission import admit
 
 _NODES, _QUEUE = 2, "batch"
 #: Cores of a node; the first also for the jobs of several ranks.

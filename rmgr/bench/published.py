@@ -20,10 +20,9 @@ from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load.process_cost import cpu_s
 from rmgr.bench.losses import silent
 from rmgr.bench.measuring import MeasuringPlan, Row, connected, row
-from rmgr.client.bootstrap import read_settings
-from rmgr.client.engine import Engine
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
+from rmgr.client.submitter.engine import Engine
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_record
@@ -32,6 +31,7 @@ from rmgr.dev.cluster import DevCluster
 from rmgr.errors import Unavailable
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Work
+from rmgr.procedures.bootstrap import read_settings
 
 _NODES, _CORES, _PENDING, _SUBMISSIONS = 1_000, 16, 10_000, 20
 _POLICIES = ("first_fit", "easy")

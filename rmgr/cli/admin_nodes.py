@@ -17,7 +17,7 @@ from rmgr.model.cluster.joining import RevokedWork
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Authority
-    from rmgr.client.securing import KnownIdentity
+    from rmgr.procedures.securing import KnownIdentity
 
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 _LASTS_S = 3600.0
@@ -87,7 +87,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
     """
     from rmgr.adapters.identity.invitation import Token
     from rmgr.cli.render import emit
-    from rmgr.client import securing
+    from rmgr.procedures import securing
     from rmgr.runtime.secured import is_loopback
 
     check_name(name)
@@ -131,7 +131,7 @@ def add_node(session: Session, name: str, hosts: str, role: str, lasts_s: float,
 def identities(session: Session, authority: str | None) -> None:
     """Lists whose keys the cluster knows: users and daemons that were here, machines that were invited, what was revoked."""
     from rmgr.cli.render import Column, Layout, emit, table
-    from rmgr.client import securing
+    from rmgr.procedures import securing
 
     ca = as_admin(session, authority)
     found = securing.identities(session.coordinator(), ca.cert_pem)
@@ -178,7 +178,7 @@ def revoke(
     """
     from rmgr.cli.admin_rotate import rotate_role
     from rmgr.cli.render import emit
-    from rmgr.client import securing
+    from rmgr.procedures import securing
 
     if not whom.strip():
         raise UsageError("whom?", hint="a name or key id as rmgr admin identities lists it")

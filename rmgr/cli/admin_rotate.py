@@ -86,8 +86,8 @@ def _renew_bundles(session: Session, bundles: tuple[str, ...], authority: str | 
 def rotate_role(session: Session, authority: Authority, role: Role, *, grace_s: float) -> None:
     """Rotates, telling each step; says whose bundles have to be made anew. After `as_admin`."""
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.client.rotating import SELF_RENEWING, rotate
     from rmgr.errors import NotConnected
+    from rmgr.procedures.rotating import SELF_RENEWING, rotate
 
     coordinator = session.coordinator()
     if not isinstance(coordinator, ZkCoordinator):
@@ -107,8 +107,8 @@ def refresh_bundles(coordinator: ZkCoordinator, authority: Authority, where: Pat
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import credential, named_in, verify_certificate
-    from rmgr.client.securing import identities
     from rmgr.config import user_bundle
+    from rmgr.procedures.securing import identities
 
     revoked = {one.identity.key_id for one in identities(coordinator, authority.cert_pem) if one.is_revoked}
     files = {"zookeeper.secret": credential(role, authority.secrets[role]).encode(), "roles.json": authority.files()["roles.json"]}

@@ -82,7 +82,7 @@ def _accept_loss(session: Session, url: str) -> None:
     """Binds an empty store to the cluster in ZooKeeper. Raises NotConnected, StoreUnavailable; WrongCluster for another cluster's store."""
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
-    from rmgr.client.bootstrap import read_meta
+    from rmgr.procedures.bootstrap import read_meta
 
     wait_s = session.left_s(_WAIT_S) or _WAIT_S
     coordinator = _connected(session, time.monotonic() + wait_s)

@@ -260,7 +260,7 @@ def coordination(session: Session) -> Checks:
     )
     yield from access_lists(session)
     from rmgr.adapters.store_rules import remembered
-    from rmgr.client.bootstrap import read_meta
+    from rmgr.procedures.bootstrap import read_meta
 
     meta = read_meta(coordinator, timeout_s=timeout_s)
     known = meta.cluster_id if meta is not None else ""
@@ -342,8 +342,8 @@ def data_store(session: Session) -> Checks:
 
 def cluster(session: Session) -> Checks:
     """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
-    from rmgr.client.snapshot import read_snapshot
     from rmgr.coord.views import answers
+    from rmgr.procedures.snapshot import read_snapshot
 
     timeout_s = session.left_s(20.0) or 20.0
     facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)

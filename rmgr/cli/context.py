@@ -100,7 +100,7 @@ class Session:
         """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
         coordinator = self.coordinator()
         if not self.tree_id:
-            from rmgr.client.bootstrap import read_meta
+            from rmgr.procedures.bootstrap import read_meta
 
             meta = read_meta(coordinator)
             return meta.cluster_id if meta is not None else ""

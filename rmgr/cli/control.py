@@ -21,8 +21,8 @@ from rmgr.errors import NotFound, PermissionDenied, UsageError
 from rmgr.model.tasks.submission import Phase, Submission
 
 if TYPE_CHECKING:
-    from rmgr.client.control import Changed
     from rmgr.coord.protocol.ports import Coordinator
+    from rmgr.procedures.control import Changed
 
 _EXITS = """\
 0 ok (what had ended already is told, and no error), 2 usage, 3 no such id, 4 not yours,
@@ -96,11 +96,11 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
 
 def _order_kill(session: Session, number: int, reason: str) -> None:
     """Without a leader nobody else tells the Starters: the orders that it would give."""
-    from rmgr.client.snapshot import read_claimed
     from rmgr.coord.ops.leader import order
     from rmgr.coord.protocol import paths
     from rmgr.model.base.states import Reason
     from rmgr.model.cluster.node import InboxOrder, OrderKind
+    from rmgr.procedures.snapshot import read_claimed
 
     coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0
     names = coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1.0) or []
@@ -127,8 +127,8 @@ def _change_all(session: Session, targets: Sequence[Target], change: Change) -> 
 
 def _change(session: Session, number: int, change: Change) -> str:
     """Carries out one change; returns "" or why nothing was changed."""
-    from rmgr.client.snapshot import read_progress
     from rmgr.coord.decisions.view import overall_state
+    from rmgr.procedures.snapshot import read_progress
 
     timeout_s = session.left_s(30.0) or 30.0
     read = read_progress(session.coordinator(), session.store_or_none(), number, timeout_s=timeout_s)
@@ -149,20 +149,20 @@ class ControlReach:
 
 
 def _hold(reach: ControlReach, number: int, timeout_s: float) -> Changed:
-    from rmgr.client.control import hold_submission
+    from rmgr.procedures.control import hold_submission
 
     return hold_submission(reach, number, timeout_s=timeout_s)
 
 
 def _release(reach: ControlReach, number: int, timeout_s: float) -> Changed:
-    from rmgr.client.control import release_submission
+    from rmgr.procedures.control import release_submission
 
     return release_submission(reach, number, timeout_s=timeout_s)
 
 
 def _cancel(reason: str) -> Change:
     def change(reach: ControlReach, number: int, timeout_s: float) -> Changed:
-        from rmgr.client.control import cancel_submission
+        from rmgr.procedures.control import cancel_submission
 
         return cancel_submission(reach, number, detail=reason, timeout_s=timeout_s)
 
@@ -170,8 +170,8 @@ def _cancel(reason: str) -> Change:
 
 
 def _cancel_tasks(session: Session, target: Target, reason: str, changes: Changes) -> None:
-    from rmgr.client.cancelling import cancel_tasks
-    from rmgr.client.snapshot import read_progress
+    from rmgr.procedures.cancelling import cancel_tasks
+    from rmgr.procedures.snapshot import read_progress
 
     coordinator, number = session.coordinator(), target.submission
     timeout_s = session.left_s(30.0) or 30.0
@@ -196,7 +196,7 @@ def check_owner(session: Session, record: Submission) -> None:
         return
     if credentials is not None and credentials.identity.role in {Role.OPERATOR, Role.ADMIN}:
         return
-    from rmgr.client.bootstrap import read_settings
+    from rmgr.procedures.bootstrap import read_settings
 
     if me not in read_settings(session.coordinator()).operators:
         raise PermissionDenied(

@@ -253,8 +253,8 @@ def _ends(item: AwaitedSubmission, fragment: Fragment, outcomes: Sequence[Outcom
 
 def read_ends(session: Session, number: int) -> list[FollowedEnd]:
     """How the ended tasks of a submission ended, read once, without following it. Raises NotFound, DataLost."""
-    from rmgr.client.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
     from rmgr.coord.protocol import paths
+    from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
 
     coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
     item = AwaitedSubmission(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))

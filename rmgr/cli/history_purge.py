@@ -40,7 +40,7 @@ def purge(session: Session, age_us: int | None, before_us: int | None, user: str
     What ended just now is still listed until it leaves ZooKeeper (retention of the cluster's settings, 1h). Logs and
     results have retentions of their own (rmgr config show --cluster); named values stay.
     """
-    from rmgr.client.history import ended_before, forget
+    from rmgr.procedures.history import ended_before, forget
 
     if (age_us is None) == (before_us is None):
         raise UsageError("before when? one of --older-than and --before", hint="rmgr history purge --older-than 90d --dry-run")

@@ -42,7 +42,7 @@ def join(session: Session, source: str, directory: str | None, endpoints: tuple[
     from rmgr.adapters.identity.credentials import endpoints_file, write_files
     from rmgr.adapters.rpc import join as rpc_join
     from rmgr.cli.render import emit
-    from rmgr.client.securing import purpose
+    from rmgr.procedures.securing import purpose
 
     told = invitation.decode(_read(session, source))
     where = Path(directory).expanduser() if directory else _default_directory()

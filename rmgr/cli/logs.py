@@ -21,8 +21,8 @@ from rmgr.cli.run import stream
 from rmgr.cli.selectors import Target
 from rmgr.cli.show import find_one
 from rmgr.cli.work import kept_tasks
-from rmgr.client.live import OutputPiece
-from rmgr.client.stored_logs import read_ended, read_flushed
+from rmgr.client.logs.live import OutputPiece
+from rmgr.client.logs.stored_logs import read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import NotFound, RmgrError, Unavailable
 from rmgr.model.tasks.array import shown_index

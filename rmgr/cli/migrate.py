@@ -83,9 +83,9 @@ def vacate(session: Session, node: str) -> StopRequest:
 
 def shown_jobs(session: Session, jobs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
     """(submission, position) -> the id that people know."""
-    from rmgr.client.snapshot import read_submission
     from rmgr.model.tasks.array import shown_index
     from rmgr.model.tasks.placing import job_label
+    from rmgr.procedures.snapshot import read_submission
 
     found = {}
     arrays: dict[int, str] = {}
@@ -153,7 +153,7 @@ def _since(session: Session, request: StopRequest, shown: str, error: RmgrError)
 
 def _running(session: Session, selector: str) -> tuple[Submission, Sequence[TaskView]]:
     """What was selected, as far as it runs. Raises: NotFound, PermissionDenied, StateConflict for what is no placed job that runs."""
-    from rmgr.client.snapshot import read_submission
+    from rmgr.procedures.snapshot import read_submission
 
     selection = parse_one(selector)
     number = selection.named[0] if selection.named else resolve(selection, session.query().jobs(ended=True), me=session.me)[0].submission
@@ -182,7 +182,7 @@ def _numbers(array: Array) -> list[int]:
 
 def _ask(session: Session, asked: Sequence[tuple[str, StopRequest]]) -> list[StopRequest | RmgrError]:
     """All at once: each takes as long as its job."""
-    from rmgr.client.asking import ask_each_to_move
+    from rmgr.procedures.asking import ask_each_to_move
 
     timeout_s = session.left_s(_PATIENCE_S) or _PATIENCE_S
     if not session.query().has_leader():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
-    from rmgr.client.snapshot import read_submission
+    from rmgr.procedures.snapshot import read_submission
 
     submission = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0)
     array = parse_array(submission.array) if submission.array else None

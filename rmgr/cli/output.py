@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from rmgr.cli.render import SCHEMA, iso, paint
-from rmgr.client.live import OutputPiece
+from rmgr.client.logs.live import OutputPiece
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import UsageError
 

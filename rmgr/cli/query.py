@@ -78,8 +78,8 @@ class Query:
         """All queues, by name, and queue classes."""
 
         def local(facts: ClusterSnapshot) -> list[QueueView]:
-            from rmgr.client.queue_classes import class_views
             from rmgr.coord.views import answers
+            from rmgr.procedures.queue_classes import class_views
 
             return [*answers.queues(facts), *class_views(facts.settings)]
 
@@ -118,7 +118,7 @@ class Query:
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
-        from rmgr.client.snapshot import read_tasks
+        from rmgr.procedures.snapshot import read_tasks
 
         timeout_s = self._session.left_s(30.0) or 30.0
         return read_tasks(
@@ -204,7 +204,7 @@ class Query:
         self._session.note(f"{why}; this answer is read from ZooKeeper")
 
     def _read(self) -> ClusterSnapshot:
-        from rmgr.client.snapshot import read_snapshot
+        from rmgr.procedures.snapshot import read_snapshot
 
         timeout_s = self._session.left_s(30.0) or 30.0
         return read_snapshot(self._session.coordinator(), None, timeout_s=timeout_s)

@@ -67,7 +67,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
     config = session.config()
     if config.cluster.uses_gateway:
         return _through_gateway(session)
-    from rmgr.client.bootstrap import verify
+    from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.secured import open_zookeeper
 
     wait_s = session.left_s() or config.cluster.connect_timeout_s
@@ -91,7 +91,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
 
 def _through_gateway(session: Session) -> GatewayCoordinator:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
-    from rmgr.client.bootstrap import verify
+    from rmgr.procedures.bootstrap import verify
 
     cluster = session.config().cluster
     wait_s = session.left_s() or cluster.connect_timeout_s

@@ -131,10 +131,10 @@ def report(
 
 def _cores(session: Session) -> int:
     """Of all nodes that are not fenced or stopped, 0 (with a note) where nobody can say."""
-    from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
     from rmgr.model.cluster.node import NodeRecord, NodeState
+    from rmgr.procedures.snapshot import fetch
 
     try:
         coordinator, timeout_s = session.coordinator(), session.left_s(10.0) or 10.0

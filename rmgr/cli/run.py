@@ -19,7 +19,7 @@ from rmgr.cli.output import JsonLines, Labelled, Plain, Sink
 from rmgr.cli.sending import prepare, send
 from rmgr.cli.submit import WORDS_AFTER_OPTIONS, has_dashes
 from rmgr.cli.wait import PATIENCE_S, tell_why
-from rmgr.client.live import LiveOutput
+from rmgr.client.logs.live import LiveOutput
 from rmgr.model.tasks.array import shown_index
 
 _STREAM_TICK_S = 0.05

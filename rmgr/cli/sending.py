@@ -21,9 +21,9 @@ from rmgr.model.tasks.submission import Work as Kind
 
 if TYPE_CHECKING:
     from rmgr.cli.context import Session
-    from rmgr.client.engine import Engine
-    from rmgr.client.signing import Signer
-    from rmgr.client.values import Values
+    from rmgr.client.identity.signing import Signer
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.values.values import Values
     from rmgr.coord.ops.work import Block
     from rmgr.coord.protocol.ports import Coordinator
     from rmgr.model.cluster.node import NodeRecord
@@ -71,11 +71,11 @@ class Ground:
 
 def read_ground(session: Session) -> Ground:
     """Settings and nodes of the cluster, as they are now. Raises Unavailable."""
-    from rmgr.client.bootstrap import read_settings
-    from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import paths
     from rmgr.coord.protocol.records import decode_record
     from rmgr.model.cluster.node import NodeRecord
+    from rmgr.procedures.bootstrap import read_settings
+    from rmgr.procedures.snapshot import fetch
 
     coordinator = session.coordinator()
     timeout_s = session.left_s(10.0) or 10.0
@@ -93,8 +93,8 @@ def prepare(session: Session, work: WorkRequest, ground: Ground | None = None) -
     Raises: UsageError, NotFound (queue, dependency), Infeasible naming the largest node or the limit, PermissionDenied,
         StateConflict (closed queue), Unavailable.
     """
-    from rmgr.client.admission import admit
     from rmgr.client.specs import Options, draft_of
+    from rmgr.procedures.admission import admit
 
     options = work.options
     payloads = _payloads(options)
@@ -174,7 +174,7 @@ def shipped(session: Session, draft: CheckedRequest) -> Submission:
 def check_store(session: Session) -> None:
     """Work that is accepted while its outputs could not be stored would only fill the nodes' disks. Raises StoreUnavailable."""
     from rmgr.cli.reach import STORE_READ_S
-    from rmgr.client.bootstrap import not_submitted, require_store
+    from rmgr.procedures.bootstrap import not_submitted, require_store
 
     timeout_s = min(STORE_READ_S, session.left_s(STORE_READ_S) or STORE_READ_S)
     try:
@@ -189,7 +189,7 @@ def _commit(session: Session, record: Submission, draft: CheckedRequest) -> Sent
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or draft.work.options.outputs:
         return send_by_engine(session, engine_of(session), record, draft, deadline_s)
-    from rmgr.client import submitting
+    from rmgr.client.submitter import submitting
 
     coordinator = session.coordinator()
     _check_room(coordinator, record, draft.settings, len(blocks))
@@ -209,7 +209,7 @@ def _commit(session: Session, record: Submission, draft: CheckedRequest) -> Sent
 
 def engine_of(session: Session) -> Engine:
     """A Submitter of this process, on the session's own connections; ends with the command."""
-    from rmgr.client.engine import Engine
+    from rmgr.client.submitter.engine import Engine
 
     return session.own(Engine(session.coordinator(), session.data_store(), **_secured(session)))
 
@@ -219,7 +219,7 @@ def _signer(session: Session) -> Signer | None:
     credentials = session.shown_credentials()
     if credentials is None:
         return None
-    from rmgr.client.signing import Signer
+    from rmgr.client.identity.signing import Signer
 
     return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
 
@@ -229,7 +229,7 @@ def _secured(session: Session) -> dict[str, Any]:
     credentials = session.credentials()
     if credentials is None:
         return {}
-    from rmgr.client.secured import engine_options
+    from rmgr.client.identity.secured import engine_options
 
     return engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
 
@@ -272,8 +272,8 @@ def _on_node(pattern: str, cwd: str) -> str:
 
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
-    from rmgr.client.packing import first_blocks
     from rmgr.client.ports import TaskSpec
+    from rmgr.client.submitter.packing import first_blocks
 
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
@@ -281,8 +281,8 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
 def send_by_engine(session: Session, engine: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.cli.control import ControlReach
-    from rmgr.client.control import cancel_submission
     from rmgr.client.ports import TaskSpec
+    from rmgr.procedures.control import cancel_submission
 
     if not draft.work.options.token:  # a token of the user's may stand for a submission that is in already
         _check_room(engine.coordinator, record, draft.settings, draft.tasks if record.rigid is not None else -(-draft.tasks // MAX_TASKS))
@@ -325,8 +325,8 @@ def output_key(pattern: str, record: Submission, number: int, position: int) -> 
 
 
 def _check_dependencies(session: Session, coordinator: Coordinator, draft: Submission) -> None:
-    from rmgr.client.snapshot import fetch
     from rmgr.coord.protocol import keys, paths
+    from rmgr.procedures.snapshot import fetch
 
     numbers = list(dict.fromkeys(item.submission for item in draft.after))
     stats = fetch([paths.sub(number) for number in numbers], coordinator.stat, timeout_s=session.left_s(10.0) or 10.0)

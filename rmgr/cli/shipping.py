@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmgr.cli.options import WorkRequest
-from rmgr.client.content import put_once
+from rmgr.client.values.content import put_once
 from rmgr.coord.protocol import keys
 from rmgr.errors import UsageError, ValueTooLarge
 from rmgr.model.base.units import format_size

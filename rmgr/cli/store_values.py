@@ -22,8 +22,8 @@ from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, Stat
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
-    from rmgr.client.deeds import Deeds
-    from rmgr.client.values import Values
+    from rmgr.client.values.values import Values
+    from rmgr.procedures.deeds import Deeds
 
 _PAGE = 1000
 _READ_BYTES = 1 << 20
@@ -91,7 +91,7 @@ def opened(session: Session) -> Iterator[Opened]:
 
     def locate(user_key: str, pointer: keys.Pointer) -> str:
         from rmgr.adapters.zookeeper.client import ZkCoordinator
-        from rmgr.client.pointers import locate as locate_in_cluster
+        from rmgr.procedures.pointers import locate as locate_in_cluster
         from rmgr.runtime.secured import zookeeper_options
 
         final = keys.final(pointer)
@@ -121,14 +121,14 @@ def opened(session: Session) -> Iterator[Opened]:
 
 def values_of(session: Session, store: Store, coordinator: Coordinator | None = None) -> Values:
     """Values by name in `store`, with their owners in a secured cluster (then it asks ZooKeeper)."""
-    from rmgr.client.values import Values
+    from rmgr.client.values.values import Values
 
     credentials = session.credentials()
     if credentials is None:
         return Values(store, coordinator)
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.client.secured import deeds_of
-    from rmgr.client.signing import Signer
+    from rmgr.client.identity.secured import deeds_of
+    from rmgr.client.identity.signing import Signer
 
     coordinator, cluster_id = session.coordinator(), session.cluster_id()
     signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s)

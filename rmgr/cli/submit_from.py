@@ -48,8 +48,8 @@ from rmgr.model.tasks.submission import Work as Kind
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.engine import Engine
-    from rmgr.client.lane import SubmissionHandle
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submitter.lane import SubmissionHandle
 
 #: What stands beside `--from` on the command line.
 _BESIDE = {"jobs_file", "dry_run", "wait", "watch", "progress", "parsable", "token"}
@@ -141,7 +141,7 @@ def _check_room(session: Session, ground: Ground, drafts: Sequence[CheckedReques
 
 
 def _send_all(session: Session, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], token: str, name: str) -> list[Sent]:
-    from rmgr.client.control import cancel_submission
+    from rmgr.procedures.control import cancel_submission
 
     records = [shipped(session, draft) for draft in drafts]
     check_store(session)
@@ -220,7 +220,7 @@ def _make(
     deadline_s: float,
 ) -> list[Sent]:
     """All entries durable, each after those that it needs."""
-    from rmgr.client.submitting import ToSubmit, submit_many
+    from rmgr.client.submitter.submitting import ToSubmit, submit_many
 
     sent: dict[int, Sent] = {}
     wave: dict[int, ToSubmit] = {}
@@ -251,7 +251,7 @@ def _make(
 
 def _release(engine: Engine, anchor: int, token: str, timeout_s: float) -> None:
     """The commit: from here on all of the list runs."""
-    from rmgr.client.control import release_submission
+    from rmgr.procedures.control import release_submission
 
     try:
         changed = release_submission(ControlReach(engine.coordinator), anchor, timeout_s=timeout_s)

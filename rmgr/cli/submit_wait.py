@@ -16,7 +16,7 @@ from rmgr.cli.output import Plain
 from rmgr.cli.render import STATE_STYLES, elapsed, emit, paint
 from rmgr.cli.sending import Sent
 from rmgr.cli.wait import until_ended
-from rmgr.client.live import LiveOutput
+from rmgr.client.logs.live import LiveOutput
 
 
 def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:

@@ -22,7 +22,7 @@ from rmgr.cli.errors import WorkEnded
 from rmgr.cli.follow import AwaitedSubmission, Follow
 from rmgr.cli.options import WorkRequest
 from rmgr.cli.wait import PATIENCE_S, tell_why
-from rmgr.client.live import nodes_of
+from rmgr.client.logs.live import nodes_of
 from rmgr.errors import LimitReached, NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, UsageError, VersionMismatch
 from rmgr.model.tasks.placing import Rigid
 from rmgr.runner.host import dispositions

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from rmgr.client import futures
-from rmgr.client.functions import Functions
 from rmgr.client.ports import SubmitterPort
-from rmgr.client.values import Values
+from rmgr.client.values.functions import Functions
+from rmgr.client.values.values import Values
 from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected, PermissionDenied
 
@@ -168,10 +168,10 @@ def _open(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.client.bootstrap import verify
-    from rmgr.client.engine import Engine
-    from rmgr.client.lines import Lines
-    from rmgr.client.secured import engine_options
+    from rmgr.client.identity.secured import engine_options
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submitter.lines import Lines
+    from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of, zookeeper_options
 
@@ -200,9 +200,9 @@ def _through_gateway(config: Config, timeout_s: float) -> Connection:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.gateway.store import GatewayStore
     from rmgr.adapters.store_rules import remembered
-    from rmgr.client.bootstrap import verify
-    from rmgr.client.engine import Engine
-    from rmgr.client.secured import engine_options
+    from rmgr.client.identity.secured import engine_options
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.procedures.bootstrap import verify
     from rmgr.runtime.release import check_store
     from rmgr.runtime.secured import credentials_of
 

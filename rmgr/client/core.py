@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from rmgr.client import content
-from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, is_ending
 from rmgr.client.echo import LiveEcho, LongEcho
 from rmgr.client.futures import Future
-from rmgr.client.modules import ship
-from rmgr.client.opening import SubmissionOpening
-from rmgr.client.pickling import dump_call, dump_function
 from rmgr.client.ports import TaskSpec
-from rmgr.client.scattered import Payload
 from rmgr.client.specs import Options, draft_of, python_environment
+from rmgr.client.submitter.opening import SubmissionOpening
 from rmgr.client.tasks import HELD_BYTES, Tasks
 from rmgr.client.throttle import OutgoingTask, Throttle
+from rmgr.client.values import content
+from rmgr.client.values.modules import ship
+from rmgr.client.values.pickling import dump_call, dump_function
+from rmgr.client.values.scattered import Payload
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotConnected, RemoteTraceback, RmgrError
@@ -32,6 +31,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Fragment, Outcome
 from rmgr.model.tasks.submission import Work
+from rmgr.procedures.admission import admit
 
 Output = Callable[[Store, int, Outcome, int], None]
 
@@ -197,7 +197,7 @@ class Core(Tasks):
         self.call_soon(self._cancel_rest)
 
     def _cancel_rest(self) -> None:
-        from rmgr.client.control import cancel_submission
+        from rmgr.procedures.control import cancel_submission
 
         try:
             cancel_submission(self.connection, self.number, detail="the initializer failed", timeout_s=10.0)

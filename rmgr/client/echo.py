@@ -22,7 +22,7 @@ from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.client.core import Core
-    from rmgr.client.live import LiveOutput
+    from rmgr.client.logs.live import LiveOutput
     from rmgr.client.output import Line, LineCutter
 
 #: Most parts of one stream that are fetched (256 KiB each); `rmgr logs` has all of it.
@@ -88,7 +88,7 @@ class LiveEcho:
             written.wait(timeout_s)
 
     def _run(self) -> None:
-        from rmgr.client.live import LiveOutput
+        from rmgr.client.logs.live import LiveOutput
         from rmgr.client.output import ConnectionPlace, LineCutter
 
         core, cutter = self._core, LineCutter()

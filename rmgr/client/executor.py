@@ -25,8 +25,8 @@ from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.core import BrokenExecutor, Core
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
-from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.specs import Duration, Options, Size
+from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.variants import OF_CALLS, Variants
 from rmgr.client.waiting import Deadline
 from rmgr.runtime import machine

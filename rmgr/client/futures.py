@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from rmgr.client.results import Settled, error_of, value_of
+from rmgr.client.values.results import Settled, error_of, value_of
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import DeadlineExceeded, Unavailable

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rmgr.client.live import LiveOutput, OutputPiece, nodes_of
+from rmgr.client.logs.live import LiveOutput, OutputPiece, nodes_of
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import CoordinationUnavailable, DeadlineExceeded, UsageError

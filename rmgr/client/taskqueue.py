@@ -16,19 +16,18 @@ from itertools import islice
 from types import ModuleType
 from typing import Any, Self
 
-from rmgr.client.admission import admit
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
-from rmgr.client.modules import ship
-from rmgr.client.opening import SubmissionOpening
 from rmgr.client.output import FollowsOutput
-from rmgr.client.pickling import dump_call, name_of
 from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
-from rmgr.client.scattered import Payload
 from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
+from rmgr.client.submitter.opening import SubmissionOpening
 from rmgr.client.tasks import Tasks, Waited
+from rmgr.client.values.modules import ship
+from rmgr.client.values.pickling import dump_call, name_of
+from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
@@ -39,6 +38,7 @@ from rmgr.errors import DeadlineExceeded, KeyExists, NotFound, StateConflict, Su
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
+from rmgr.procedures.admission import admit
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
@@ -432,7 +432,7 @@ class TaskQueue(FollowsOutput):
         if index is not None:
             self._cancel_some([index] if isinstance(index, int) else list(index), reason, timeout)
             return
-        from rmgr.client.control import cancel_submission
+        from rmgr.procedures.control import cancel_submission
 
         for queue in self._variants.all():
             queue.cancel(reason=reason, timeout=timeout)

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, cast
 
-from rmgr.client import content
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, Source, settle
-from rmgr.client.opening import SubmissionOpening
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.progress import Counts
-from rmgr.client.removal import delete_pointers
-from rmgr.client.results import Settled, error_of
-from rmgr.client.scattered import Payload
+from rmgr.client.submitter.opening import SubmissionOpening
+from rmgr.client.values import content
+from rmgr.client.values.results import Settled, error_of
+from rmgr.client.values.scattered import Payload
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -27,6 +26,7 @@ from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, Sta
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.procedures.removal import delete_pointers
 from rmgr.runtime import machine
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.

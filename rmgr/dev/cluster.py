@@ -21,7 +21,6 @@ from typing import Self
 import psutil
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.snapshot import read_snapshot
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.dev.cassandra import CassandraNode
@@ -34,6 +33,7 @@ from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import NodeState
+from rmgr.procedures.snapshot import read_snapshot
 from rmgr.runtime.secured import close_zookeeper, credentials_of, zookeeper_options
 
 #: Session timeout of a cluster on one machine: short, so that a killed part is noticed while one looks.

@@ -38,7 +38,7 @@ from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import LeaderClient
-from rmgr.client.submitting import submit
+from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.dev.cluster import DevCluster

@@ -16,13 +16,13 @@ from ledger import BEAT_S, SHELL, Span, check, check_nothing_left, read_ledger
 
 from rmgr.adapters.stores import open_store
 from rmgr.client.connection import Connection, connect
-from rmgr.client.snapshot import read_tasks
 from rmgr.config import Config
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.views import TaskView
+from rmgr.procedures.snapshot import read_tasks
 from tests.harness.fair_time import PATIENCE_S, FairTimer
 
 #: T: how long a silent process is believed alive. ZooKeeper notices within T and a tick, the leader adds its grace of 1 s.

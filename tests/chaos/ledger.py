@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from rmgr.client.snapshot import read_tasks
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.model.base.states import State
 from rmgr.model.views import TaskView
+from rmgr.procedures.snapshot import read_tasks
 
 BEAT_S = 0.05
 #: A POSIX shell task: start, beats for a while, end. Variables: LEDGER, BEATS (their number), LATER (of a second attempt), BEAT (pause);

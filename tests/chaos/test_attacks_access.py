@@ -21,7 +21,6 @@ from rmgr.adapters.identity.invitation import decode, tls_pair
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.zookeeper.client import Acl, ZkCoordinator, four_letter
 from rmgr.adapters.zookeeper.root import look_at_root
-from rmgr.client import securing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.ops.operator import set_settings
@@ -37,6 +36,7 @@ from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Work
+from rmgr.procedures import securing
 from tests.harness.attacker import Person, Scene, unique, until
 
 HEAP_MIB = 128  # of the scene's server

@@ -20,7 +20,7 @@ from rmgr.adapters.access.auth import open_channel
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.client.submitting import submit
+from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Delete, Exists, Multi
 from rmgr.errors import LimitReached, PermissionDenied, Throttled, Unavailable

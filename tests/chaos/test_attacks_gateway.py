@@ -15,8 +15,8 @@ import pytest
 
 from rmgr.adapters.identity.trust import publish
 from rmgr.client.connection import Connection, connect
-from rmgr.client.signing import Signer
-from rmgr.client.submitting import submit
+from rmgr.client.identity.signing import Signer
+from rmgr.client.submitter.submitting import submit
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.decisions.keeping import PATIENCE_S

@@ -11,7 +11,6 @@ import pytest
 
 from rmgr.adapters.rpc.server import LeaderClient
 from rmgr.adapters.rpc.use import UseClient
-from rmgr.client.snapshot import read_submission
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_OPS, Committed, Create, Exists, Multi, Op, Set
 from rmgr.coord.protocol.records import encode_block, encode_fragment, encode_record
@@ -20,6 +19,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Tail
+from rmgr.procedures.snapshot import read_submission
 from tests.harness.attacker import Scene, until
 
 pytestmark = pytest.mark.xdist_group("attacks_memory")

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.client.bootstrap import read_settings
 from rmgr.coord.decisions import ended
 from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.ops.operator import set_settings
@@ -23,6 +22,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Tail
+from rmgr.procedures.bootstrap import read_settings
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, unique, until
 

@@ -21,7 +21,6 @@ from rmgr.adapters.rpc.line import dial
 from rmgr.adapters.rpc.server import OPTIONS, NodeClient
 from rmgr.adapters.terminals.tunnel import Tunnel
 from rmgr.client.connection import connect
-from rmgr.client.securing import revoke
 from rmgr.config import ClusterConfig, Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Set
@@ -32,6 +31,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import RevokedWork
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Phase
+from rmgr.procedures.securing import revoke
 from tests.harness import forgeries
 from tests.harness.attacker import Person, Scene, unique, until
 from tests.harness.gateway_process import GatewayProcess

@@ -14,8 +14,8 @@ import pytest
 
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.identity.credentials import Credentials
-from rmgr.client.signing import Signer
-from rmgr.client.submitting import submit
+from rmgr.client.identity.signing import Signer
+from rmgr.client.submitter.submitting import submit
 from rmgr.coord.protocol import paths, quotas
 from rmgr.errors import LimitReached
 from rmgr.model.base.states import Reason

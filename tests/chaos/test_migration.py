@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 from breakable import Chaos, eventually
 
-from rmgr.client.asking import ask_each_to_move
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.procedures.asking import ask_each_to_move
 from tests.harness.fair_time import PATIENCE_S
 
 pytestmark = pytest.mark.chaos

@@ -17,9 +17,8 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.client.connection import Connection, connect
-from rmgr.client.signing import Signer
-from rmgr.client.snapshot import read_submission
-from rmgr.client.submitting import submit
+from rmgr.client.identity.signing import Signer
+from rmgr.client.submitter.submitting import submit
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
@@ -29,6 +28,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options
 
 DEADLINE_S = 60.0

@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
-from rmgr.client.engine import Engine
+from rmgr.client.submitter.engine import Engine
 from rmgr.config import Config
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys, paths
@@ -25,6 +24,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState, StarterEntry
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runner.remote import dump_exception
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import structlog
 
-from rmgr.client.bootstrap import bootstrap
 from rmgr.coord.decisions import election
 from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.ops import work as ops
@@ -35,6 +34,7 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
+from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

@@ -25,7 +25,6 @@ from rmgr.adapters.rpc.ranks import handler_of
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.bootstrap import bootstrap
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import work as ops
@@ -48,6 +47,7 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
+from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.stall import StallGuard
 
 DEADLINE_S = 60.0

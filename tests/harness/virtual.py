@@ -22,15 +22,15 @@ from typing import Any
 import structlog
 
 from rmgr.bench.load.virtual_starters import VirtualRunner
-from rmgr.client.bootstrap import bootstrap
 from rmgr.client.connection import Connection
-from rmgr.client.engine import Engine
+from rmgr.client.submitter.engine import Engine
 from rmgr.config import ClusterConfig, Config, StarterConfig
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.daemons.starter.main import Parts, build
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime import machine
 from rmgr.runtime.loop import LoopOwner
 from rmgr.runtime.mailbox import Closed

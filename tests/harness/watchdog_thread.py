@@ -9,7 +9,6 @@ import structlog
 
 from rmgr.adapters.rpc.server import LeaderClient, RpcServer
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.bootstrap import bootstrap
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
@@ -17,6 +16,7 @@ from rmgr.daemons.leader.term.view import LeaderAnswering
 from rmgr.daemons.leader.watchdog import Watchdog
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.memory_store import MemoryStore
 from tests.harness.watchdogs import until

@@ -9,7 +9,6 @@ import pytest
 import structlog
 
 from rmgr.adapters.rpc.server import NodeClient, RpcServer
-from rmgr.client.bootstrap import bootstrap
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Delete, Gone, Multi, Set
 from rmgr.coord.protocol.records import encode_record
@@ -17,6 +16,7 @@ from rmgr.daemons.gateway.main import SessionWatch
 from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.errors import WrongCluster
 from rmgr.model.cluster.node import Meta
+from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.memory import MemoryCoordinator
 
 

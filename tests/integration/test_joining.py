@@ -17,7 +17,6 @@ from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.sealing import seal_secret
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.client.bootstrap import bootstrap
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -25,6 +24,7 @@ from rmgr.daemons.leader.join import Joining
 from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation
+from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.bundles import Bundles, session_bundles
 from tests.harness.memory import MemoryCoordinator, MemoryTree
 

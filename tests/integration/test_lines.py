@@ -20,9 +20,9 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.tls import context_of
 from rmgr.adapters.rpc.line import HANDSHAKES_AT_ONCE, HANDSHAKES_PER_S, DirectLine, LineServer, dial
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.engine import Engine
-from rmgr.client.lines import Lines
 from rmgr.client.ports import TaskSpec
+from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.lines import Lines
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed

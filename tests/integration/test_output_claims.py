@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.claims import claim_pointers, look
-from rmgr.client.values import Values
+from rmgr.client.values.claims import claim_pointers, look
+from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store

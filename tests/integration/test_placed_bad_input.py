@@ -21,7 +21,7 @@ from rmgr.model.cluster.node import Drain
 MANY = """
 import json, os, sys, tempfile
 import kazoo.client, rmgr.adapters.zookeeper.client, rmgr.cli.main, rmgr.cli.sending, rmgr.cli.submit
-import rmgr.client.admission, rmgr.client.bootstrap
+import rmgr.procedures.admission, rmgr.procedures.bootstrap
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()

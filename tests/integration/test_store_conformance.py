@@ -18,7 +18,6 @@ import pytest
 from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite.store import STAGE_BYTES
 from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
-from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.coord.views.closing import history_rows
@@ -30,6 +29,7 @@ from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import JobView
 from rmgr.model.wire.frames import Output
+from rmgr.procedures.history import ended_before, forget, oldest_end
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads, wait_until
 
 

@@ -10,7 +10,6 @@ from rmgr.adapters.zookeeper.acl import RoleLists
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.link import ZkSecurity
 from rmgr.adapters.zookeeper.tree import check_tree, secure_tree
-from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.acl import ROLES, TABLE, Right, may
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_OPS_OF_ONE_JOB, Check, Committed, Create, Delete, Exists, Multi, Op, Set
@@ -19,6 +18,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord
+from rmgr.procedures.bootstrap import bootstrap, verify
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 

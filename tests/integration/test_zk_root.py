@@ -12,12 +12,12 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.root import look_at_root
 from rmgr.cli.main import run
-from rmgr.client.bootstrap import bootstrap, verify
 from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths, quotas
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import PermissionDenied
+from rmgr.procedures.bootstrap import bootstrap, verify
 from rmgr.runtime.secured import zookeeper_options
 
 CHROOT = "/rmgr/lab"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.queue_classes import check_class
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.records.what_if import copied, tried
@@ -22,6 +21,7 @@ from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
 from rmgr.model.tasks.submission import Submission, Work
+from rmgr.procedures.queue_classes import check_class
 from rmgr.sched.queue_class import HOUR_US
 from tests.harness.leader_bench import Bench
 from tests.papers.test_paper000_selection import TABLE

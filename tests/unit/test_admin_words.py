@@ -74,7 +74,7 @@ def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(autho
     assert run(["admin", "add-user", "mallory", "--direct", "--authority", str(authority)]) == 0
     gone = Credentials.load(authority / "bundles" / "mallory").identity
     known = [SimpleNamespace(identity=gone, is_revoked=True), SimpleNamespace(identity=SimpleNamespace(key_id=""), is_revoked=False)]
-    monkeypatch.setattr("rmgr.client.securing.identities", lambda *_: known)
+    monkeypatch.setattr("rmgr.procedures.securing.identities", lambda *_: known)
     for role, name in ((Role.STARTER, "starter"), (Role.USER, "bob")):
         fresh = type(ca)(cluster=ca.cluster, cert_pem=ca.cert_pem, key_pem=ca.key_pem, secrets={**ca.secrets, role.value: "fresh"})
         nobody: Any = None

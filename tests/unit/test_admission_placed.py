@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.client.admission import admit, check_admitted, chosen_classes
 from rmgr.client.specs import Options, draft_of
 from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, UsageError
 from rmgr.model.base.resources import Capacity, NodeAttributes
@@ -15,6 +14,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Submission, Work
+from rmgr.procedures.admission import admit, check_admitted, chosen_classes
 
 
 def placing(name: str, **fields: object) -> QueueSpec:

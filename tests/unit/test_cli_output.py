@@ -10,8 +10,8 @@ import pytest
 from rmgr.cli.ends import expand, how
 from rmgr.cli.follow import AwaitedSubmission, FollowedEnd
 from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.client.live import OutputPiece
-from rmgr.client.stored_logs import read_ended, read_flushed, tail_of
+from rmgr.client.logs.live import OutputPiece
+from rmgr.client.logs.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
 from rmgr.model.views import JobView

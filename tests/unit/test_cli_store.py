@@ -16,7 +16,7 @@ import pytest
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main, store_values
 from rmgr.cli.store_values import Opened, find
-from rmgr.client.values import Values
+from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, NotFound, PermissionDenied

@@ -6,13 +6,13 @@ import threading
 import time
 from dataclasses import replace
 
-from rmgr.client.asking import ask_each_to_move
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
 from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.procedures.asking import ask_each_to_move
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree

@@ -12,7 +12,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
-from rmgr.client.authentic import PAGED, Authenticity, doubted
+from rmgr.client.identity.authentic import PAGED, Authenticity, doubted
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Stamped

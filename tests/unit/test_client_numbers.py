@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitting import Numbers, Submitted, submit
+from rmgr.client.submitter.submitting import Numbers, Submitted, submit
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.model.tasks.submission import Command, Work

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rmgr.client.connection import Connection
-from rmgr.client.engine import Engine
 from rmgr.client.executor import Executor
+from rmgr.client.submitter.engine import Engine
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.config import Config
 from rmgr.coord.protocol import paths

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client import modules
-from rmgr.client.functions import Functions
-from rmgr.client.pickling import dump_call, dump_value, name_of
+from rmgr.client.values import modules
+from rmgr.client.values.functions import Functions
+from rmgr.client.values.pickling import dump_call, dump_value, name_of
 from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
@@ -64,7 +64,7 @@ def test_an_argument_that_cannot_travel_is_named() -> None:
 
 
 def test_arguments_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.client.pickling.MAX_VALUE_BYTES", 1000)
+    monkeypatch.setattr("rmgr.client.values.pickling.MAX_VALUE_BYTES", 1000)
     with pytest.raises(ValueTooLarge, match=r"arguments of f have \d+ bytes; the limit is 1000"):
         dump_call((bytes(2000),), {}, "f")
     with pytest.raises(ValueTooLarge, match="the value for 'k'"):
@@ -74,7 +74,7 @@ def test_arguments_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_classes_of_the_main_program_travel_by_value() -> None:
     program = """
         import pickle
-        from rmgr.client.pickling import dump_call
+        from rmgr.client.values.pickling import dump_call
         class Point:
             def __init__(self, x): self.x = x
         data = dump_call((Point(3),), {}, "f")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.client.pointers import locate
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_page, encode_record
@@ -12,6 +11,7 @@ from rmgr.errors import NotFound
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.procedures.pointers import locate
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.control import cancel_submission, hold_submission, release_submission
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import keys, paths
@@ -32,6 +31,7 @@ from rmgr.errors import (
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Submission, Tail
+from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from tests.harness.client_cluster import Cluster, running
 
 QUEUES = ClusterSettings(

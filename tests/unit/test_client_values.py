@@ -6,11 +6,10 @@ import io
 
 import pytest
 
-from rmgr.client.admission import admit
 from rmgr.client.progress import Counts, ProgressDisplay, Rate, line
 from rmgr.client.specs import Options, draft_of
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.values import Values
+from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import Infeasible, KeyExists, NotFound, PickleFailed, UsageError
@@ -18,6 +17,7 @@ from rmgr.model.base.resources import Capacity, NodeAttributes
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.submission import Work
+from rmgr.procedures.admission import admit
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory_store import MemoryStore
 

@@ -10,9 +10,7 @@ import pytest
 
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
-from rmgr.client import deeds as deeds_module
-from rmgr.client.deeds import Deeds
-from rmgr.client.values import Values
+from rmgr.client.values.values import Values
 from rmgr.coord.decisions.ownership import ValueShare
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.ops import join as join_ops
@@ -28,6 +26,8 @@ from rmgr.model.cluster.joining import Revocation
 from rmgr.model.cluster.queue import SHARED, ClusterSettings
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
+from rmgr.procedures import deeds as deeds_module
+from rmgr.procedures.deeds import Deeds
 from tests.harness.bundles import session_bundles
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore

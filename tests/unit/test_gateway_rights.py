@@ -10,7 +10,7 @@ import pytest
 
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.identity.trust import identify
-from rmgr.client.entry import entry_multi
+from rmgr.client.submitter.entry import entry_multi
 from rmgr.coord.decisions import election
 from rmgr.coord.decisions.rights import ANYBODY, Person
 from rmgr.coord.ops import leader as leader_ops

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rmgr.adapters.store_rules import remembered
-from rmgr.client.bootstrap import bootstrap, read_settings, verify
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotConnected, WrongCluster
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
+from rmgr.procedures.bootstrap import bootstrap, read_settings, verify
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

@@ -16,7 +16,6 @@ from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
 from rmgr.cli.settings import parse_settings, to_document, to_toml
-from rmgr.client.bootstrap import bootstrap
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added
@@ -26,6 +25,7 @@ from rmgr.errors import ConfigError, LimitReached, QueueFull, Unavailable, Usage
 from rmgr.model.cluster.limits import BOUND, BOUNDS, UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import NO_SEQ, BlockKey
+from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
 from tests.harness.memory_tree import MemoryTree

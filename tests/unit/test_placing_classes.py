@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from rmgr.cli.selectors import Filter
-from rmgr.client.queue_classes import class_views
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.records.what_if import copied
@@ -18,6 +17,7 @@ from rmgr.model.base.resources import Request
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.views import QueueView
+from rmgr.procedures.queue_classes import class_views
 from tests.harness.leader_bench import Bench
 
 CLASSES = {

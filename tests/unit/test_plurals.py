@@ -32,7 +32,7 @@ NEVER_ONE = {
     "len(rows)": "adapters/store_rules.py",
     "_hours(total.core_us)": "cli/report.py",
     "view.moves": "cli/show.py",
-    "rigid.nodes": "client/feasible.py",
+    "rigid.nodes": "procedures/feasible.py",
     "most": "coord/validity/rules.py",
     "len(inner)": "coord/validity/rules.py",
     "len(record.shares)": "coord/validity/work.py",

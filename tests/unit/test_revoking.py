@@ -12,12 +12,12 @@ from rmgr.adapters.access.expel import Expeller, expel
 from rmgr.adapters.identity.credentials import Credentials, write_files
 from rmgr.adapters.identity.pki import issue
 from rmgr.adapters.identity.trust import publish
-from rmgr.client.securing import revoke
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.joining import Revocation, RevokedWork
+from rmgr.procedures.securing import revoke
 from tests.harness.bundles import session_bundles
 from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator

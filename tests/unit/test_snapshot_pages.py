@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.client.snapshot import fetch, fetch_visible, read_progress, read_tasks
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Stamped
@@ -17,6 +16,7 @@ from rmgr.coord.views.closing import paged_with
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Paged
+from rmgr.procedures.snapshot import fetch, fetch_visible, read_progress, read_tasks
 from tests.harness.leader_bench import Bench
 from tests.harness.memory import MemoryCoordinator
 

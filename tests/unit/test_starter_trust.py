@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rmgr.client.signing import Signer
+from rmgr.client.identity.signing import Signer
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.records import decode_block, encode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock

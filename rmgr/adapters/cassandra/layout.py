@@ -59,7 +59,7 @@ def bucket_of(key: str) -> int:
 
 
 def is_found_unlisted(key: str) -> bool:
-    """True when whoever frees what a dead writer may have left under this key knows its name (`delete_outputs` in client/removal.py)."""
+    """True if whoever frees what a dead writer left under this key knows its name (`delete_outputs` in procedures/removal.py)."""
     return key.startswith(_OUTPUT)
 
 

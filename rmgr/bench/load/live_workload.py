@@ -12,13 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rmgr.client.admission import admit
 from rmgr.client.connection import Connection
-from rmgr.client.engine import Engine
-from rmgr.client.packing import Buffer, block_of
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitting import submit
+from rmgr.client.submitter.engine import Engine
+from rmgr.client.submitter.packing import Buffer, block_of
+from rmgr.client.submitter.submitting import submit
 from rmgr.coord.ops import operator as operator_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed
@@ -30,6 +29,7 @@ from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Submission, Work
+from rmgr.procedures.admission import admit
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 
 PARTITION = "default"

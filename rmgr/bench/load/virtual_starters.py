@@ -26,7 +26,6 @@ from rmgr import log as logs
 from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.bootstrap import read_meta
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome
@@ -34,6 +33,7 @@ from rmgr.daemons.starter.main import Parts, build
 from rmgr.errors import Unavailable
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import TaskBatch, TaskEnd
+from rmgr.procedures.bootstrap import read_meta
 from rmgr.runtime import machine
 from rmgr.runtime.secured import open_zookeeper
 from rmgr.runtime.stall import StallGuard

@@ -1,6 +1,6 @@
 """Whether a queue admits a submission: what Starters ask before they run a block, because clients of anybody's making write blocks. Pure.
 
-The client and the gateway ask more, and before anything is written (`client/admission.py`). Of what was submitted before the settings were
+The client and the gateway ask more, before anything is written (`procedures/admission.py`). Of what was submitted before the settings were
 changed last, only its user is judged: a limit that is lowered, or a queue that is closed, concerns what comes after.
 """
 

@@ -31,10 +31,6 @@ from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.root import QuotaLook
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.client.admission import check_admitted
-from rmgr.client.bootstrap import check_same, read_meta
-from rmgr.client.deeds import Deeds
-from rmgr.client.fresh_settings import FreshSettings
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
@@ -66,6 +62,10 @@ from rmgr.log import audit
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
+from rmgr.procedures.admission import check_admitted
+from rmgr.procedures.bootstrap import check_same, read_meta
+from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier

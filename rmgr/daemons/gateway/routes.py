@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from rmgr.client.snapshot import fetch
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
+from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 
 #: How old the list of endpoints may be when one is found in it, and at least when one is not.

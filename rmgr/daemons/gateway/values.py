@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any
 
-from rmgr.client.deeds import Deeds
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person, check_operator
@@ -21,6 +20,7 @@ from rmgr.daemons.gateway.rights import OwnerOf
 from rmgr.daemons.gateway.rows import submission_of_row
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound, PermissionDenied
+from rmgr.procedures.deeds import Deeds
 
 #: Writes a line of audit for what is refused: (verb, row).
 Audited = Callable[[str, str], AbstractContextManager[None]]

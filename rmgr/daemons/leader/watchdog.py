@@ -21,7 +21,6 @@ from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.rpc import use as rpc_use
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
-from rmgr.client.bootstrap import bootstrap, check_same
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -42,6 +41,7 @@ from rmgr.daemons.service.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import EpochRecord, Meta
+from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import loop, machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.aside import Aside, place_of

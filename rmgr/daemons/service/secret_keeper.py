@@ -14,8 +14,6 @@ from rmgr.adapters.identity.credentials import Credentials, endpoints_file, know
 from rmgr.adapters.identity.pki import digest_id
 from rmgr.adapters.rpc import join as rpc_join
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.bootstrap import verify
-from rmgr.client.securing import watchdogs
 from rmgr.config import Config
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import SessionState
@@ -23,6 +21,8 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import ConfigError, PermissionDenied, RmgrError
 from rmgr.model.cluster.joining import AclRecord
 from rmgr.model.cluster.node import Meta
+from rmgr.procedures.bootstrap import verify
+from rmgr.procedures.securing import watchdogs
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 from rmgr.runtime.secured import zookeeper_options

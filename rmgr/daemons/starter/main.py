@@ -23,8 +23,6 @@ from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc.ranks import Peers, handler_of
 from rmgr.adapters.terminals import terminal as rpc_terminal
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.client.bootstrap import read_settings
-from rmgr.client.deeds import Deeds
 from rmgr.config import MAX_NODES, Config, StarterConfig
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.core.seals import placings_of
@@ -62,6 +60,8 @@ from rmgr.model.base.ids import check_name
 from rmgr.model.base.resources import CUDA, GPU, Capacity, NodeAttributes
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
+from rmgr.procedures.bootstrap import read_settings
+from rmgr.procedures.deeds import Deeds
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rmgr.client.queue_classes import class_view, state_of
 from rmgr.daemons.leader.records.view import label, promised_starts
 from rmgr.model.views import ClassView, PromiseView, QueueView
+from rmgr.procedures.queue_classes import class_view, state_of
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.records import Cores

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from rmgr.client.removal import delete_outputs
 from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
@@ -54,6 +53,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks import outcome as model
 from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.procedures.removal import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 
 Done = Callable[[bool], None]

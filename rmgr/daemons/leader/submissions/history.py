@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
-from rmgr.client.history import ended_before, forget, oldest_end
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.procedures.history import ended_before, forget, oldest_end
 from rmgr.runtime import machine
 
 #: How often old summaries are looked for.

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from rmgr.client.cancelling import cancel_tasks
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Outcome, Stamped
@@ -23,6 +22,7 @@ from rmgr.daemons.leader.placement.user_requests import UserRequests
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
 from rmgr.model.tasks.submission import Tail
+from rmgr.procedures.cancelling import cancel_tasks
 from rmgr.runtime import machine
 
 _WORK_S = 15.0

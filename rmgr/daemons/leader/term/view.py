@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmgr.adapters.access.auth import Caller
-from rmgr.client.snapshot import claimed_blocks
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
@@ -27,6 +26,7 @@ from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.tasks.submission import Submission
 from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

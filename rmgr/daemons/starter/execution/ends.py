@@ -25,7 +25,6 @@ from rmgr.adapters.host.workevents import (
     WorkEvent,
     lost_words,
 )
-from rmgr.client.removal import delete_pointers
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -47,6 +46,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import PastAttempt
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
 from rmgr.model.wire.frames import CommandEnd
+from rmgr.procedures.removal import delete_pointers
 from rmgr.runner.host.kernel import DIRECTORY_GONE, NODE_TROUBLE
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.client.bootstrap import check_same, read_meta
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, SessionState
@@ -32,6 +31,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_size
 from rmgr.model.cluster.node import Drain
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch
+from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import loop, machine
 from rmgr.runtime.aside import Aside, place_of
 from rmgr.runtime.backoff import Backoff

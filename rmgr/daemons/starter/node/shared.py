@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmgr.adapters.rpc.ranks import Peers
-from rmgr.client.deeds import Deeds
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
@@ -25,6 +24,7 @@ from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.rows import OutputRows
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.procedures.deeds import Deeds
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

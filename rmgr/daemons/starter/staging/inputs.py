@@ -1,7 +1,7 @@
 """Values of input keys: a user's own value, or the output of another task found through its committed attempt.
 
 Which attempt of a task was committed is remembered, so that a task with a thousand inputs reads each fragment once. In a secured
-cluster the user of the task, who has signed it, must be let read each of them (`client/deeds.py`): the Starter's own rights do not count.
+cluster the user of the task, who has signed it, must be let read each (`procedures/deeds.py`): the Starter's own rights do not count.
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from rmgr.client.deeds import Deeds
-from rmgr.client.pointers import locate
-from rmgr.client.snapshot import outcomes_of, read_fragments, read_pages
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person
@@ -25,6 +22,9 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, PermissionDenied, StoreUnavailable
 from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Paged
+from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.pointers import locate
+from rmgr.procedures.snapshot import outcomes_of, read_fragments, read_pages
 
 T = TypeVar("T")
 #: What was read of rows; the bytes of those that are too large are None.

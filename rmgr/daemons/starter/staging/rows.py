@@ -2,7 +2,7 @@
 
 A task counts as ended only once all that it left is stored (`Ends`): a COMPLETE names nothing else. Rows of a block that is not
 the node's any more are not written; those that were written before stay unread, and go once their attempt has failed (`delete_outputs`
-in client/repair.py), at the latest with their submission.
+in client/submitter/repair.py), at the latest with their submission.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from rmgr.client.deeds import Deeds
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
 from rmgr.errors import StoreUnavailable
+from rmgr.procedures.deeds import Deeds
 from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of rows of one job, and what a row weighs beside its value.

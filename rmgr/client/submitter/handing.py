@@ -1,0 +1,103 @@
+"""Whether a block goes straight to an idle node instead of into the queue (HAND, protocol.md 5): a commit less before it runs.
+
+Tried only when everything sent before is final, and with the node that ran the last of it: it fits, and it shows its
+idle marker with the very commit that told the outcome. The multi itself finds out; when it is refused, the block is
+queued as ever, and the next tries wait longer. When several in a row were taken a direct line to the Starter pays
+(`lines.py`): it is told of the block while the HAND is on its way. Lives on the Submitter's thread.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from rmgr.client.submitter.packing import Packed
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Create, Multi, Stamped
+from rmgr.coord.protocol.records import decode_record
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.wire.line import Hint
+from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.client.submitter.lane import SubmissionHandle
+
+#: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
+_PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
+#: So many in a row, and a direct line pays.
+_PAYS = 3
+
+
+class Handing:
+    """Of one handle. ran_on: the node that the last fragment came from, "" = none."""
+
+    def __init__(self, handle: SubmissionHandle) -> None:
+        self.ran_on = ""
+        self._handle = handle
+        self._node = ""
+        self._known: tuple[int, NodeRecord] | None = None  #: version and record of `_node`
+        self._asking = False
+        self._refusals = self._taken = 0
+        self._not_before_s = -math.inf
+
+    def target(self, packed: list[Packed]) -> tuple[str, int] | None:
+        """(node, version of its record) to hand these blocks to, None: queue them."""
+        if len(packed) != 1 or not self.ran_on or packed[0].solid or not packed[0].spec.resubmit:
+            return None
+        handle = self._handle
+        if handle.submission.rigid is not None or handle.submission.request.resources:
+            return None  # only the leader places; and a hungry node may have lent what it has of other resources
+        if handle.progress.final < packed[0].first or machine.monotonic() < self._not_before_s:
+            return None
+        if self._node != self.ran_on:
+            self._node, self._known = self.ran_on, None
+        if self._known is None:
+            self._ask()
+            return None
+        version, record = self._known
+        fits = record.state is NodeState.UP and record.takes_handed
+        return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
+
+    def announce(self, multi: Multi) -> None:
+        """A HAND is on its way: its Starter may know."""
+        lines = self._handle.engine.lines
+        line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
+        made = multi.ops[-1]
+        if line is not None and isinstance(made, Create):
+            line.send(Hint(self._node, made.path.rpartition("/")[2], made.data))
+
+    def taken(self) -> None:
+        """It was committed."""
+        self._refusals = 0
+        self._taken += 1
+        lines = self._handle.engine.lines
+        if self._taken >= _PAYS and lines is not None and self._known is not None:
+            lines.want(self._known[1])
+
+    def refused(self, path: str | None) -> None:
+        """It met something else than expected at `path`; None: it is not allowed."""
+        if path == paths.node(self._node):
+            self._known = None
+        self._refusals += 1
+        self._taken = 0
+        pause_s = _NO_RIGHT_S if path is None else min(_LONGEST_S, _PAUSE_S * 2**self._refusals)
+        self._not_before_s = machine.monotonic() + pause_s
+
+    def _ask(self) -> None:
+        if self._asking:
+            return
+        self._asking = True
+        engine, node = self._handle.engine, self._node
+        asked = engine.coordinator.get(paths.node(node))
+        asked.add_done_callback(lambda _: engine.post(lambda: self._arrived(node, asked)))
+
+    def _arrived(self, node: str, asked: Future[Stamped | None]) -> None:
+        self._asking = False
+        try:
+            found = asked.result(0)
+            if found is not None and node == self._node:
+                self._known = found.version, decode_record(found.data, NodeRecord, paths.node(node))
+        except RmgrError:
+            self.refused(paths.node(node))

@@ -1,0 +1,111 @@
+"""Direct lines of a Submitter to the Starters that run its single tasks: made when they pay, given up when they break.
+
+What is said on them is in `adapters/rpc/line.py`; without one everything goes as ever. Lives on the Submitter's thread, but for
+the dialling; the line's own thread only posts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.wire.line import Ahead, Message, Told
+from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.adapters.host.channel import Loop
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.line import DirectLine
+    from rmgr.client.submitter.engine import Engine
+
+_LOG = logging.getLogger("rmgr.submitter")
+#: So many lines of one process; nobody alternates between more nodes with one task at a time.
+_MOST = 8
+#: After a failure not dialled again for so long.
+_PAUSE_S = 30.0
+
+
+class Lines:
+    """Of one engine; by the address at which a Starter listens.
+
+    Args: credentials: of a secured cluster.
+    """
+
+    def __init__(self, engine: Engine, credentials: Credentials | None) -> None:
+        self._engine = engine
+        self._credentials = credentials
+        self._lines: dict[str, DirectLine] = {}
+        self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
+        self._loop: Loop | None = None
+        self._closed = False
+
+    def of(self, record: NodeRecord) -> DirectLine | None:
+        """The line to the node's Starter, if there is one now."""
+        return self._lines.get(record.line)
+
+    def want(self, record: NodeRecord) -> None:
+        """A line to it would pay. Never waits."""
+        address = record.line
+        if not address or address in self._lines or len(self._lines) >= _MOST:
+            return
+        if machine.monotonic() < self._not_before_s.get(address, -math.inf):
+            return
+        self._not_before_s[address] = machine.monotonic() + _PAUSE_S
+        if self._loop is None:
+            from rmgr.adapters.host.channel import Loop
+
+            try:
+                self._loop = Loop("rmgr-lines", on_crash=lambda error: _LOG.error("lines_ended: %r", error))
+            except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
+                _LOG.info("no_line: %s: %s", address, error)
+                return
+        dialled = self._engine.io(partial(self._dial, self._loop, address, record.key_id))
+        dialled.add_done_callback(lambda _: self._engine.post(partial(self._dialled, address, dialled)))
+
+    def close(self) -> None:
+        """Ends all of them."""
+        self._closed = True
+        for line in self._lines.values():
+            line.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    # -- inside
+
+    def _dial(self, loop: Loop, address: str, key_id: str) -> DirectLine:
+        """On a thread that may wait."""
+        from rmgr.adapters.rpc.line import dial
+
+        ended = lambda _line: self._engine.post(partial(self._ended, address))  # noqa: E731
+        line = dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
+        if self._closed:  # nobody will look at what was dialled
+            line.close()
+        return line
+
+    def _dialled(self, address: str, dialled: Future[DirectLine]) -> None:
+        try:
+            line = dialled.result(0)
+        except (OSError, ValueError, RmgrError) as error:
+            _LOG.info("no_line: %s: %s", address, error)
+            return
+        if self._closed:
+            line.close()
+        elif line.is_open:
+            self._lines[address] = line
+            self._not_before_s.pop(address, None)
+
+    def _ended(self, address: str) -> None:
+        if self._lines.pop(address, None) is not None:
+            self._not_before_s[address] = machine.monotonic() + 1.0
+
+    def _heard(self, line: DirectLine, message: Message) -> None:
+        """On the line's thread."""
+        if isinstance(message, Ahead | Told):
+            self._engine.post(partial(self._engine.heard, message))
+        else:
+            line.close()

@@ -1,0 +1,395 @@
+"""ENQUEUE of one owned submission: group commit. While one is in flight everything submitted accumulates for the next.
+
+    idle -> rows to the store -> room in the queue? -> commit -> Committed: idle again
+                                                    -> Unknown, or a conflict: the tail tells what happened
+Lives on the Submitter's thread; the buffer is shared with the callers under the handle's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rmgr.client.identity.signing import Seal, unsealed
+from rmgr.client.submitter.claiming import claim
+from rmgr.client.submitter.gauge import FULL_LOOK_S
+from rmgr.client.submitter.packing import MOST_BLOCKS, Buffer, Packed, block_of
+from rmgr.client.values import content
+from rmgr.client.values.scattered import Part
+from rmgr.coord.ops import work as ops
+from rmgr.coord.ops.leader import no_outcome
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
+from rmgr.coord.validity import records as validity
+from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
+from rmgr.model.base.resources import MIB
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.block import runs
+from rmgr.model.tasks.outcome import Fragment
+from rmgr.model.tasks.outcome import Outcome as TaskOutcome
+from rmgr.model.tasks.submission import Tail
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.client.submitter.lane import SubmissionHandle
+
+#: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
+_FRAGMENT_TASKS = 200
+_REFUSED_TASKS = 40
+_WHY_CHARACTERS = 300
+#: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
+_CLAIM_S = 0.2
+#: Bytes of arguments written to the store together.
+_LOAD_BYTES = 4 * MIB
+
+
+@dataclass(slots=True)
+class _Round:
+    """One ENQUEUE from what was packed to what became of it."""
+
+    packed: list[Packed]
+    dropped: list[int]
+    tail: Tail
+    rows: dict[int, str]  #: first index -> store row
+    rows_left: int = 0  #: writes of rows that have not ended
+    refused: dict[int, RmgrError] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken, and why
+    multi: Multi | None = None
+    is_queued: bool = False  #: no node takes it directly
+
+
+class Sender:
+    """What a handle sends.
+
+    Args:
+        held: blocks are set aside instead of queued (the submission is held, or has a cap).
+    """
+
+    def __init__(self, handle: SubmissionHandle, tail: Tail, tail_version: int, *, held: bool) -> None:
+        self.tail = tail
+        self.full = False
+        self.held = held
+        self.trouble: RmgrError | None = None  #: why the present round does not get on
+        self.buffer = Buffer(tail.next, single=handle.submission.rigid is not None)
+        self.dropped: set[int] = set()
+        self.want_complete = tail.complete
+        self._handle = handle
+        self._engine = handle.engine
+        self._version = tail_version
+        self._round: _Round | None = None
+        self._rounds = 0
+        self._retry_s = 0.05
+        self._seal: Seal | None = None
+        self._claimed_blocks = 1  #: of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
+
+    @property
+    def sent(self) -> int:
+        """Indices below are durable."""
+        return self.tail.next
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent (to be read under the handle's lock)."""
+        return self._round is None and not self.buffer.tasks and (self.tail.complete or not self.want_complete)
+
+    def rebase(self, tail: Tail, version: int) -> None:
+        """The tail as it is after this Submitter has taken the submission over."""
+        self.tail, self._version = tail, version
+        self.buffer = Buffer(tail.next, single=self._handle.submission.rigid is not None)
+        self.want_complete = tail.complete
+
+    # -- one round
+
+    def send(self) -> None:
+        """Starts a round if none is under way and there is something to send."""
+        handle = self._handle
+        if self._round is not None or not handle.owned or handle.dead is not None:
+            return
+        with handle.lock:
+            most = 1 if self.dropped else self._claimed_blocks if self.buffer.begins_keyed else MOST_BLOCKS
+            packed = self.buffer.take(max_blocks=most)
+            complete = self.want_complete and not self.buffer.tasks
+            if not packed and complete == self.tail.complete:
+                return
+            self._rounds += 1
+            end = packed[-1].first + packed[-1].count if packed else self.tail.next
+            dropped = sorted(index for index in self.dropped if index < end)
+            self.dropped.difference_update(dropped)
+            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._engine.guid[:12]}-{self._rounds}")
+            self._round = _Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
+        if any(item.to_row or item.spec.keyed for item in packed):
+            self._store_rows()
+        else:
+            self._admit()
+
+    def _store_rows(self) -> None:
+        """Writes what goes to the store, some MiB a time and two at a time; then outputs are claimed."""
+        current = self._round
+        assert current is not None
+        loads = _loads([item for item in current.packed if item.to_row])
+        current.rows_left = len(loads)
+        for load in loads:
+            self._store_load(current, load)
+        if not loads:
+            self._claim()
+
+    def _store_load(self, current: _Round, load: list[Packed]) -> None:
+        number, store = self._handle.number, self._engine.store
+
+        def write() -> dict[int, str]:
+            rows: dict[int, tuple[str, Sequence[Part]]] = {}
+            for item in load:
+                parts = content.parts_of(item.payloads)
+                rows[item.first] = keys.arguments(number, item.first, content.hash_of(parts)), parts
+            content.put_rows(store, list(rows.values()))
+            return {first: row for first, (row, _) in rows.items()}
+
+        def written(rows: dict[int, str]) -> None:
+            current.rows |= rows
+            current.rows_left -= 1
+            if not current.rows_left:
+                self._claim()
+
+        self._step(self._engine.io(write), written, lambda: self._store_load(current, load))
+
+    def _claim(self) -> None:
+        current = self._round
+        assert current is not None
+        if not any(item.spec.keyed for item in current.packed):
+            self._admit()
+            return
+        engine, number = self._engine, self._handle.number
+
+        def work() -> tuple[dict[int, RmgrError], float]:
+            begun_s = machine.monotonic()
+            return claim(engine.values, number, engine.guid, current.packed), machine.monotonic() - begun_s
+
+        def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
+            current.refused, took_s = done
+            if took_s < _CLAIM_S / 2:
+                self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
+            elif took_s > 2 * _CLAIM_S:
+                self._claimed_blocks = max(1, self._claimed_blocks // 2)
+            self._admit()
+
+        self._step(engine.io(work), claimed, self._claim)
+
+    def _admit(self) -> None:
+        current = self._round
+        if current is None or self._handle.dead is not None:
+            return
+        cap = self._handle.pending_cap
+        admitted = (
+            True
+            if self.held or not current.packed
+            else self._engine.gauge.admit(self._handle.submission.queue, len(current.packed), cap, self._admit)
+        )
+        if admitted is False:
+            self.full = True
+            self._handle.notify()
+            self._engine.after(FULL_LOOK_S, self._admit)
+        elif admitted:
+            self.full = False
+            self._commit()
+
+    def _commit(self) -> None:
+        current = self._round
+        if current is None or self._handle.dead is not None:
+            return
+        if current.multi is None:
+            current.multi = self._multi(current)
+        failpoint("submitter.before_enqueue")
+        try:
+            asked = self._engine.coordinator.commit(current.multi, timeout_s=self._engine.commit_timeout_s)
+        except RequestTooLarge as error:
+            self._handle.die(error)
+            return
+        self._step(asked, self._answered, self._commit)
+        if _is_handed(current):
+            self._handle.handing.announce(current.multi)
+
+    def _multi(self, current: _Round) -> Multi:
+        submission = self._handle.submission
+        memory_mib = -(-submission.request.memory_bytes // MIB)
+        blocks = [
+            block_of(
+                item,
+                submission=submission.id,
+                priority=submission.priority,
+                cores=submission.request.cores,
+                memory_mib=memory_mib,
+                row=current.rows.get(item.first, ""),
+            )
+            for item in current.packed
+        ]
+        if self._seal is None:
+            signer = self._engine.signer
+            self._seal = signer.sealer(submission) if signer is not None else unsealed
+        blocks = self._seal(blocks)
+        gone = current.refused.keys() | set(current.dropped)
+        if gone:
+            blocks = [part for block in blocks for part in _without(block, gone)]
+        target = None if self.held or gone or current.is_queued else self._handle.handing.target(current.packed)
+        if target is not None:
+            node, version = target
+            (key, data), tail = blocks[0], current.tail
+            return ops.hand(submission.id, tail=tail, tail_version=self._version, key=key, data=data, node=node, node_version=version)
+        return ops.enqueue(
+            submission.id,
+            submission.queue,
+            tail=current.tail,
+            tail_version=self._version,
+            blocks=blocks,
+            held=self.held,
+            ended=_ended(current) if gone else (),
+        )
+
+    def _answered(self, outcome: Outcome) -> None:
+        match outcome:
+            case Committed():
+                self._committed()
+            case Conflict() | Unknown():
+                # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
+                asked = self._engine.coordinator.get(paths.tail(self._handle.number))
+                self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
+
+    def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
+        current = self._round
+        if current is None:
+            return
+        if found is None:
+            self._handle.die(NotFound(f"submission {self._handle.number} is gone", hint=f"rmgr history {self._handle.number}"))
+            return
+        try:
+            now = validity.tail(found, self._handle.number)
+        except RmgrError as error:
+            self._handle.die(error)
+            return
+        if now == current.tail:
+            self._committed()
+        elif now.complete and now.next == self.tail.next and now.reigns == self.tail.reigns:
+            self._ended_meanwhile(now, found.version)
+        elif found.version != self._version:
+            self._handle.die(
+                StateConflict(
+                    f"submission {self._handle.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
+                )
+            )
+        elif isinstance(outcome, Conflict) and _is_handed(current):
+            self._queue_instead(outcome.path)
+        elif isinstance(outcome, Conflict):
+            self._handle.die(
+                StateConflict(
+                    f"submission {self._handle.number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
+                )
+            )
+        else:
+            self._again(self._commit)
+
+    def _ended_meanwhile(self, now: Tail, version: int) -> None:
+        """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
+        current, number = self._round, self._handle.number
+        assert current is not None
+        if current.packed:
+            count = current.tail.next - now.next
+            self._handle.die(
+                StateConflict(
+                    f"submission {number} was ended while this program was cut off or stood still: its last {count} task"
+                    f"{'s' * (count != 1)} {'were' if count != 1 else 'was'} not submitted",
+                    hint=f"make a new one; what was sent before goes on: rmgr tasks {number}",
+                )
+            )
+            return
+        current.tail, self._version = now, version - 1
+        self.want_complete = True
+        self._committed()
+
+    def _committed(self) -> None:
+        current = self._round
+        assert current is not None
+        failpoint("submitter.after_enqueue")
+        if _is_handed(current):
+            self._handle.handing.taken()
+        self._version += 1
+        self._retry_s = 0.05
+        self.trouble = None
+        with self._handle.lock:
+            self.tail, self._round = current.tail, None
+            self._handle.refuse(current.refused)
+        self._handle.sent()
+        self.send()
+
+    def _queue_instead(self, path: str | None) -> None:
+        """The node is not as it was thought to be: nothing was committed, the same tasks go into the queue."""
+        current = self._round
+        assert current is not None
+        self._handle.handing.refused(path)
+        current.multi, current.is_queued = None, True
+        self._commit()
+
+    # -- trouble
+
+    def _step(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
+        asked.add_done_callback(lambda _: self._engine.post(lambda: self._stepped(asked, then, again)))
+
+    def _stepped(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
+        if self._handle.dead is not None:
+            return
+        try:
+            value = asked.result(0)
+        except Unavailable as error:
+            self.trouble = error
+            self._handle.notify()
+            self._again(again)
+        except RmgrError as error:
+            if isinstance(error, PermissionDenied) and self._round is not None and _is_handed(self._round):
+                self._queue_instead(None)  # an older release, or gateway, knows no such thing
+                return
+            self._handle.die(error)
+        else:
+            then(value)
+
+    def _again(self, job: Callable[[], None]) -> None:
+        self._engine.after(self._engine.jitter(self._retry_s), job)
+        self._retry_s = min(1.0, self._retry_s * 2)
+
+
+def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
+    """In parts of about `_LOAD_BYTES`: the hash of one is taken while another is written."""
+    loads: list[list[Packed]] = []
+    size = _LOAD_BYTES
+    for item in items:
+        if size >= _LOAD_BYTES:
+            loads.append([])
+            size = 0
+        loads[-1].append(item)
+        size += sum(map(len, item.payloads))
+    return loads
+
+
+def _ended(current: _Round) -> list[Fragment]:
+    """What is told of tasks that were cancelled, or refused, before they were sent."""
+    dropped = [
+        no_outcome(State.CANCELLED, Reason.USER_CANCEL, current.dropped[at : at + _FRAGMENT_TASKS])
+        for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
+    ]
+    refused = [
+        TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why.message[:_WHY_CHARACTERS])
+        for index, why in sorted(current.refused.items())
+        if index not in current.dropped
+    ]
+    parts = (tuple(refused[at : at + _REFUSED_TASKS]) for at in range(0, len(refused), _REFUSED_TASKS))
+    return [*dropped, *(Fragment(attempt=0, outcomes=part) for part in parts)]
+
+
+def _is_handed(current: _Round) -> bool:
+    return current.multi is not None and current.multi.name == "HAND"
+
+
+def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
+    """A block without its cancelled tasks."""
+    key, data = block
+    left = runs([index for index in range(key.first, key.end) if index not in gone])
+    return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]
