@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.test_house import PACKAGE, STUBS, files, shown, tree_of
 
 _NAMED = re.compile(r"(?<![\w./-])rmgr(?:\.\w+)+(?::\w+)?")
+_IMPORTED = re.compile(r"\bfrom (rmgr(?:\.\w+)+) import (\w+)")
 #: What is in the package, by its first name: other texts that begin so are files, znodes and services (`rmgr.toml`, `rmgr.v1.Leader`).
 _ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()} - {STUBS.name, "__init__"}
 
@@ -21,7 +22,7 @@ _ROOMS = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (pa
 def named_in(path: Path) -> Iterator[tuple[str, int]]:
     """(dotted name, line) of every text of a file that looks like one of the package."""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        for found in _NAMED.findall(line):
+        for found in [*_NAMED.findall(line), *(".".join(one) for one in _IMPORTED.findall(line))]:
             if found.split(".")[1] in _ROOMS:
                 yield found, number
 

@@ -72,7 +72,7 @@ class Person:
 class Scene:
     """One node, one leader; ann works, mallory attacks with the session of a user and with the file of the data store."""
 
-    def __init__(self, directory: Path, *, heap_mb: int = 128) -> None:
+    def __init__(self, directory: Path, *, heap_mb: int = 256) -> None:
         self.directory = directory
         self.cluster = DevCluster(directory / "cluster", nodes=1, watchdogs=1, session_timeout_s=6.0, heap_mb=heap_mb, secured=True)
         self.cluster.start()

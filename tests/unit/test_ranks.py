@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.errors import UsageError
+from rmgr.runner.host import home
 from rmgr.runner.ranks import client as rank_client
 from rmgr.runner.ranks import ranks
 
@@ -84,8 +85,8 @@ def place(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def agent(place: dict[str, str], *words: str, **more: object) -> subprocess.CompletedProcess[bytes]:
-    root = str(Path(ranks.__file__).parents[2])
-    program = f"import sys; sys.path.insert(0, {root!r}); from rmgr.runner import rank_client as c; sys.exit(c.main(sys.argv[1:]))"
+    path = f"import sys; sys.path.insert(0, {str(home.ROOT)!r})"
+    program = f"{path}; from rmgr.runner.ranks import client; sys.exit(client.main(sys.argv[1:]))"
     command = [sys.executable, "-I", "-S", "-c", program, "agent", *words]
     return subprocess.run(command, env={**os.environ, **place}, capture_output=True, timeout=60, check=False, **more)  # type: ignore[call-overload,no-any-return]
 
