@@ -14,10 +14,10 @@ from rmgr.adapters.policy_files import recorded
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.placement import placer as leader_place
 from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import Passes
+from rmgr.daemons.leader.records import served
 from rmgr.daemons.leader.records.pipeline import named
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_id
@@ -64,7 +64,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Bench]]:
     def begin(*policies: Policy) -> Bench:
         stages = tuple(Stage(policy) for policy in policies)
         found = Configuration(stages=stages, policies=tuple(policy.name for policy in policies))
-        monkeypatch.setattr(leader_place, "configuration", lambda _settings, _partition: found)
+        monkeypatch.setattr(served, "configuration", lambda _settings, _partition: found)
         bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))))
         made.append(bench)
         bench.lead()
@@ -227,7 +227,7 @@ def test_whatever_a_policy_decides_its_partition_alone_falls_back_to_fcfs(broken
         policy = broken if partition == "default" else FirstFit()
         return Configuration(stages=(Stage(policy),), policies=(policy.name,))
 
-    monkeypatch.setattr(leader_place, "configuration", found)
+    monkeypatch.setattr(served, "configuration", found)
     bench = Bench(ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE), FAR)))
     try:
         bench.lead()

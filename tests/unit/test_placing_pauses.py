@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.daemons.leader.placement import placer as leader_place
+from rmgr.daemons.leader.records import served
 from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.cluster.node import OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
@@ -44,7 +44,7 @@ def pausing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool
         found = configuration(settings, partition)
         return found if cluster.policy is None else replace(found, stages=(stage,), policies=("pausing",))
 
-    monkeypatch.setattr(leader_place, "configuration", configured_so)
+    monkeypatch.setattr(served, "configuration", configured_so)
 
     def lead(serves: bool = True) -> ClusterState:
         cluster.policy = stage if serves else None

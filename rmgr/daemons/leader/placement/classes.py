@@ -6,53 +6,58 @@ Called in the leader's loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from rmgr.daemons.leader.records.view import label, promised_starts
+from rmgr.daemons.leader.core.metrics import LeaderMetrics
+from rmgr.daemons.leader.records.job_table import JobTable
+from rmgr.daemons.leader.records.served import ServedPartitions
+from rmgr.daemons.leader.records.view import label
 from rmgr.model.views import ClassView, PromiseView, QueueView
 from rmgr.procedures.queue_classes import class_view, state_of
 from rmgr.sched.policies.connection_reservation import ConnectionReservation, Trigger, fired_in
 from rmgr.sched.policies.queue_select import QueueSelect
+from rmgr.sched.policy import Stage
+from rmgr.sched.queue_class import QueueClass
 from rmgr.sched.records import Cores
-
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.core.context import LeaderContext
-    from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.sched.queue_class import QueueClass
-    from rmgr.sched.state.partition import Partition
+from rmgr.sched.state.cluster import ClusterState
+from rmgr.sched.state.partition import Partition
 
 #: So long after something has happened the metrics tell it: counting is O(jobs).
 MEASURED_S = 1.0
 _NEVER = (0,) * len(Trigger)
 
 
-def views_of(placer: Placer) -> tuple[QueueView, ...]:
-    """Every class of every partition, in the order of its file. Cost: O(jobs)."""
-    if not any(placer.classes.values()):
+def views_of(
+    state: ClusterState | None, promised: Mapping[int, int], served: ServedPartitions, job_table: JobTable, stages: Iterable[Stage]
+) -> tuple[QueueView, ...]:
+    """Every class of every partition, in the order of its file. Cost: O(jobs).
+
+    Args: promised: job -> the start that it was promised (us). stages: that place now.
+    """
+    if not any(served.classes.values()):
         return ()
-    expected = promised_starts(placer.state, placer.plan)
-    waiting = Counter((one.partition, placer.job_table.class_of(job)) for job, one in placer.job_table.waiting.items())
-    running = Counter((one.partition, placer.job_table.class_of(job)) for job, one in placer.job_table.placed.items())
+    waiting = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.waiting.items())
+    running = Counter((one.partition, job_table.class_of(job)) for job, one in job_table.placed.items())
     views = []
-    for partition, ladder in sorted(placer.classes.items()):
-        part = placer.state.partitions.get(partition) if placer.state is not None else None
-        state = state_of(partition, placer.settings())
+    for partition, ladder in sorted(served.classes.items()):
+        part = state.partitions.get(partition) if state is not None else None
+        is_open = state_of(partition, served.settings())
         for queue in ladder:
-            view = class_view(queue, partition, placer.policies.get(partition, ""), state)
+            view = class_view(queue, partition, served.policies.get(partition, ""), is_open)
             assert view.of_class is not None
-            told = replace(view.of_class, is_known=True, chosen=_chosen(placer, partition, queue))
+            told = replace(view.of_class, is_known=True, chosen=_chosen(stages, partition, queue))
             if part is not None:
-                told = _told(placer, part, queue, told, expected)
+                told = _told(job_table, part, queue, told, promised)
             where = (partition, queue.name)
             views.append(replace(view, pending=waiting[where], running=running[where], of_class=told))
     return tuple(views)
 
 
-def _told(placer: Placer, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
+def _told(job_table: JobTable, part: Partition, queue: QueueClass, view: ClassView, expected: Mapping[int, int]) -> ClassView:
     """What the scheduler's records say of it."""
-    records = placer.job_table.submissions
+    records = job_table.submissions
     promised = [
         PromiseView(
             job=label(job, records),
@@ -62,7 +67,7 @@ def _told(placer: Placer, part: Partition, queue: QueueClass, view: ClassView, e
             expected_start_us=expected.get(job, 0),
         )
         for job, hold in sorted(part.holds.items())
-        if placer.job_table.class_of(job) == queue.name
+        if job_table.class_of(job) == queue.name
     ]
     fired = part.notes.get(ConnectionReservation.name, {}).get(fired_in(queue.name), {}).get(0, _NEVER)
     return replace(view, promised=tuple(promised), fired=fired)
@@ -72,9 +77,8 @@ def _count(cores: Cores) -> int:
     return sum(count * (last - first + 1) for first, last, count in cores)
 
 
-def _chosen(placer: Placer, partition: str, queue: QueueClass) -> str:
+def _chosen(stages: Iterable[Stage], partition: str, queue: QueueClass) -> str:
     """By whom it is chosen for a job."""
-    stages, _ = placer.pipeline
     for stage in stages:
         policy = stage.policy
         if partition in stage.partitions and isinstance(policy, QueueSelect | ConnectionReservation) and getattr(policy, "select", True):
@@ -84,25 +88,36 @@ def _chosen(placer: Placer, partition: str, queue: QueueClass) -> str:
     return "by users only (-q)"
 
 
-class ClassMetrics:
-    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop."""
+class Later(Protocol):
+    """Calls in the leader's loop, in so many seconds."""
 
-    def __init__(self, placer: Placer, context: LeaderContext) -> None:
-        self._placer = placer
-        self._context = context
+    def after(self, delay_s: float, what: Callable[[], None]) -> object: ...
+
+
+class ClassMetrics:
+    """Puts what is told of classes into a leader's metrics, a moment after something has happened. In the leader's loop.
+
+    Args: views: what is told of them now (`views_of`).
+    """
+
+    def __init__(self, served: ServedPartitions, views: Callable[[], Iterable[QueueView]], loop: Later, metrics: LeaderMetrics) -> None:
+        self._served = served
+        self._views = views
+        self._loop = loop
+        self._metrics = metrics
         self._is_due = False
 
     def soon(self) -> None:
         """Something has happened. Costs nothing where there are no classes."""
-        if not self._is_due and any(self._placer.classes.values()):
+        if not self._is_due and any(self._served.classes.values()):
             self._is_due = True
-            self._context.after(MEASURED_S, self._measure)
+            self._loop.after(MEASURED_S, self._measure)
 
     def _measure(self) -> None:
         self._is_due = False
         self.clear()
-        metrics = self._context.metrics
-        for view in views_of(self._placer):
+        metrics = self._metrics
+        for view in self._views():
             told, where = view.of_class, (view.partition, view.id)
             assert told is not None
             metrics.class_waiting.labels(*where).set(view.pending)
@@ -113,6 +128,6 @@ class ClassMetrics:
 
     def clear(self) -> None:
         """Nothing is known any more."""
-        metrics = self._context.metrics
+        metrics = self._metrics
         for metric in (metrics.class_waiting, metrics.class_running, metrics.class_promised, metrics.class_reservations):
             metric.clear()

@@ -6,10 +6,10 @@ And what follows a placed job of several nodes: holds that its end leaves behind
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.ops import place as place_ops
@@ -20,7 +20,6 @@ from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Commit
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Names, allocation_of
-from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
 from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob, Waiting
 from rmgr.daemons.leader.records.records import encode_records
@@ -28,7 +27,7 @@ from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder, NodeState, OrderKind
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.placing import Allocation, job_id, task_of
 from rmgr.runtime import machine
@@ -63,6 +62,19 @@ def _is_order(decision: Decision) -> bool:
     return type(decision) is not WakeAt and (type(decision) is not Reserve or decision.keep)
 
 
+class FencedNodes(Protocol):
+    """Knows the nodes of the cluster, and their fences."""
+
+    @property
+    def records(self) -> Mapping[str, NodeRecord]:
+        """By name."""
+        ...
+
+    def version_of(self, name: str) -> int | None:
+        """The node's fence; None for an unknown one."""
+        ...
+
+
 class _Chosen(NamedTuple):
     """A job that starts, before its allocation is sealed. name: of its block where it will run."""
 
@@ -83,7 +95,7 @@ class PlanExecution:
         context: LeaderContext,
         job_table: JobTable,
         names: Names,
-        nodes: NodeKeeper,
+        nodes: FencedNodes,
         stops: Stops,
         placed: Callable[[str], None],
         broke: Callable[[str, str], None] = lambda _partition, _error: None,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
@@ -18,7 +17,9 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
-from rmgr.daemons.leader.records.job_table import PlacedJob
+from rmgr.daemons.leader.placement.job_lists import PendingLists
+from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
+from rmgr.daemons.leader.records.updates import StateUpdates
 from rmgr.daemons.leader.records.view import label
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -28,9 +29,6 @@ from rmgr.sched.job import Job, Running, nodes_of
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
-
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.placer import Placer
 
 #: A job that has refused to stop is not asked by a policy again for so long.
 PIN_US = 60_000_000
@@ -97,7 +95,7 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, context: LeaderContext, placer: Placer) -> None:
+    def __init__(self, context: LeaderContext, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
@@ -105,7 +103,9 @@ class Stops:
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
         self._context = context
-        self._placer = placer
+        self._job_table = job_table
+        self._lists = lists
+        self._updates = updates
 
     def forget(self) -> None:
         """Everything will be read again."""
@@ -127,14 +127,12 @@ class Stops:
 
     def begin(self, state: ClusterState, run: Running, guid: str, now_us: int, *, by_policy: bool = False) -> PendingStop:
         """The job is about to be asked: the scheduler hears that it neither waits nor runs. `watch` follows when it was asked."""
-        placer, job = self._placer, run.job.id
-        route = placer.job_table.routes.get(job, "")
-        stop = PendingStop(
-            job=job, placed=placer.job_table.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy
-        )
+        job, job_table = run.job.id, self._job_table
+        route = job_table.routes.get(job, "")
+        stop = PendingStop(job=job, placed=job_table.placed[job], guid=guid, run=run, route=route, asked_us=now_us, by_policy=by_policy)
         self.by_job[job] = stop
-        placer.tell(state, "job_stopping", run, now_us)
-        placer.because(Cause.JOB_ENDED)
+        self._updates.tell(state, "job_stopping", run, now_us)
+        self._updates.because(Cause.JOB_ENDED)
         return stop
 
     def adopt(self, stop: PendingStop) -> None:
@@ -180,7 +178,7 @@ class Stops:
         self._context.log.warning(
             "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._context.epoch
         )
-        self._placer.wake()
+        self._updates.wake()
 
     def vacated(self, job: int, placed: PlacedJob) -> bool:
         """A job's block is gone from its head. True: it was asked to, and what came of it is being looked at."""
@@ -210,7 +208,7 @@ class Stops:
                 self._context.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
                 return
             stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._context.clock()
-            self._placer.look_at(paths.pending(stop.placed.queue))
+            self._lists.look_at(paths.pending(stop.placed.queue))
 
         following, same = _next_names(placed)
         self._context.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
@@ -222,27 +220,27 @@ class Stops:
 
     def learn(self, job: int, data: BlockData) -> None:
         """Its block was read: whether its program has answered, and how often it was moved, is told the scheduler in the next turn."""
-        submission = self._placer.job_table.submissions.get(task_of(job)[0])
+        submission = self._job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._learned[job] = known_of(submission, data.answered, data.moves)
-            self._placer.wake()
+            self._updates.wake()
 
     def _tell_known(self, state: ClusterState, job: int, known: Known) -> bool:
         """Also of one that was just given to its nodes, before the job table says so. False: it is known already, or the job is gone."""
-        placed = self._placer.job_table.placed.get(job) or self._placer.job_table.waiting.get(job)
+        placed = self._job_table.placed.get(job) or self._job_table.waiting.get(job)
         run = None if placed is None else state.partitions[placed.partition].running.get(job)
         if placed is None or run is None or known == (run.job.saves, run.job.moves):
             return False
-        self._placer.tell(state, "job_known", job, *known, placed.partition)
+        self._updates.tell(state, "job_known", job, *known, placed.partition)
         self._remember(with_known(run.job, known))
         return True
 
     def _remember(self, job: Job) -> None:
         """Where its record does not say so."""
-        submission = self._placer.job_table.submissions.get(task_of(job.id)[0])
+        submission = self._job_table.submissions.get(task_of(job.id)[0])
         known = (job.saves, job.moves)
         if submission is None or known_of(submission, False, 0) != known:
-            self._placer.job_table.learn(job.id, known)
+            self._job_table.learn(job.id, known)
 
     # -- facts
 
@@ -251,14 +249,14 @@ class Stops:
         for stop in list(self.by_job.values()):
             if stop.is_ended or (stop.is_back and self._left_again(stop)):
                 self._close(stop)
-                self._placer.job_table.marks.pop(stop.job, None)
-                self._placer.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
-                self._placer.because(Cause.JOB_ENDED)
+                self._job_table.marks.pop(stop.job, None)
+                self._updates.tell(state, "job_ended", stop.job, stop.placed.partition, now=now_us)
+                self._updates.because(Cause.JOB_ENDED)
         self._look_at_refused(state, now_us)
         learned, self._learned = self._learned, {}
         for job, known in learned.items():
             if self._tell_known(state, job, known):
-                self._placer.because(Cause.TIMER)
+                self._updates.because(Cause.TIMER)
         self._unpin(state, now_us)
 
     def _look_at_refused(self, state: ClusterState, now_us: int) -> None:
@@ -268,7 +266,7 @@ class Stops:
 
     def _left_again(self, stop: PendingStop) -> bool:
         """It was back, and was cancelled or held before its queue was read."""
-        pending = self._placer.pending(stop.placed.queue)
+        pending = self._lists.pending.get(stop.placed.queue)
         names = {paths.block_name(key) for key in _next_names(stop.placed)}
         return pending is not None and pending.asked_s > stop.back_s and names.isdisjoint(pending.value or ())
 
@@ -276,10 +274,10 @@ class Stops:
         """It waits again: the job comes back with what is remembered of it."""
         stop = self.by_job[job.id]
         self._close(stop)
-        job_table = self._placer.job_table
+        job_table = self._job_table
         if stop.is_taken_back:  # as if it had never left
             now_us = stop.run.job.queued_us
-            self._placer.tell(state, "job_stopping", stop.run, self._placer.now_us())
+            self._updates.tell(state, "job_stopping", stop.run, self._updates.now_us())
         if not stop.is_taken_back or now_us > job.submit_us:
             job_table.queued[job.id] = now_us
         if stop.route:
@@ -289,31 +287,31 @@ class Stops:
         is_moved = stop.by_policy and job.restarts > before.restarts
         job = with_known(job, (before.saves, before.moves + is_moved))
         self._remember(job)
-        self._placer.tell(state, "job_returned", replace(job, queued_us=now_us))
-        self._placer.because(Cause.JOB_SUBMITTED)
+        self._updates.tell(state, "job_returned", replace(job, queued_us=now_us))
+        self._updates.because(Cause.JOB_SUBMITTED)
         if stop.is_taken_back:  # before a pass sees its nodes free
-            self._look_at_refused(state, self._placer.now_us())
+            self._look_at_refused(state, self._updates.now_us())
 
     def _go_on(self, state: ClusterState, stop: PendingStop, now_us: int) -> None:
         part = state.partitions[stop.placed.partition]
         if stop.is_taken_back:
             self._close(stop)
             self._begun.add(stop.job)
-            self._placer.wake()
+            self._updates.wake()
             return
         if not part.has_room_for(stop.run):
             self._take_back(part, stop, now_us)
             return  # when it is back; where others have begun there on what else was free, when they are done
-        job_table = self._placer.job_table
+        job_table = self._job_table
         self._close(stop)
         self.is_dirty = True
         self.refusals[stop.job] = stop.why
         job_table.marks.pop(stop.job, None)
-        self._placer.tell(state, "job_went_on", stop.job, now_us, stop.placed.partition)
+        self._updates.tell(state, "job_went_on", stop.job, now_us, stop.placed.partition)
         run = part.running[stop.job]
         job_table.stays[stop.job] = (run.start_us, run.end_us)
         self.pin(state, stop.job, stop.placed.partition, until_us=now_us + PIN_US)
-        self._placer.because(Cause.TIMER)
+        self._updates.because(Cause.TIMER)
 
     def _take_back(self, part: Partition, stop: PendingStop, now_us: int) -> None:
         """The last job that was given these nodes since is asked to give them back, if it has not begun (its node knows). One at a time.
@@ -325,14 +323,14 @@ class Stops:
             job = run.job.id
             if stop.asked_us is not None and run.start_us < stop.asked_us:
                 return
-            placed = self._placer.job_table.placed.get(job)
+            placed = self._job_table.placed.get(job)
             if job in self._begun or placed is None or wanted.isdisjoint(nodes_of(run.placement)):
                 continue
             if job not in self.by_job:
-                why = f"job {label(stop.job, self._placer.job_table.submissions)} goes on where it is, and this one has not begun"
+                why = f"job {label(stop.job, self._job_table.submissions)} goes on where it is, and this one has not begun"
                 order = stop_order(job, why=POLICY, detail=why, unsaved=GO_ON, unbegun=True)
                 taken = PendingStop(job=job, placed=placed, guid=machine.guid()[:12], run=run, asked_us=now_us, is_taken_back=True)
-                taken.route = self._placer.job_table.routes.get(job, "")
+                taken.route = self._job_table.routes.get(job, "")
                 self.by_job[job] = taken
                 self._taken.append(SentOrder(job, taken.guid, order, taken))
             return
@@ -351,24 +349,24 @@ class Stops:
 
     def started(self, state: ClusterState, job: int, data: BlockData) -> None:
         """A job is on its nodes: one that runs once, whatever happens, is not sent back by a policy. data: of its block, as it waited."""
-        submission = self._placer.job_table.submissions.get(task_of(job)[0])
+        submission = self._job_table.submissions.get(task_of(job)[0])
         if submission is not None:
             self._tell_known(state, job, known_of(submission, data.answered, data.moves))
-        if not self._placer.may_move(job):
-            self.pin(state, job, self._placer.job_table.waiting[job].partition)
+        if not self._job_table.may_move(job):
+            self.pin(state, job, self._job_table.waiting[job].partition)
 
     def pin(self, state: ClusterState, job: int, partition: str, *, until_us: int = 0) -> None:
         """Policies may not send it back: until then, or (0) as long as it runs."""
         if until_us:
-            self._placer.job_table.pins[job] = until_us
-            self._context.after(PIN_US / 1e6 + 0.1, self._placer.wake)
-        self._placer.tell(state, "job_pinned", job, True, partition)
+            self._job_table.pins[job] = until_us
+            self._context.after(PIN_US / 1e6 + 0.1, self._updates.wake)
+        self._updates.tell(state, "job_pinned", job, True, partition)
 
     def _unpin(self, state: ClusterState, now_us: int) -> None:
-        pins = self._placer.job_table.pins
+        pins = self._job_table.pins
         for job in [job for job, until_us in pins.items() if until_us <= now_us]:
             del pins[job]
-            placed = self._placer.job_table.placed.get(job)
-            if placed is not None and job in state.partitions[placed.partition].pinned and self._placer.may_move(job):
-                self._placer.tell(state, "job_pinned", job, False, placed.partition)
-                self._placer.because(Cause.TIMER)
+            placed = self._job_table.placed.get(job)
+            if placed is not None and job in state.partitions[placed.partition].pinned and self._job_table.may_move(job):
+                self._updates.tell(state, "job_pinned", job, False, placed.partition)
+                self._updates.because(Cause.TIMER)

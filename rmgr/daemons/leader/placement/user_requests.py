@@ -1,15 +1,15 @@
 """What people ask of jobs that run: to save their state, to go on elsewhere, to leave a node. The leader asks, and tells what came of it.
 
 An open request is looked at in every turn until it is settled, from what is known by then: so it does not matter which leader began
-with it, nor whether a commit of it was ever made. Where a moved job may start next is a feature of nodes that only this job asks for.
+with it, nor whether a commit of it was ever made. Where a moved job may start next, says `next_starts.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
@@ -17,25 +17,17 @@ from rmgr.coord.protocol.multi import Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.leader.core.context import LeaderContext
-from rmgr.daemons.leader.core.facts import allows, node_mark
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
-from rmgr.daemons.leader.nodes.nodes import NodeKeeper
-from rmgr.daemons.leader.placement.orders import PlanExecution
-from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, stop_order
-from rmgr.daemons.leader.records.job_table import PlacedJob
+from rmgr.daemons.leader.placement.next_starts import NextStarts, only
+from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, Stops, stop_order
+from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
 from rmgr.daemons.leader.records.view import label
-from rmgr.errors import Infeasible, NotFound, RmgrError, StateConflict, Unavailable
-from rmgr.model.base.units import counted
+from rmgr.errors import RmgrError, StateConflict, Unavailable
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.placing import FROM_START, MAX_INDEX, job_id, job_label, task_of
 from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.runtime import machine
-from rmgr.sched.capacity.pool_node import room_if_empty
-from rmgr.sched.job import Job, Node, nodes_of
 from rmgr.sched.state.cluster import ClusterState
-
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.placer import Placer
 
 #: A drain that was asked for is seen within so long.
 _DRAIN_S = 10.0
@@ -44,6 +36,14 @@ _RETRY_S = 0.2
 _ORDER_S, _BACK_S = 10.0, 2.0
 #: Texts about jobs in the answer to a request: it is one znode.
 _TOLD_BYTES = 6 * 1024
+
+
+class SentOrders(Protocol):
+    """Commits orders to the heads of jobs."""
+
+    def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
+        """`done` is told "", or why everything must be read again."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,18 +75,27 @@ class UserRequest:
 
 @dataclass(slots=True)
 class UserRequests:
-    """All open requests of one leadership."""
+    """All open requests of one leadership.
+
+    Args:
+        drains: nodes that are drained. is_placing: some queue is placed in this cluster.
+        wake: asks for a turn.
+    """
 
     context: LeaderContext
-    placer: Placer
-    orders: PlanExecution
-    nodes: NodeKeeper
+    job_table: JobTable
+    stops: Stops
+    next_starts: NextStarts
+    orders: SentOrders
+    drains: Container[str]
+    is_placing: Callable[[], bool]
+    wake: Callable[[], None]
     _open: dict[str, tuple[UserRequest, Callable[[StopRequest], None]]] = field(default_factory=dict)
 
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
         user_request = UserRequest(guid=guid, request=request, end_s=self.context.clock() + _DRAIN_S)
-        if not self.placer.queues or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
+        if not self.is_placing() or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
                 user_request.parts = []
             else:
@@ -94,7 +103,7 @@ class UserRequests:
             self._answer(user_request, done)
             return
         self._open[guid] = (user_request, done)
-        self.placer.wake()
+        self.wake()
 
     def rebuilt(self) -> None:
         """Everything was read again: stops that were committed are among it, others have not begun."""
@@ -112,15 +121,15 @@ class UserRequests:
 
     def turn(self, state: ClusterState, now_us: int, done: Callable[[str], None]) -> bool:
         """Looks at every open request. True: a commit is under way, `done` is told of it as of a plan."""
-        asked = self.placer.stops.taken_back()
+        asked = self.stops.taken_back()
         for user_request, answer in list(self._open.values()):
             asked += self._step(state, user_request, now_us)
             if user_request.is_over:
                 del self._open[user_request.guid]
                 self._answer(user_request, answer)
-        if not asked and not self.placer.stops.is_dirty:
+        if not asked and not self.stops.is_dirty:
             return False
-        self.placer.stops.is_dirty = False
+        self.stops.is_dirty = False
         self.orders.ask(state, asked, done=done)
         return True
 
@@ -146,12 +155,12 @@ class UserRequests:
         """Every job with a part on the node, once nothing new comes there."""
         node = user_request.request.node
         if user_request.parts is None:
-            if node not in self.nodes.drains:
+            if node not in self.drains:
                 if self.context.clock() > user_request.end_s:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
-                self.context.after(_RETRY_S, self.placer.wake)
+                self.context.after(_RETRY_S, self.wake)
                 return []
-            placed = sorted(self.placer.job_table.placed.items())
+            placed = sorted(self.job_table.placed.items())
             user_request.parts = [
                 self._part(user_request, job) for job, one in placed if any(name == node for name, _ in one.allocation.shares)
             ]
@@ -161,13 +170,13 @@ class UserRequests:
 
     def _part(self, user_request: UserRequest, job: int) -> UserRequest:
         submission, index = task_of(job)
-        attempt = self.placer.job_table.placed[job].key.attempt
+        attempt = self.job_table.placed[job].key.attempt
         request = replace(user_request.request, kind=StopKind.MIGRATE, submission=submission, index=index, attempt=attempt)
         return UserRequest(guid=machine.guid()[:12], request=request, end_s=user_request.end_s)
 
     def _one(self, state: ClusterState, user_request: UserRequest, now_us: int) -> list[SentOrder]:
-        job_table, request, job, shown = self.placer.job_table, user_request.request, user_request.job, self._label(user_request.job)
-        stop, placed, waiting = self.placer.stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
+        job_table, request, job, shown = self.job_table, user_request.request, user_request.job, self._label(user_request.job)
+        stop, placed, waiting = self.stops.by_job.get(job), job_table.placed.get(job), job_table.waiting.get(job)
         if stop is not None:
             if stop.is_refused:
                 raise _refused(shown, stop.why)
@@ -190,11 +199,11 @@ class UserRequests:
                     self._order_checkpoint(user_request, placed)
                 return []
             if user_request.begun:
-                raise _refused(shown, self.placer.stops.refusals.get(job, ""))
+                raise _refused(shown, self.stops.refusals.get(job, ""))
             return [self._order_stop(state, user_request, placed, now_us)]
         if waiting is not None:
             if user_request.begun or 0 < request.attempt < waiting.key.attempt:
-                if request.to and job_table.marks.get(job) != _only(request.to):
+                if request.to and job_table.marks.get(job) != only(request.to):
                     what = f"its attempt {waiting.key.attempt} waits in queue {waiting.queue}, and not for node {request.to}"
                     raise _elsewhere(shown, request.to, what)
                 self._over(user_request, f"it waits in queue {waiting.queue} for its next start, attempt {waiting.key.attempt}")
@@ -210,11 +219,11 @@ class UserRequests:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
         if user_request.gone_s is None:
             user_request.gone_s = self.context.clock()
-            self.context.after(limit_s + 0.1, self.placer.wake)
+            self.context.after(limit_s + 0.1, self.wake)
         return self.context.clock() - user_request.gone_s < limit_s
 
     def _label(self, job: int) -> str:
-        return label(job, self.placer.job_table.submissions)
+        return label(job, self.job_table.submissions)
 
     def _over(self, user_request: UserRequest, told: str) -> None:
         user_request.told, user_request.is_over = told, True
@@ -242,7 +251,7 @@ class UserRequests:
 
     def _order_stop(self, state: ClusterState, user_request: UserRequest, placed: PlacedJob, now_us: int) -> SentOrder:
         job, request, shown = user_request.job, user_request.request, self._label(user_request.job)
-        if not self.placer.may_move(job):
+        if not self.job_table.may_move(job):
             raise StateConflict(
                 f"job {shown} was submitted with --no-requeue: it runs once, and is never asked to stop",
                 hint=f"let it end, or: rmgr cancel {shown}",
@@ -251,88 +260,27 @@ class UserRequests:
         run = part.running.get(job) or (part.suspended[job].run if job in part.suspended else None)
         if run is None:
             raise Unavailable(f"job {shown} is just being placed", hint="try again in a moment")
-        mark = ""
-        if not request.node:
-            mark = self._mark_for(run.job, placed, request.to, [self.placer.names.name(node) for node in nodes_of(run.placement)])
+        mark = self.next_starts.mark_for(run, placed, request.to) if not request.node else ""
         order = stop_order(job, why=DRAIN if request.node else USER, detail=request.detail, grace_us=request.grace_us)
-        stop = self.placer.stops.begin(state, run, user_request.guid, now_us)
+        stop = self.stops.begin(state, run, user_request.guid, now_us)
         if mark:
-            self.placer.job_table.marks[job] = mark
+            self.job_table.marks[job] = mark
         else:
-            self.placer.job_table.marks.pop(job, None)
+            self.job_table.marks.pop(job, None)
         user_request.begun = True
         return SentOrder(job, user_request.guid, order, stop)
 
     def _redirect(self, user_request: UserRequest, stop: PendingStop) -> None:
-        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `_mark_for`."""
-        marks, to = self.placer.job_table.marks, user_request.request.to
+        """Somebody else has the job stopped already: from now on it goes where this one wants it. Raises: as `NextStarts.mark_for`."""
+        marks, to = self.job_table.marks, user_request.request.to
         if to or user_request.job not in marks:
-            here = [self.placer.names.name(node) for node in nodes_of(stop.run.placement)]
-            marks[user_request.job] = self._mark_for(stop.run.job, stop.placed, to, here)
-            self.placer.stops.is_dirty = True
-
-    def _mark_for(self, job: Job, placed: PlacedJob, to: str, here: list[str]) -> str:
-        """The feature of the nodes on which it may start next. Raises: NotFound, StateConflict, Infeasible."""
-        shown = self._label(job.id)
-        if not to:
-            for never in (here, [placed.node]):
-                mark = f"=;{','.join(sorted(never))}"
-                if self._could(job, mark):
-                    return mark
-            raise Infeasible(
-                f"job {shown} cannot go elsewhere: no other open node of partition {placed.partition} could run it",
-                hint=f"rmgr nodes; rmgr checkpoint {shown} saves its state where it is",
-            )
-        if to not in self.nodes.records:
-            raise NotFound(f"there is no node {to!r}", hint="rmgr nodes")
-        node = next((node for node in self.placer.machine() if node.name == to), None)
-        if node is None or node.partition != job.partition:
-            raise Infeasible(f"node {to} is not in partition {job.partition}, where job {shown} is placed", hint="rmgr nodes -o +partition")
-        if node.closed:
-            why = f"node {to} takes nothing new: it is drained, or its Starter is gone"
-            raise StateConflict(why, hint=f"rmgr nodes {to}; rmgr resume {to}")
-        if not self._could(job, _only(to)):
-            wanted = f"{job.processes} x {counted(job.threads, 'core')}"
-            raise Infeasible(f"node {to} is too small for job {shown}: it needs {wanted}, {to} has {node.cores}", hint="rmgr nodes")
-        return _only(to)
-
-    def _could(self, job: Job, mark: str) -> bool:
-        """Open nodes that the mark allows could run the job if they were empty."""
-        shape = replace(job, features=tuple(name for name in job.features if not name.startswith("="))).shape
-        submission = self.placer.job_table.submissions.get(task_of(job.id)[0])
-        # A mark of an earlier move is over.
-        own = node_mark(submission.rigid) if submission is not None and submission.rigid is not None else ""
-
-        def room(node: Node) -> int:
-            allowed = allows(mark, node.name) and (not own or allows(own, node.name))
-            return room_if_empty(shape, node) if allowed and not node.closed and node.partition == job.partition else 0
-
-        return sum(map(room, self.placer.machine())) >= job.processes
-
-    def mark_of(self, job_: int, job: Job) -> str:
-        """Where the next start of a job that comes to its queue must be: "" = anywhere, also where it has become impossible."""
-        mark = self.placer.job_table.marks.get(job_, "")
-        if mark and not self._could(job, mark):
-            del self.placer.job_table.marks[job_]
-            return ""
-        return mark
-
-    def look_at_marks(self, state: ClusterState) -> None:
-        """Nodes have changed: a job that waits for one that is gone waits for any."""
-        for job_, mark in list(self.placer.job_table.marks.items()):
-            waiting = self.placer.job_table.waiting.get(job_)
-            job = state.partitions[waiting.partition].jobs.get(job_) if waiting is not None else None
-            if job is None or mark not in job.features:
-                continue
-            plain = replace(job, features=tuple(name for name in job.features if name != mark))
-            if not self._could(plain, mark):
-                del self.placer.job_table.marks[job_]
-                self.placer.tell(state, "job_requeued", plain)
+            marks[user_request.job] = self.next_starts.mark_for(stop.run, stop.placed, to)
+            self.stops.is_dirty = True
 
     # -- checkpoints of a job that goes on
 
     def _order_checkpoint(self, user_request: UserRequest, placed: PlacedJob) -> None:
-        submission = self.placer.job_table.submissions.get(user_request.request.submission)
+        submission = self.job_table.submissions.get(user_request.request.submission)
         if submission is not None and submission.rigid is not None and submission.rigid.restart == FROM_START:
             why = f"job {self._label(user_request.job)} was submitted with --restart-from start: nothing of it is stored"
             raise StateConflict(why, hint="submit it without that option")
@@ -376,7 +324,7 @@ class UserRequests:
         data = decode_block(block.data) if block is not None else None
         story = data.story if data is not None else ()
         if data is not None:
-            self.placer.stops.learn(user_request.job, data)
+            self.stops.learn(user_request.job, data)
         if newest is not None and (user_request.before is None or newest.order > user_request.before.order):
             self._over(user_request, story[-1] if story and str(newest) in story[-1] else f"checkpoint {newest} is stored")
         elif block is None:
@@ -388,14 +336,14 @@ class UserRequests:
                 f"job {shown} was not stored: {_because(story[-1] if story else '')}", hint=f"rmgr show {shown}"
             )
         user_request.is_over = True
-        self.placer.wake()
+        self.wake()
 
     def _failed(self, user_request: UserRequest, error: RmgrError) -> None:
         user_request.error = Unavailable(
             f"job {self._label(user_request.job)} is not asked to save its state: {error.message}", hint="rmgr status"
         )
         user_request.is_over = True
-        self.placer.wake()
+        self.wake()
 
 
 def _newest(store: Store, prefix: str) -> keys.Checkpoint | None:
@@ -416,11 +364,6 @@ def _no_job(request: StopRequest) -> RmgrError:
 
 def _because(why: str) -> str:
     return why or "its node did not say why"
-
-
-def _only(node: str) -> str:
-    """The feature of one node alone."""
-    return f"={node};"
 
 
 def _elsewhere(shown: str, to: str, what: str) -> StateConflict:

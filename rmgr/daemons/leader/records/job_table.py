@@ -90,6 +90,11 @@ class JobTable:
         record = self.submissions.get(task_of(job)[0])
         return record.rigid.queue_class if record is not None and record.rigid is not None else ""
 
+    def may_move(self, job: int) -> bool:
+        """Its user lets it go back to its queue."""
+        submission = self.submissions.get(task_of(job)[0])
+        return submission is None or submission.resubmit
+
     def learn(self, job: int, known: Known) -> None:
         """What its block tells of it; kept when it leaves its nodes, for it may come back. The last ones are."""
         self.known[job] = known

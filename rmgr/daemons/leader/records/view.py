@@ -6,16 +6,19 @@ Called in the leader's loop. Reasons are those of the last pass, with ids and ti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Mapping
+from typing import Protocol, TypeAlias
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.views.placing import STOPPING, SUSPENDED
-from rmgr.daemons.leader.core.facts import NOTHING_KNOWN
+from rmgr.daemons.leader.core.facts import NOTHING_KNOWN, Names
+from rmgr.daemons.leader.records.job_table import JobTable
+from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.model.base.units import utc
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.placing import MAX_INDEX, job_label, task_of
-from rmgr.model.views import HeldView, PartitionView, PlacedView, PlacingView
+from rmgr.model.tasks.submission import Submission
+from rmgr.model.views import HeldView, PartitionView, PlacedView
 from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.pipeline.stages import fair_share_of
@@ -26,70 +29,106 @@ from rmgr.sched.records import Hold
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
 
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.placer import Placer
-    from rmgr.model.tasks.submission import Submission
-
 _PLACE = re.compile(r"(?P<before>\bjobs? |\brun |\bruns |)\{\}(?P<us> us)?")
 #: Of submissions, as far as they are known: the arrays of their tasks.
-Records = Mapping[int, "Submission | None"]
+Records: TypeAlias = Mapping[int, Submission | None]
+Stages: TypeAlias = Iterable[Stage]
 _NO_RECORDS: Records = {}
 _NO_POLICY = Why("policy", "nobody places in this partition", ())
 _NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
 
 
-def view_of(placer: Placer) -> PlacingView:
-    """All of it but the queue classes. Cost: O(jobs)."""
-    state, plan = placer.state, placer.plan
+class AskedJob(Protocol):
+    """A job that was asked to give its nodes up. is_refused: it goes on. is_taken_back: it has not begun, where another still is."""
+
+    is_refused: bool
+    is_taken_back: bool
+
+
+class PolicyFaults(Protocol):
+    """Knows which policies failed, and who places instead."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Policy -> how often it failed."""
+        ...
+
+    @property
+    def last(self) -> Mapping[str, str]:
+        """Policy -> its last error."""
+        ...
+
+    def told(self, partition: str) -> str:
+        """Who places there instead of whom, until when and why, "" = its own pipeline does."""
+        ...
+
+    def is_stopped(self, partition: str) -> bool:
+        """Nobody places there."""
+        ...
+
+
+def jobs_view(
+    state: ClusterState | None,
+    plan: Plan,
+    promised: Mapping[int, int],
+    job_table: JobTable,
+    asked: Mapping[int, AskedJob],
+    problems: Container[str],
+    stages: Stages,
+) -> dict[tuple[int, int], PlacedView]:
+    """Where each job stands, and what it waits for. Cost: O(jobs).
+
+    Args:
+        plan: of the last pass. promised: see `promised_starts`. asked: jobs that were asked to stop.
+        problems: partitions in which nobody places. stages: that place now.
+    """
     jobs: dict[tuple[int, int], PlacedView] = {}
-    promised = promised_starts(state, plan)
-    records = placer.job_table.submissions
-    for job, waiting in placer.job_table.waiting.items():
-        why = _NO_POLICY if waiting.partition in placer.problems else plan.why(job, waiting.partition) or _NOT_YET
+    records = job_table.submissions
+    for job, waiting in job_table.waiting.items():
+        why = _NO_POLICY if waiting.partition in problems else plan.why(job, waiting.partition) or _NOT_YET
+        saves, moves = job_table.known.get(job, NOTHING_KNOWN)
         jobs[task_of(job)] = PlacedView(
             state="waiting",
             what=why.rule,
             blocker=_blocker(why, records),
-            reason=said(why, records) + _next_start(placer.job_table.marks.get(job, "")),
+            reason=said(why, records) + _next_start(job_table.marks.get(job, "")),
             expected_start_us=promised.get(job, 0),
-            route=placer.job_table.class_of(job),
-            saves=placer.job_table.known.get(job, NOTHING_KNOWN)[0],
-            moves=placer.job_table.known.get(job, NOTHING_KNOWN)[1],
+            route=job_table.class_of(job),
+            saves=saves,
+            moves=moves,
         )
-    for name, reason in placer.job_table.odd.items():
+    for name, reason in job_table.odd.items():
         for _, key in paths.blocks_in((name,)):
             told = f"it is set aside and not tried again: {reason}; rmgr cancel {key.submission} takes it away"
             jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
-    for job, placed in placer.job_table.placed.items():
-        stop, part = placer.stops.by_job.get(job), state.partitions.get(placed.partition) if state is not None else None
+    for job, placed in job_table.placed.items():
+        stop, part = asked.get(job), state.partitions.get(placed.partition) if state is not None else None
         doing = SUSPENDED if part is not None and job in part.suspended else "running"
         if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
             doing = STOPPING
         run = part.running.get(job) if part is not None else None
         jobs[task_of(job)] = PlacedView(
             state=doing,
-            reason="" if run is None else _stays(run.job, placer.pipeline[0]),
+            reason="" if run is None else _stays(run.job, stages),
             nodes=placed.allocation.shares,
-            route=placer.job_table.class_of(job),
+            route=job_table.class_of(job),
         )
-    return PlacingView(
-        partitions=_partitions(placer), jobs=jobs, ledger=tuple(_ledger(placer, state, promised)), shares=_shares(placer, state)
-    )
+    return jobs
 
 
-def _shares(placer: Placer, state: ClusterState | None) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """What those who have jobs have used against their shares, where somebody places by that just now."""
+def shares_view(state: ClusterState | None, stages: Stages, now_us: int) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """What those who have jobs have used against their shares, where one of these stages places by that."""
     found: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for stage in placer.pipeline[0] if state is not None else ():
+    for stage in stages if state is not None else ():
         fair = fair_share_of(stage.policy)
         for name in stage.partitions if fair is not None else ():
             if state is not None and fair is not None and name in state.partitions:
-                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], placer.now_us()).items():
+                for (account, user), (all_us, own_us) in fair.standing(state.partitions[name], now_us).items():
                     found.setdefault((name, account, user), (all_us / 1e6, own_us / 1e6))
     return found
 
 
-def _stays(job: Job, stages: Iterable[Stage]) -> str:
+def _stays(job: Job, stages: Stages) -> str:
     """Why the policies that would move jobs of its partition do not move this one, "" = they may, or there are none."""
     mine = (stage.policy for stage in stages if not stage.partitions or job.partition in stage.partitions)
     return next(filter(None, (policy.stays(job) for policy in mine if isinstance(policy, Migration))), "")
@@ -154,40 +193,48 @@ def _complete_us(part: Partition, hold: Hold) -> int | None:
     return max((part.running[share.run_id].end_us for share in hold.waits_for if share.run_id in part.running), default=None)
 
 
-def _partitions(placer: Placer) -> dict[str, PartitionView]:
+def partitions_view(
+    state: ClusterState | None,
+    served: ServedPartitions,
+    faults: PolicyFaults,
+    names: Names,
+    left_alone: Mapping[str, float],
+    passes: tuple[int, float],
+) -> dict[str, PartitionView]:
+    """Who places where, and how often it failed. left_alone: node -> seconds left. passes: how many, seconds of the last one."""
     found = {}
-    faults, resting = placer.faults, placer.backoffs.under_way()
-    for partition in sorted({queue.partition for queue in placer.queues.values()} | set(placer.problems)):
-        policy = placer.policies.get(partition, "")
-        names = dict.fromkeys((*placer.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
-        part = placer.state.partitions.get(partition) if placer.state is not None else None
+    for partition in sorted(served.partitions | set(served.problems)):
+        policy = served.policies.get(partition, "")
+        stages = dict.fromkeys((*served.stage_names(partition), policy))  # a pipeline of plug-ins fails as a whole
+        part = state.partitions.get(partition) if state is not None else None
         found[partition] = PartitionView(
             policy=policy,
-            passes=placer.passes,
-            last_pass_s=placer.last_pass_s,
-            faults=tuple((name, faults.counts[name], faults.last[name]) for name in names if faults.counts[name]),
-            problem=placer.problems.get(partition, ""),
+            passes=passes[0],
+            last_pass_s=passes[1],
+            faults=tuple((name, faults.counts[name], faults.last[name]) for name in stages if faults.counts.get(name)),
+            problem=served.problems.get(partition, ""),
             instead=faults.told(partition),
             is_stopped=faults.is_stopped(partition),
-            resting=tuple((node, left_s) for node, left_s in resting.items() if part is not None and placer.names.id(node) in part.nodes),
+            resting=tuple((node, left_s) for node, left_s in left_alone.items() if part is not None and names.id(node) in part.nodes),
         )
     return found
 
 
-def _ledger(placer: Placer, state: ClusterState | None, promised: Mapping[int, int]) -> list[HeldView]:
-    found = []
+def ledger_view(state: ClusterState | None, promised: Mapping[int, int], job_table: JobTable, names: Names) -> tuple[HeldView, ...]:
+    """Cores that are held for jobs that wait."""
+    found: list[HeldView] = []
     for part in state.partitions.values() if state is not None else ():
         for job, hold in sorted(part.holds.items()):
-            waiting = placer.job_table.waiting.get(job)
+            waiting = job_table.waiting.get(job)
             found += [
                 HeldView(
                     queue=waiting.queue if waiting is not None else "",
-                    job=label(job, placer.job_table.submissions),
-                    node=placer.names.name(node),
+                    job=label(job, job_table.submissions),
+                    node=names.name(node),
                     cores=count,
-                    since_us=placer.job_table.since.get(job, 0),
+                    since_us=job_table.since.get(job, 0),
                     expected_start_us=promised.get(job, 0),
                 )
                 for node, count in by_node(share.cores for share in hold.held).items()
             ]
-    return found
+    return tuple(found)

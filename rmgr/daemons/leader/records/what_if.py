@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rmgr.daemons.leader.core.facts import Names, allocation_of, allows, job_of, misplaced, node_mark
+from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import Infeasible, RmgrError
 from rmgr.model.base.resources import MIB
@@ -26,11 +27,34 @@ from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.snapshot import Snapshot
 
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.placement.placer import Placer
-
 #: The longest that a trial may take, and the most passes that it makes.
 LIMIT_S, PASSES = 2.0, 2000
+
+
+class Scheduler(Protocol):
+    """Whose state a trial copies, and by whose policies it decides. state: None while everything is read."""
+
+    state: ClusterState | None
+    served: ServedPartitions
+    names: Names
+
+    @property
+    def is_passing(self) -> bool:
+        """A pass is under way: the state is not to be touched."""
+        ...
+
+    @property
+    def pipeline(self) -> tuple[tuple[Stage, ...], int]:
+        """What passes are made of, and the half-life of use (us)."""
+        ...
+
+    def now_us(self) -> int:
+        """Its clock."""
+        ...
+
+    def runs_elsewhere(self, partition: str) -> bool:
+        """The policies of that partition have a process of their own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +71,14 @@ class WhatIfTrial:
     elsewhere: str = ""  #: the policy that would decide, where only a process of its own can run it
 
 
-def copied(placer: Placer, submission: Submission) -> WhatIfTrial | None:
+def copied(scheduler: Scheduler, submission: Submission) -> WhatIfTrial | None:
     """In the leader's loop. None: a pass is under way, or everything is read again just now.
 
     Raises: ValueError for an odd request, Infeasible for one whose queue class does not admit it.
     """
-    if placer.state is None or placer.is_passing:
+    if scheduler.state is None or scheduler.is_passing:
         return None
-    snapshot, now_us = placer.state.snapshot(), placer.now_us()
+    snapshot, now_us, served = scheduler.state.snapshot(), scheduler.now_us(), scheduler.served
     last = max((job.id for job in (*snapshot.waiting, *(run.job for run in snapshot.running))), default=0)
     key = BlockKey(
         priority=submission.priority,
@@ -66,8 +90,8 @@ def copied(placer: Placer, submission: Submission) -> WhatIfTrial | None:
         cores=submission.request.cores,
         memory_mib=-(-submission.request.memory_bytes // MIB),
     )
-    job = job_of(submission, key, placer.queues[submission.queue].partition, now_us)
-    if why := misplaced(submission, job, placer.classes.get(job.partition, ())):
+    job = job_of(submission, key, served.queues[submission.queue].partition, now_us)
+    if why := misplaced(submission, job, served.classes.get(job.partition, ())):
         raise Infeasible(f"it would never start: {why}", hint="rmgr queues shows the classes; without -q the policy chooses one")
     mark = node_mark(submission.rigid or Rigid())
     if mark:
@@ -75,13 +99,13 @@ def copied(placer: Placer, submission: Submission) -> WhatIfTrial | None:
             replace(node, features=tuple(sorted({*node.features, mark}))) if allows(mark, node.name) else node for node in snapshot.nodes
         )
         snapshot = replace(snapshot, nodes=tuple(nodes))
-    stages, half_life_us = placer.pipeline
-    elsewhere = placer.policies.get(job.partition, "") if placer.runs_elsewhere(job.partition) else ""
+    stages, half_life_us = scheduler.pipeline
+    elsewhere = served.policies.get(job.partition, "") if scheduler.runs_elsewhere(job.partition) else ""
     return WhatIfTrial(
         snapshot=snapshot,
         job=job,
         submission=submission,
-        names=placer.names,
+        names=scheduler.names,
         stages=stages,
         half_life_us=half_life_us,
         now_us=now_us,
