@@ -18,7 +18,7 @@ import pytest
 from tests.test_house import PACKAGE, ROOT, sources, tree_of
 
 #: Modules of each layer that stand in circles of imports, those for typing and inside functions counted.
-IN_CIRCLES = {"adapters": 4, "cli": 9, "client": 19, "daemons": 8}
+IN_CIRCLES = {"adapters": 4, "cli": 9, "client": 19}
 #: In comments and code of the package, without the generated stubs. A little less is let pass: so not every change touches the number.
 MOST = {"type: ignore": 131, "noqa": 199, "Any": 1195}
 _SLACK = 25

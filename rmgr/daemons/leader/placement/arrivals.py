@@ -25,7 +25,7 @@ from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
 
 
-class Stopped(Protocol):
+class ReturningJob(Protocol):
     """A job that was asked to give its nodes up. is_back: it waits in its queue."""
 
     is_back: bool
@@ -35,7 +35,7 @@ class Returns(Protocol):
     """Knows the jobs that were asked to give their nodes up, and takes them back."""
 
     @property
-    def by_job(self) -> Mapping[int, Stopped]: ...
+    def by_job(self) -> Mapping[int, ReturningJob]: ...
 
     def returned(self, state: ClusterState, job: Job, now_us: int) -> None:
         """The job waits again."""

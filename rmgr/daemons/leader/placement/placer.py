@@ -28,7 +28,7 @@ from rmgr.daemons.leader.placement.passes import Passes
 from rmgr.daemons.leader.placement.rebuild import Rebuild
 from rmgr.daemons.leader.placement.stops import Stops
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
-from rmgr.daemons.leader.placement.turn import Step, Turn, in_order, run_turn
+from rmgr.daemons.leader.placement.turn import Turn, TurnStep, in_order, run_turn
 from rmgr.daemons.leader.placement.user_requests import UserRequests
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.record import Recording
@@ -100,15 +100,15 @@ class Placer:
         self._measured = ClassMetrics(self.served, self._class_views, context, context.metrics)
         self._steps = in_order(
             {
-                Step.OPEN_LOG: self._open_log,
-                Step.TELL_ENDS: self._tell_ends,
-                Step.TELL_STOPS: self._tell_stops,
-                Step.TELL_NODES: self._tell_nodes,
-                Step.TELL_ARRIVALS: self._tell_arrivals,
-                Step.KEEP_PROMISES: self._keep_promises,
-                Step.ASK_JOBS: self._ask_jobs,
-                Step.PASS: self._pass,
-                Step.MEASURE: self._measure,
+                TurnStep.OPEN_LOG: self._open_log,
+                TurnStep.TELL_ENDS: self._tell_ends,
+                TurnStep.TELL_STOPS: self._tell_stops,
+                TurnStep.TELL_NODES: self._tell_nodes,
+                TurnStep.TELL_ARRIVALS: self._tell_arrivals,
+                TurnStep.KEEP_PROMISES: self._keep_promises,
+                TurnStep.ASK_JOBS: self._ask_jobs,
+                TurnStep.PASS: self._pass,
+                TurnStep.MEASURE: self._measure,
             }
         )
 

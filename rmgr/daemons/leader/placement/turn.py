@@ -14,7 +14,7 @@ from rmgr.errors import StateConflict
 from rmgr.sched.state.cluster import ClusterState
 
 
-class Step(Enum):
+class TurnStep(Enum):
     """What a turn does, in this order. The state is there: it was made of znodes before the first one."""
 
     #: Another pipeline places than the log says: a new log, before a fact is written into it.
@@ -36,9 +36,9 @@ class Step(Enum):
     MEASURE = auto()
 
 
-ORDER = tuple(Step)
+ORDER = tuple(TurnStep)
 #: Steps that tell the state facts. One that contradicts it ends the turn: the state is made again.
-FACTS = frozenset({Step.TELL_ENDS, Step.TELL_STOPS, Step.TELL_NODES, Step.TELL_ARRIVALS})
+FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES, TurnStep.TELL_ARRIVALS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,12 @@ class Turn:
 Action: TypeAlias = Callable[[Turn], bool]
 
 
-def in_order(actions: Mapping[Step, Action]) -> tuple[tuple[Step, Action], ...]:
+def in_order(actions: Mapping[TurnStep, Action]) -> tuple[tuple[TurnStep, Action], ...]:
     """Every step with what takes it. Raises: KeyError for one that nothing takes."""
     return tuple((step, actions[step]) for step in ORDER)
 
 
-def run_turn(turn: Turn, steps: tuple[tuple[Step, Action], ...], conflict: Callable[[str], None]) -> Step:
+def run_turn(turn: Turn, steps: tuple[tuple[TurnStep, Action], ...], conflict: Callable[[str], None]) -> TurnStep:
     """Takes the steps, until one says that the turn is over. Returns: the last one.
 
     Args: conflict: told why the state is not to be believed any more.
