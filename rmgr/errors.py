@@ -77,10 +77,6 @@ class StateConflict(RmgrError):
     exit_code = 1
 
 
-class InvalidTransition(StateConflict):
-    """A change of state that the transition table does not have; the message tells the item's story."""
-
-
 class KeyExists(StateConflict):
     """An output key that exists already, without `overwrite=True`."""
 

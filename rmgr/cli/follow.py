@@ -253,19 +253,21 @@ def _ends(item: AwaitedSubmission, fragment: Fragment, outcomes: Sequence[Outcom
 
 def read_ends(session: Session, number: int) -> list[FollowedEnd]:
     """How the ended tasks of a submission ended, read once, without following it. Raises NotFound, DataLost."""
+    from rmgr.coord.decisions.ends import EndFold
     from rmgr.coord.protocol import paths
+    from rmgr.coord.validity import records as validity
     from rmgr.procedures.snapshot import fetch, outcomes_of, read_pages, read_submission, read_whole
 
     coordinator, timeout_s = session.coordinator(), session.left_s(30.0) or 30.0
     item = AwaitedSubmission(number, submission=read_submission(coordinator, number, timeout_s=timeout_s))
-    (done,) = fetch([paths.done(number)], coordinator.get, timeout_s=timeout_s)
-    if done is None:
+    tail, done = fetch([paths.tail(number), paths.done(number)], coordinator.get, timeout_s=timeout_s)
+    if tail is None or done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
     paged, recent = read_whole(coordinator, number, done, timeout_s=timeout_s)
     store = session.store_or_none()
     fragments = [*read_pages(store, number, paged)] if store is not None else []
     fragments += [fragment for _, fragment in recent]
+    ends, total = EndFold(), validity.tail(tail, number).next
     for fragment in fragments:
-        fresh = [outcome for outcome in outcomes_of(fragment, store) if outcome.index not in item.ends]
-        _ends(item, fragment, fresh)
+        _ends(item, fragment, ends.fold(outcomes_of(fragment, store), total))
     return list(item.ends.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.ops.owner import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.ports import Coordinator, Store
@@ -46,9 +47,10 @@ def locate(coordinator: Coordinator, store: Store, user_key: str, pointer: keys.
 
 def _ends(store: Store, fragments: list[Fragment], index: int) -> Iterator[tuple[State, int]]:
     """How a task ended, with its attempt; rows without the task are not read."""
+    ends = EndFold()
     for fragment in fragments:
         if fragment.row and fragment.ranges and not any(first <= index < first + count for _, first, count in fragment.ranges):
             continue
-        for outcome in outcomes_of(fragment, store):
-            if outcome.index == index and outcome.state.is_final:
-                yield outcome.state, outcome.attempt or fragment.attempt
+        its = (outcome for outcome in outcomes_of(fragment, store) if outcome.index == index)
+        for outcome in ends.fold(its):
+            yield outcome.state, outcome.attempt or fragment.attempt

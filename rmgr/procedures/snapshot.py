@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from rmgr.coord.decisions.ends import stated
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped
@@ -180,7 +181,7 @@ def outcomes_of(fragment: Fragment, store: Store | None) -> Iterable[Outcome]:
     if not fragment.row:
         return fragment.outcomes
     if store is None:
-        return [Outcome(index=index, state=state) for state, first, count in fragment.ranges for index in range(first, first + count)]
+        return stated(fragment)
     found = store.get(fragment.row)
     if found is None:
         raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")

@@ -257,7 +257,7 @@ def test_the_first_outcome_of_a_task_is_the_one():
         2, Fragment(outcomes=(Outcome(index=1),)), Fragment(outcomes=(Outcome(index=1, state=State.FAILED), Outcome(index=0)))
     )
     assert progress.state_of(1) is State.COMPLETED
-    assert (progress.duplicates, progress.final, progress.is_ended) == (1, 2, True)
+    assert (progress.ends.duplicates, progress.final, progress.is_ended) == (1, 2, True)
 
 
 def test_fragments_are_applied_in_order_each_once():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rmgr.coord.decisions.ends import stated
 from rmgr.coord.seal.work import fragment_statement, is_precious, needs_seal
-from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.runtime import machine
@@ -75,10 +75,6 @@ def doubted(fragment: Fragment, outcomes: Sequence[Outcome], why: str) -> list[O
     """What is left of outcomes that are not believed: states, and what is wrong; of a row, by the ranges."""
     text = f"{LOST}: its outcome cannot be believed: {why}"
     if fragment.row:
-        return [
-            Outcome(index=index, state=State(state), error=text)
-            for state, first, count in fragment.ranges
-            for index in range(first, first + count)
-        ]
+        return list(stated(fragment, error=text))
     bare = {"value": b"", "value_size": -1, "value_sha256": None, "outputs": 0, "error": text}
     return [msgspec.structs.replace(outcome, **bare) if is_precious(outcome) else outcome for outcome in outcomes]

@@ -22,6 +22,7 @@ import msgspec
 
 from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, doubted
 from rmgr.client.submitter.pacing import Pace
+from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.ports import Coordinator, Store
@@ -29,7 +30,6 @@ from rmgr.coord.protocol.records import decode_outcomes, read_fragment, split_pa
 from rmgr.coord.seal.work import named_digest
 from rmgr.coord.validity import records as validity
 from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
-from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged
 from rmgr.model.wire.line import Ahead, Told
@@ -480,8 +480,4 @@ class Follower:
 def lost_outcomes(fragment: Fragment) -> list[Outcome]:
     """What is still known of a fragment whose row is gone: the states, without results."""
     text = f"{LOST}: the results in row {fragment.row} are missing from the data store"
-    return [
-        Outcome(index=index, state=State(state), error=text)
-        for state, first, count in fragment.ranges
-        for index in range(first, first + count)
-    ]
+    return list(stated(fragment, error=text))

@@ -7,6 +7,7 @@ Parts live on the Submitter's thread; `add`, `flush`, `wait_room`, `drop` and `c
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -34,6 +35,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.client.submitter.engine import Engine
 
+_LOG = logging.getLogger("rmgr.submitter")
 #: More than this unsent and `wait_room` waits.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -269,7 +271,11 @@ class SubmissionHandle:
         self.listener.on_dead(error)
 
     def _on_fragment(self, number: int, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
+        ends = self.progress.ends
+        known = ends.refused
         fresh = self.progress.apply(number, fragment, outcomes)
+        if ends.refused and not known:
+            _LOG.warning("outcomes_ignored: submission %d, fragment %d: tasks had ended before, or these are no ends", self.number, number)
         self.handing.ran_on = fragment.node
         if fresh:
             self.listener.on_outcomes(fragment, fresh)

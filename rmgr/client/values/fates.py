@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.ops.owner import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
@@ -20,8 +21,6 @@ from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 
-_CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
-_STATE = {code: state for state, code in _CODE.items()}
 #: Submissions whose committed attempts are remembered, and fragments read at once.
 _MAX_KNOWN = 64
 _WINDOW = 64
@@ -34,7 +33,7 @@ class _Commits:
     next: int = 0
     gone: bool = False
     tail: Tail = field(default_factory=Tail)
-    states: bytearray = field(default_factory=bytearray)
+    ends: EndFold = field(default_factory=EndFold)
     attempts: dict[int, int] = field(default_factory=dict)  #: those that are not 1
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -45,14 +44,10 @@ class _Commits:
             if row is None:
                 raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")
             outcomes = decode_outcomes(row[0])
-        for outcome in outcomes:
-            if outcome.index >= len(self.states):
-                self.states.extend(bytes(outcome.index + 1 - len(self.states)))
-            if not self.states[outcome.index]:
-                self.states[outcome.index] = _CODE[outcome.state]
-                attempt = outcome.attempt or fragment.attempt
-                if attempt != 1:
-                    self.attempts[outcome.index] = attempt
+        for outcome in self.ends.fold(outcomes):
+            attempt = outcome.attempt or fragment.attempt
+            if attempt != 1:
+                self.attempts[outcome.index] = attempt
 
 
 class Fates:
@@ -92,11 +87,11 @@ class Fates:
     def _fate(self, pointer: Pointer, looked: set[int], timeout: float) -> State | str:
         commits = self._commits(pointer.sub)
         with commits.lock:
-            known = self._state(commits, pointer.index)
+            known = commits.ends.state_of(pointer.index)
             if (known is None or (pointer.by and not commits.tail.reigns)) and pointer.sub not in looked:
                 self._catch_up(pointer.sub, commits, timeout)
                 looked.add(pointer.sub)
-                known = self._state(commits, pointer.index)
+                known = commits.ends.state_of(pointer.index)
             if commits.gone and known is None:
                 return "gone"
             if commits.tail.complete and pointer.index >= commits.tail.next:
@@ -104,9 +99,6 @@ class Fates:
             if pointer.by and commits.tail.reigns and reign_of(commits.tail, pointer.index) != pointer.by:
                 return "never"
             return "open" if known is None else known
-
-    def _state(self, commits: _Commits, index: int) -> State | None:
-        return _STATE.get(commits.states[index]) if index < len(commits.states) else None
 
     def _commits(self, number: int) -> _Commits:
         with self._lock:

@@ -10,30 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.model.base.states import LOSSES, Reason, State
 from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 
-_CODE = {State.COMPLETED: 1, State.FAILED: 2, State.CANCELLED: 3}
 #: Ends of attempts whose node, or what they had of it, was lost.
 _LOST = LOSSES | {Reason.POISON}
-_STATE = {code: state for state, code in _CODE.items()}
 
 
 class Progress:
-    """Which tasks of one submission are final, and how: one byte a task.
+    """Which tasks of one submission are final, and how (`ends`), and what their outcomes tell beside that.
 
-    `next_fragment`: the first fragment not applied yet. `strange`: outcomes of tasks that were never submitted, or that are no ends;
-    they count nowhere. `duplicates`: outcomes for tasks that were final already; the
-    protocol makes them impossible, so anything but 0 is a defect worth an alarm.
+    `next_fragment`: the first fragment not applied yet.
     """
 
     __slots__ = (
-        "_codes",
-        "counts",
         "cpu_us",
-        "duplicates",
+        "ends",
         "exit_code",
         "first_started_us",
         "last_ended_us",
@@ -44,16 +39,13 @@ class Progress:
         "nodes",
         "reason",
         "run_us",
-        "strange",
         "tail",
     )
 
     def __init__(self) -> None:
         self.tail = Tail()
         self.next_fragment = 0
-        self.duplicates = 0
-        self.strange = 0
-        self.counts: dict[State, int] = {State.COMPLETED: 0, State.FAILED: 0, State.CANCELLED: 0}
+        self.ends = EndFold()
         self.exit_code: int | None = None  #: highest exit code of its tasks that were not cancelled
         self.cpu_us = 0
         self.run_us = 0  #: of all attempts that ended by themselves, or were moved
@@ -64,7 +56,11 @@ class Progress:
         self.last_ended_us: int | None = None
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
-        self._codes = Codes()
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """Tasks that ended, by how."""
+        return self.ends.counts
 
     @property
     def total(self) -> int:
@@ -88,16 +84,16 @@ class Progress:
 
     def state_of(self, index: int) -> State | None:
         """Final state of a task, None while it has none."""
-        return _STATE.get(self._codes[index])
+        return self.ends.state_of(index)
 
     def settled(self) -> Codes | None:
         """A code for each task that is final, as of now; None where only counts are known (see `skip_to`). Cost: O(tasks) bytes."""
-        codes = self._codes.copy()
+        codes = self.ends.codes.copy()
         return codes if codes.count == self.final else None
 
     def unfinished(self) -> Iterable[int]:
         """Indices without a final state, ascending."""
-        return (index for index in range(self.tail.next) if not self._codes[index])
+        return (index for index in range(self.tail.next) if not self.ends.codes[index])
 
     def apply(self, number: int, fragment: Fragment, outcomes: Iterable[Outcome], *, end: int = MOST_TASKS) -> list[Outcome]:
         """Takes in fragment `number` (each once, in order).
@@ -111,7 +107,7 @@ class Progress:
         if number != self.next_fragment:
             raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
         self.next_fragment += 1
-        fresh = self._settle(outcomes, end)
+        fresh = self.ends.fold(outcomes, end)
         if fragment.node:
             self.nodes.setdefault(fragment.node)
         self.account(fragment, fresh)
@@ -122,8 +118,8 @@ class Progress:
         if self.next_fragment >= paged.base:
             return
         self.next_fragment = paged.base
-        for name, count in paged.counts.items():
-            self.counts[State(name)] = count
+        for state in self.counts:
+            self.counts[state] = paged.counts.get(state, 0)
 
     def account(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         """Adds what outcomes tell beside their states; those of a row when only the fragment's ranges were applied. Each once."""
@@ -146,29 +142,8 @@ class Progress:
         twin = Progress()
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
-        twin.counts, twin.nodes, twin._codes = dict(self.counts), dict(self.nodes), self._codes.copy()
+        twin.nodes, twin.ends = dict(self.nodes), self.ends.copy()
         return twin
-
-    def _settle(self, outcomes: Iterable[Outcome], end: int) -> list[Outcome]:
-        """Those of tasks that were not final yet; they are now."""
-        codes, counts = self._codes, self.counts
-        fresh = []
-        number, page = -1, bytearray()
-        for outcome in outcomes:
-            index, state = outcome.index, outcome.state
-            low, code = index & 4095, _CODE.get(state)
-            if code is None or not 0 <= index < end:
-                self.strange += 1
-                continue
-            if index >> 12 != number or low >= len(page):
-                number, page = index >> 12, codes.room(index)
-            if page[low]:
-                self.duplicates += 1
-                continue
-            page[low] = code
-            counts[state] += 1
-            fresh.append(outcome)
-        return fresh
 
     def _account_unusual(self, outcome: Outcome) -> None:
         """What most outcomes have nothing of."""

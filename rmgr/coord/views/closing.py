@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import reign_of
 from rmgr.coord.protocol import keys, paths
@@ -59,13 +60,13 @@ def decode_summary(data: bytes) -> JobView:
 
 def paged_with(paged: Paged, fragments: Sequence[Fragment]) -> Paged:
     """`paged` after `fragments`, which follow its base, were written to a page."""
-    counts = Counter(paged.counts)
+    ends = EndFold()
     for fragment in fragments:
-        if fragment.row:
-            for state, _, count in fragment.ranges:
-                counts[str(State(state))] += count
-        else:
-            counts.update(str(State(outcome.state)) for outcome in fragment.outcomes)
+        ends.fold(fragment.outcomes)
+        for state, _, count in fragment.ranges if fragment.row else ():  # a row's tasks by their ranges: a page may have millions
+            if state in ends.counts:
+                ends.counts[state] += count
+    counts = Counter(paged.counts) + Counter({str(state): count for state, count in ends.counts.items()})
     return Paged(base=paged.base + len(fragments), counts=dict(counts))
 
 

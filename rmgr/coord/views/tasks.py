@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.model.base.states import GIVEN_UP, Reason, State
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
@@ -45,9 +46,10 @@ def task_views(
         return array.index_at(position) if array else position
 
     views: dict[int, TaskView] = {}
+    ends = EndFold()
     for fragment, outcomes in fragments:
-        for outcome in outcomes:
-            if outcome.index in shown and outcome.index not in views:
+        for outcome in ends.fold(outcomes, tail.next):
+            if outcome.index in shown:
                 views[outcome.index] = _ended(submission, fragment, outcome, number(outcome.index))
     for node, key, data in claimed:
         for position in _within(key, shown):

@@ -1,15 +1,13 @@
 """One enum of states, one of reasons, and the transition table, used by znodes, store, CLI and API alike.
 
-Any change of state that is not an edge of `TRANSITIONS` raises `InvalidTransition` with the item's story.
+A change that is not an edge of `TRANSITIONS` is none: whoever reads it counts it, logs it once, and the former state stands. The one
+fold of outcomes does so (`coord/decisions/ends.py`).
 The diagram in `rmgr/model/README.md` is generated from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
-
-from rmgr.errors import InvalidTransition
 
 
 class State(StrEnum):
@@ -116,20 +114,6 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (State.STOPPING, State.FAILED): "job: time limit, or its node was lost meanwhile",
     (State.STOPPING, State.CANCELLED): "job: cancelled",
 }
-
-
-def check_transition(item: str, old: State, new: State, story: Sequence[str] = ()) -> None:
-    """Raises `InvalidTransition` unless old -> new is an edge of the table.
-
-    Args:
-        item: the id ("42_7"), for the message.
-        old, new: states.
-        story: what is known of the item's past, oldest first.
-    Cost: O(1).
-    """
-    if (old, new) not in TRANSITIONS:
-        told = "; ".join(story) or "nothing is recorded of its past"
-        raise InvalidTransition(f"{item} cannot go from {old} to {new} ({told})", hint=f"rmgr show {item.partition('.')[0]}")
 
 
 def diagram() -> str:

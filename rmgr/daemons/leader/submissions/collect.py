@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.keeping import Collect
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
@@ -253,13 +254,14 @@ def stored_submissions(store: Store) -> list[int]:
 
 def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments: list[Fragment]) -> int:
     """Copies the values of all named outputs to their final rows; returns how many. On a thread that may wait."""
+    known = EndFold()
     ends: list[tuple[Fragment, TaskOutcome]] = []
     for fragment in [*_paged(store, number, base), *fragments]:
         outcomes = fragment.outcomes
         if fragment.row:
             row = store.get(fragment.row)
             outcomes = decode_outcomes(row[0]) if row is not None else ()
-        ends += [(fragment, outcome) for outcome in outcomes if outcome.outputs]
+        ends += [(fragment, outcome) for outcome in known.fold(outcomes, tail.next) if outcome.outputs]
     copied = 0
     for source, target in kept_outputs(number, tail, ends):
         about = store.about(source)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice, repeat, takewhile
 from typing import TypeVar
 
 from rmgr.coord.decisions.dependencies import SubmissionEnd
+from rmgr.coord.decisions.ends import stated
 from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
@@ -24,7 +25,7 @@ from rmgr.daemons.leader.core.context import LeaderContext, Thunk
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
-from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
 from rmgr.runtime.timers import Timer
 
@@ -485,16 +486,15 @@ class Followed:
             self.fragment_bytes -= self._fragments.popleft()[1]
 
     def _apply(self, fragment: Fragment) -> None:
-        outcomes: Iterable[Outcome] = fragment.outcomes
         if fragment.row:
-            ranges = ((state, range(first, min(first + count, self.progress.tail.next))) for state, first, count in fragment.ranges)
-            outcomes = islice((Outcome(index=at, state=state) for state, indices in ranges for at in indices), _MOST_OUTCOMES)
             self.rows.append(fragment)
-        self._has_news = True
-        known, strange = self.progress.duplicates, self.progress.strange
-        self.progress.apply(self.progress.next_fragment, fragment, outcomes, end=self.progress.tail.next)
-        if self.progress.strange > strange and not strange:
-            self._context.log.warning("outcomes_ignored", submission=self.number, why="they are of tasks that were never submitted")
-        if self.progress.duplicates > known:
-            self._context.metrics.duplicates.inc(self.progress.duplicates - known)
-            self._context.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=self.progress.duplicates)
+        told = stated(fragment, end=self.progress.tail.next) if fragment.row else fragment.outcomes
+        self._has_news, ends = True, self.progress.ends
+        known, strange = ends.duplicates, ends.strange
+        self.progress.apply(self.progress.next_fragment, fragment, islice(told, _MOST_OUTCOMES), end=self.progress.tail.next)
+        if ends.strange > strange and not strange:
+            self._context.log.warning("outcomes_ignored", submission=self.number, why="of tasks that were never submitted, or no ends")
+        if ends.duplicates > known:
+            self._context.metrics.duplicates.inc(ends.duplicates - known)
+            if not known:  # once for each submission: the metric counts them all
+                self._context.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=ends.duplicates)

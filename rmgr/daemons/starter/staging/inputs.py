@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rmgr.coord.decisions import ownership
+from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.ops.owner import reign_of
@@ -83,6 +84,7 @@ class _Found:
 class _Known:
     lock: threading.Lock = field(default_factory=threading.Lock)
     next_fragment: int = 0
+    ends: EndFold = field(default_factory=EndFold)
     attempts: dict[int, int] = field(default_factory=dict)  #: of completed tasks
 
 
@@ -211,7 +213,7 @@ class Inputs:
         start = max(known.next_fragment, paged.base)
         fragments += [fragment for _, fragment in read_fragments(self._coordinator, pointer.sub, start, done, timeout_s=self._timeout_s)]
         for fragment in fragments:
-            for outcome in outcomes_of(fragment, store):
+            for outcome in known.ends.fold(outcomes_of(fragment, store)):
                 if outcome.state is State.COMPLETED:
                     known.attempts[outcome.index] = outcome.attempt or fragment.attempt
         known.next_fragment = done.stat.creates
