@@ -68,6 +68,7 @@ class _Coming:
     """A START order whose block is not the node's own yet."""
 
     key: BlockKey
+    name: str  #: of the block, as its seal says it
     is_reading: bool = False
     retry_s: float = -math.inf
     data: BlockData | None = None
@@ -143,7 +144,7 @@ class Jobs:
     def begin(self, orders: Sequence[tuple[str, BlockKey]]) -> None:
         """START orders were read: (guid, block)."""
         for guid, key in orders:
-            self._coming[guid] = _Coming(key=key)
+            self._coming[guid] = _Coming(key=key, name=paths.block_name(key))
         self._read([guid for guid, _ in orders])
 
     def is_taking(self, submission: int) -> bool:
@@ -192,8 +193,8 @@ class Jobs:
     def _unseen(self, coming: _Coming, data: BlockData) -> str | None:
         """Why it is none that a leader has placed here, "" when it is; None: not known yet."""
         assert data.allocation is not None
-        name, seal = paths.block_name(coming.key), data.allocation.seal
-        why = self._shared.placings.look(self._node.name, name, data.allocation, zxid=coming.zxid)
+        seal = data.allocation.seal
+        why = self._shared.placings.look(self._node.name, coming.name, data.allocation, zxid=coming.zxid)
         if not why and seal is not None and seal.incarnation != self._node.incarnation and why is not None:
             return "it was placed for another incarnation of this node"
         return why
@@ -228,7 +229,7 @@ class Jobs:
         for coming in comings:
             coming.is_reading = True
         node, coordinator = self._node.name, self._tree.coordinator
-        future = coordinator.get_many([paths.running_block(node, coming.key) for coming in comings])
+        future = coordinator.get_many([f"{paths.running_node(node)}/{coming.name}" for coming in comings])
         future.add_done_callback(lambda done: self._tree.post(partial(self._arrived, self._generation, guids, done)))
 
     def _arrived(self, generation: int, guids: Sequence[str], done: Future[list[Stamped | None]]) -> None:
@@ -260,7 +261,7 @@ class Jobs:
         allocation = data.allocation if data is not None else None
         if found is None or data is None or allocation is None or not allocation.shares or data.incarnation != self._node.incarnation:
             why = "its block is gone" if found is None else "its block is not of this incarnation"
-            self._log.info("order_is_stale", guid=guid, block=paths.block_name(coming.key), why=why)
+            self._log.info("order_is_stale", guid=guid, block=coming.name, why=why)
             del self._coming[guid]
             self._node.orders.left(coming.key)
         else:
@@ -268,7 +269,7 @@ class Jobs:
 
     def _not_read(self, coming: _Coming, error: Exception) -> None:
         coming.is_reading = False
-        self._log.warning("block_not_readable", block=paths.block_name(coming.key), error=str(error))
+        self._log.warning("block_not_readable", block=coming.name, error=str(error))
         coming.retry_s = machine.monotonic() + _PAUSE_S
 
     # -- what a job finds --------------------------------------------------------------------------------------------------
