@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 PACKAGE = ROOT / "rmgr"
 STUBS = PACKAGE / "v1"
 TREES = ("rmgr", "tests", "deploy", "proto", ".ci")

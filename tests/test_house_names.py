@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.places import TESTS
 from tests.test_house import PACKAGE, STUBS, files, shown, tree_of
 
 _NAMED = re.compile(r"(?<![\w./-])rmgr(?:\.\w+)+(?::\w+)?")
@@ -86,6 +87,18 @@ def test_no_module_counts_the_directories_above_it() -> None:
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and node.attr in ("parents", "parent") and _is_own_file(node)
         if node.attr == "parents" or isinstance(node.value, ast.Attribute)
+    ]
+    assert found == []
+
+
+def test_no_test_counts_the_directories_above_it() -> None:
+    """`tests/places.py` says where things are, wherever a test moves."""
+    found = [
+        shown(path, node.lineno)
+        for path in files(".py", trees=("tests",))
+        if path != TESTS / "places.py"
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("parents", "parent") and _is_own_file(node)
     ]
     assert found == []
 

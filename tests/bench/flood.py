@@ -1,6 +1,6 @@
 """One honest user beside many who flood the gateway: how long his `rmgr submit --wait -- true` takes, before and meanwhile.
 
-    python tests/bench/flood.py [--pinned] [USERS] [ROUNDS] [PROCESSES] [WAY ...]
+    python -m tests.bench.flood [--pinned] [USERS] [ROUNDS] [PROCESSES] [WAY ...]
 
 `--pinned` (four processors or more): gateway, honest user and hostile ones have a processor each, the rest of the cluster has what is
 left. So what is slow is the gateway, and not that programs of the attackers take processors of the one machine on which all this runs.
@@ -32,8 +32,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.identity.credentials import Credentials
@@ -48,6 +46,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
 from tests.harness.gateway_process import GatewayProcess
+from tests.places import ROOT
 
 _CORES = os.sched_getaffinity(0)
 WAYS = ("read", "read", "watch", "submit", "value", "ask", "refused", "mixed", "mixed", "mixed")
@@ -175,9 +174,9 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 submits(honest, 5)
                 before = told("alone", submits(honest, rounds))
                 seconds = rounds * 1.5 + 10
-                words = [sys.executable, __file__, "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
+                words = [sys.executable, "-m", "tests.bench.flood", "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
                 _only("hostile", pinned)
-                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept) for at in range(processes)]
+                children = [subprocess.Popen([*words, *bundles[at::processes]], env=kept, cwd=ROOT) for at in range(processes)]
                 _only("honest", pinned)
                 time.sleep(8)
                 pid = gateway._process.pid  # type: ignore[union-attr]

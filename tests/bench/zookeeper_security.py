@@ -1,6 +1,6 @@
 """What access lists, digests and TLS cost: commits/s and CPU of the client, each beside the open connection in the same round.
 
-    python tests/bench/zookeeper_security.py [ROUNDS]
+    python -m tests.bench.zookeeper_security [ROUNDS]
 
 A commit is an ENQUEUE of one block: a tail set, a sequential znode of 200 bytes created. One server with fsync, 256 in flight.
 """
@@ -11,9 +11,6 @@ import statistics
 import sys
 import tempfile
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rmgr.adapters.identity.pki import issue_server
 from rmgr.adapters.zookeeper.acl import RoleLists

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "deploy" / "examples"
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow]

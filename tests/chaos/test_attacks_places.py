@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -31,6 +30,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
 from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, upload
+from tests.places import ROOT
 
 pytestmark = pytest.mark.xdist_group("attacks_places")
 MANY = 1024
@@ -208,7 +208,7 @@ def test_calls_whose_request_never_comes_hold_no_thread_that_others_need(flooded
     endpoint, role = flooded.places[where]
     words = [endpoint, str(role), str(flooded.people["mallory"].directory), "3", "256", *ASKED[where]]
     command = [sys.executable, "-m", "tests.harness.silent_calls", *words]
-    attacker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    attacker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert attacker.stdout is not None
         assert attacker.stdout.readline() == "sent\n"

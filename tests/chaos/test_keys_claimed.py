@@ -23,10 +23,10 @@ from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import KeyExists
+from tests.places import ROOT
 
 pytestmark = pytest.mark.chaos
 
-ROOT = Path(__file__).resolve().parents[2]
 TASKS = 30
 PROGRAM = """
 import json, sys

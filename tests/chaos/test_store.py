@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,9 +25,7 @@ from rmgr.runtime.secured import credentials_of
 from tests.harness.cassandra_nodes import SharedNode
 from tests.harness.cassandra_ring import CassandraRing
 from tests.harness.fair_time import FairTimer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
-from proxy import Proxy
+from tests.harness.proxy import Proxy
 
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(400)]
 

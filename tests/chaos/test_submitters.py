@@ -24,10 +24,10 @@ from breakable import Chaos, T, eventually
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.places import CHAOS, ROOT
 
 pytestmark = pytest.mark.chaos
 
-HERE = Path(__file__).resolve().parent
 TASKS = 24
 APPLICATION = """
 import json, sys
@@ -67,10 +67,10 @@ def chaos(town: Chaos) -> Chaos:
 
 def application(chaos: Chaos, *, seconds: float, failpoint: str = "", what: str = APPLICATION) -> subprocess.Popen[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_")}
-    environment |= chaos.cluster.environment() | {"PYTHONPATH": str(HERE.parents[1])}
+    environment |= chaos.cluster.environment() | {"PYTHONPATH": str(ROOT)}
     if failpoint:
         environment["RMGR_FAILPOINT"] = failpoint
-    words = [sys.executable, "-c", what, str(HERE), str(chaos.ledger), str(seconds), str(TASKS)]
+    words = [sys.executable, "-c", what, str(CHAOS), str(chaos.ledger), str(seconds), str(TASKS)]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from breakable import Chaos, eventually
@@ -16,15 +15,16 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.model.base.states import State
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.cluster.node import Meta
+from tests.places import HARNESS
 
 pytestmark = pytest.mark.chaos
 
-HARNESS = Path(__file__).parents[1] / "harness" / "next_release"
+NEXT_RELEASE = HARNESS / "next_release"
 
 
 def ahead(releases: int) -> dict[str, str]:
     """Variables of a daemon that is so many releases ahead of this one."""
-    return {"PYTHONPATH": str(HARNESS), "RMGR_TEST_RELEASES_AHEAD": str(releases), "RMGR_WATCHDOG_RESYNC_S": "0.5"}
+    return {"PYTHONPATH": str(NEXT_RELEASE), "RMGR_TEST_RELEASES_AHEAD": str(releases), "RMGR_WATCHDOG_RESYNC_S": "0.5"}
 
 
 def meta(chaos: Chaos) -> Meta:

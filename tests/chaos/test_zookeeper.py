@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from breakable import LONG_T, RECOVERY_S, Chaos, T, eventually
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
-from proxy import Proxy
+from tests.harness.proxy import Proxy
 
 pytestmark = pytest.mark.chaos
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from rmgr.dev.cassandra import CassandraNode
+from tests.places import ROOT
 
 START_S = 90.0
 _POLL_S = 0.05
@@ -71,7 +72,7 @@ def _start_keeper(directory: Path) -> SharedNode:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=ROOT,
             start_new_session=True,
         )
     end = time.monotonic() + START_S

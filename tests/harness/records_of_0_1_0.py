@@ -6,7 +6,6 @@ that cannot read them cannot be installed beside it. Only fields that 0.1.0 had 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
@@ -28,8 +27,7 @@ from rmgr.model.tasks.submission import (
     Upload,
     Work,
 )
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "records"
+from tests.places import GOLDEN
 
 _PAST = PastAttempt(1, "n1", Reason.NODE_LOST, None, 1_700_000_000_000_000, 1_700_000_001_000_000, "node n1 was lost")
 BLOCK = BlockData(
@@ -118,4 +116,4 @@ PACKS: dict[str, tuple[str, Any]] = {
 def golden(name: str) -> bytes:
     """The bytes that 0.1.0 wrote."""
     suffix = "json" if name in RECORDS else "msgpack"
-    return (GOLDEN / f"{name}.{suffix}").read_bytes()
+    return (GOLDEN / "records" / f"{name}.{suffix}").read_bytes()

@@ -49,6 +49,7 @@ from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.stall import StallGuard
+from tests.places import ROOT
 
 DEADLINE_S = 60.0
 
@@ -149,8 +150,7 @@ class Rig:
             "starter", "--node", node, "--cores", str(cores), "--mem", "1G", "--work-dir", str(self.directory / "work" / node),
             "--stop-grace", "5s", *options,
         ]  # fmt: skip
-        root = Path(__file__).resolve().parents[2]
-        environ = {**os.environ, "PYTHONPATH": str(root), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", "RMGR_STRICT_LOG": "1", **(env or {})}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "RMGR_CLUSTER_SESSION_TIMEOUT": "4s", "RMGR_STRICT_LOG": "1", **(env or {})}
         with (self.directory / f"{node}.log").open("ab") as out:
             process = subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=self.directory)
         self.processes.append(process)

@@ -13,9 +13,9 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 #: A shell whose prompt is known.
 SHELL = ("env", "PS1=$ ", "bash", "--norc", "--noprofile", "+o", "history")
 
@@ -30,7 +30,7 @@ class Terminal:
         self.seen = ""
         self.resize(lines, columns)
         self.before = termios.tcgetattr(self._slave)
-        environ = {**(os.environ if environment is None else environment), "PYTHONPATH": str(_ROOT), "TERM": "dumb"}
+        environ = {**(os.environ if environment is None else environment), "PYTHONPATH": str(ROOT), "TERM": "dumb"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rmgr.cli.main", "run", *words],
             stdin=self._slave,

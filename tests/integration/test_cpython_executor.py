@@ -17,17 +17,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import rmgr
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = {
     "ExecutorTest": "executor",
     "WaitTests": "test_wait",

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import rmgr
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
 
-ROOT = Path(__file__).resolve().parents[2]
 
 _loaded = 0
 

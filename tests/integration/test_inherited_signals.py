@@ -18,6 +18,7 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Command
 from tests.harness import deaf
 from tests.harness.starter_rig import Rig
+from tests.places import ROOT
 
 #: Executes what follows it with all signals ignored and blocked.
 _DEAF = (sys.executable, deaf.__file__)
@@ -69,8 +70,7 @@ def test_work_and_its_starter_inherit_no_disposition(rig: Rig) -> None:
 
 def test_what_tests_start_inherits_no_disposition() -> None:
     script = "import subprocess, tests.conftest; subprocess.run(['cat', '/proc/self/status'], check=True)"
-    root = Path(__file__).resolve().parents[2]
-    ended = subprocess.run([*_DEAF, sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([*_DEAF, sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert (set_in(ended.stdout, "SigIgn"), set_in(ended.stdout, "SigBlk")) == (set(), set())
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from rmgr.dev import cassandra
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 BACKEND = PROJECT["build-system"]["build-backend"]
 DEADLINE_S = 120.0

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.places import ROOT
+
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Programs:

@@ -18,12 +18,11 @@ import pytest
 from rmgr import TaskQueue
 from rmgr.errors import TaskFailed
 from rmgr.runner.python.rank_call import RankFailed
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:

@@ -16,8 +16,8 @@ import click
 import pytest
 
 from rmgr.cli.main import cli
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 #: In the order in which their blocks run.
 DOCUMENTS = ("README.md", "rmgr/docs/guide.md", "deploy/README.md")
 #: A block that contains this is not run, and why. Its `rmgr` commands must exist, with these options.

@@ -26,6 +26,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape
 from tests.harness.fair_time import FairTimer
 from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in, until
+from tests.places import ROOT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -348,7 +349,7 @@ def starter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[su
         [sys.executable, str(script), str(tmp_path / "run"), request.param, str(tmp_path), exclusive],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert process.stdout is not None
     marker = process.stdout.readline().strip()

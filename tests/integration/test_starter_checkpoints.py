@@ -36,8 +36,8 @@ from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, call, wait_for
 from tests.integration.test_starter_faults import expire
 from tests.integration.test_starter_orders import crossed_off, order
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Counts in a shell; saves when it is told to by a signal.
 SHELL = """
 ledger=$0; asked=; cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0)

@@ -21,12 +21,11 @@ import pytest
 from rmgr import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed, VersionMismatch
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Program:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.harness.terminal import SHELL, Terminal
+from tests.places import ROOT
 
 if TYPE_CHECKING:
     from rmgr.dev.cluster import DevCluster
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

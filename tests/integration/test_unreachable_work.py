@@ -22,8 +22,8 @@ from rmgr.runner.host import home
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import wait_for as eventually
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 60
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 YOUNG_S, OLDER_BY_S = 5, 100_000
 DEADLINE_S = 170.0
 #: What counts from moments: trust, revocation, leases, liveness, due times, back-off, caches with an age. The first 30 s of a

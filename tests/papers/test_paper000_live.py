@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,9 +24,10 @@ from rmgr.procedures.queue_classes import check_class
 from rmgr.sched.queue_class import HOUR_US
 from tests.harness.leader_bench import Bench
 from tests.papers.test_paper000_selection import TABLE
+from tests.places import ROOT
 
 NODES, CORES = tuple(f"n{number}" for number in range(1, 12)), 128
-DOCUMENT = tomllib.loads((Path(__file__).resolve().parents[2] / "deploy/policies/hpc2500.toml").read_text())
+DOCUMENT = tomllib.loads((ROOT / "deploy/policies/hpc2500.toml").read_text())
 QUEUES = (QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE))
 SETTINGS = ClusterSettings(queues=QUEUES, pipelines=(PipelineSpec(partition="default", document=json.dumps(DOCUMENT)),))
 

@@ -19,12 +19,12 @@ from rmgr.sim.engine.outcome import Result
 from rmgr.sim.runs.experiment import Experiment, carry_out
 from rmgr.sim.runs.metrics import summary
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
+from tests.places import EXTRACTS, ROOT
 
-HERE = Path(__file__).resolve().parent
 #: The whole traces and schedules stand beside a developer's checkout, not in it.
-SHARED = Path(os.environ.get("RMGR_SHARED", HERE.parents[2] / "shared"))
+SHARED = Path(os.environ.get("RMGR_SHARED", ROOT.parent / "shared"))
 TRACES = {"kth": "KTH-SP2-1996-2.1-cln.swf.gz", "nasa": "NASA-iPSC-1993-3.1-cln.swf.gz"}
-EXTRACTS = {"kth": "kth_first_2000.swf.gz", "nasa": "nasa_first_600.swf.gz"}
+SHORT = {"kth": "kth_first_2000.swf.gz", "nasa": "nasa_first_600.swf.gz"}
 #: reference's name -> ours
 POLICIES = {"fcfs": "fcfs", "ff": "first_fit", "easy": "easy"}
 ALL_POLICIES = {**POLICIES, "sjf": "sjf", "ljf": "ljf", "ljf_ff": "ljf_first_fit"}
@@ -104,12 +104,12 @@ def test_c5_1_backfilling_of_which_the_other_simulator_tells(policy: str, params
     assert ours["mean_bounded_slowdown"] == pytest.approx(slowdown, rel=0.005)
 
 
-@pytest.mark.parametrize("trace", EXTRACTS)
+@pytest.mark.parametrize("trace", SHORT)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_start_of_an_extract_that_later_jobs_cannot_change_is_the_reference_one(trace: str, policy: str) -> None:
-    with gzip.open(HERE / "extracts" / f"{trace}_starts.csv.gz", "rt") as file:
+    with gzip.open(EXTRACTS / f"{trace}_starts.csv.gz", "rt") as file:
         theirs = [row[policy] for row in csv.DictReader(file)]  # "" from the first submit after the extract on
-    ours = started(ran(str(HERE / "extracts" / EXTRACTS[trace]), POLICIES[policy]))
+    ours = started(ran(str(EXTRACTS / SHORT[trace]), POLICIES[policy]))
     known = [at for at, start in enumerate(theirs) if start]
     assert len(known) >= (1880 if trace == "kth" else 591)
     assert differences([ours[at] for at in known], [int(theirs[at]) for at in known]) == {}
@@ -155,7 +155,7 @@ def test_the_engine_starts_jobs_when_a_bare_loop_does(policy: str, drawn: tuple[
 
 @pytest.mark.parametrize("policy", ["fcfs", "ff"])  # easy promises nodes, not counts: its starts may differ
 def test_nodes_of_several_cores_change_no_start_of_jobs_that_may_spread(policy: str) -> None:
-    source = str(HERE / "extracts" / EXTRACTS["kth"])
+    source = str(EXTRACTS / SHORT["kth"])
     experiment = Experiment(source=source, policy=POLICIES[policy], nodes=25, cores=4, count=800)
     apart = Experiment(source=source, policy=POLICIES[policy], count=800)
     results = [carry_out(e, e.workload(), validate=True) for e in (experiment, apart)]

@@ -30,9 +30,10 @@ from rmgr.sched.job import Node
 from rmgr.sim.runs.experiment import Experiment, carry_out
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
 from tests.harness.leader_bench import Bench, Starter, committed
+from tests.places import ROOT
 from tests.property.test_placing_failover import stop
 
-FILES = sorted((Path(__file__).resolve().parents[2] / "deploy" / "policies").iterdir())
+FILES = sorted((ROOT / "deploy" / "policies").iterdir())
 #: The bench's clock begins here.
 BEGAN_S = 2000
 _NODES_A_STARTER = 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,6 +14,7 @@ from rmgr.sched.tree.rounds import own_quanta, phases_below, quanta_within, roun
 from rmgr.sched.tree.shape import Tree
 from rmgr.sched.tree.states import EDGES, TreeNodeState, diagram, states_of
 from rmgr.sched.tree.stepped import Stepped
+from tests.places import ROOT
 
 
 def small_tree(chance: Random) -> Tree:
@@ -254,4 +254,4 @@ def test_node_states_follow_the_table_and_the_front_parts_rounded_from_ready(new
 
 def test_the_document_shows_the_table_as_a_diagram() -> None:
     assert diagram().count(" --> ") == len(EDGES) + 1
-    assert f"```mermaid\n{diagram()}\n```" in (Path(__file__).parents[2] / "rmgr/docs/policies.md").read_text()
+    assert f"```mermaid\n{diagram()}\n```" in (ROOT / "rmgr/docs/policies.md").read_text()

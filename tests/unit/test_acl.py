@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rmgr.coord.protocol import paths
@@ -11,6 +9,7 @@ from rmgr.coord.protocol.acl import ALL, ROLES, TABLE, Right, may, place_of, rig
 from rmgr.coord.protocol.multi import Check, Create, Delete, Op, Set
 from rmgr.daemons.gateway.rights import OPERATIONS, ZnodeKind
 from rmgr.model.cluster.identity import Role
+from tests.places import ROOT
 
 S, W = Role.STARTER, Role.WATCHDOG
 USERS = (Role.USER, Role.OPERATOR, Role.SUBMITTER)
@@ -146,5 +145,5 @@ def table_for_people() -> str:
 
 
 def test_the_document_shows_the_table() -> None:
-    document = (Path(__file__).parents[2] / "SECURITY.md").read_text()
+    document = (ROOT / "SECURITY.md").read_text()
     assert table_for_people() in document, f"SECURITY.md, section 'ZooKeeper: rights by role', should have:\n{table_for_people()}"

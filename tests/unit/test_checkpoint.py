@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rmgr import checkpoint
+from tests.places import ROOT
 
 
 @pytest.fixture
@@ -81,7 +82,6 @@ def test_outside_of_a_job_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_program_loads_it_and_nothing_else_of_rmgr() -> None:
     code = "from rmgr import checkpoint; import sys; print(sorted(m for m in sys.modules if m.startswith('rmgr') or m == 'msgspec'))"
-    root = Path(__file__).resolve().parents[2]
-    environ = os.environ | {"PYTHONPATH": str(root)}
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
     told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "['rmgr', 'rmgr.checkpoint']"

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,10 +17,11 @@ from rmgr import errors
 from rmgr.cli import columns
 from rmgr.cli.main import _BELOW, cli, load
 from rmgr.sim.runs.output import COLUMNS as JOB_COLUMNS
+from tests import places
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "rmgr/docs/cli.md").read_text(encoding="utf-8")
-GOLDEN = {path.stem: json.loads(path.read_text()) for path in (ROOT / "tests/golden").glob("*.json")}
+GOLDEN = {path.stem: json.loads(path.read_text()) for path in places.GOLDEN.glob("*.json")}
 #: A file of golden JSON and the row of section 5 that describes it, where they differ in name.
 ROW_OF = {"show_task": "show of a task", "explain_placed": "explain"}
 #: Lists of objects whose fields have a row of their own.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -32,8 +31,8 @@ from rmgr.model.views import (
     TaskView,
     WhyView,
 )
+from tests.places import GOLDEN
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 T0 = 1_790_000_000_000_000  # 2026-09-21T14:13:20Z
 NOW = T0 + 3_725_000_000
 

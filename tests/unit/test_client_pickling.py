@@ -20,8 +20,8 @@ from rmgr.client.values.pickling import dump_call, dump_value, name_of
 from rmgr.coord.protocol import keys
 from rmgr.errors import NotFound, PickleFailed, UsageError, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 factor = 2
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.places import ROOT
+
 yaml = pytest.importorskip("yaml", reason="PyYAML reads the compose file; pip install 'rmgr[test]'")
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 DAEMONS = {"watchdog": 2, "starter": 3, "submitter": 1}
 SERVERS = {"zookeeper1", "zookeeper2", "zookeeper3", "cassandra1"}

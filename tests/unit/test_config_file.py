@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from rmgr.cli.main import cli
 from rmgr.config import _SECTIONS, Config, check_file, dev_file, load, stopped_dev
+from tests.places import ROOT
 
-FILE = Path(__file__).parents[2] / "deploy" / "rmgr.toml"
+FILE = ROOT / "deploy" / "rmgr.toml"
 _KEY = re.compile(r"^#([a-z_]+) = (.*)$")
 DEFAULTS = Config()
 

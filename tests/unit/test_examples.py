@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
+from tests.places import ROOT
+
+EXAMPLES = ROOT / "deploy" / "examples"
 
 
 def load(name: str) -> ModuleType:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from rmgr.model.base.resources import Capacity, Request
 from rmgr.model.base.states import TRANSITIONS, State, diagram
 from rmgr.model.base.units import MAX_DURATION_US, format_duration, format_size, parse_duration_us, parse_size
 from rmgr.model.tasks.block import BlockKey, pending_indices, runs
+from tests.places import ROOT
 
 
 def test_the_transition_table_is_small_and_complete():
@@ -33,7 +33,7 @@ def test_the_diagram_has_every_edge():
 
 
 def test_the_map_shows_the_diagram_of_the_table():
-    map_of_the_house = Path(__file__).parents[2] / "rmgr" / "model" / "README.md"
+    map_of_the_house = ROOT / "rmgr" / "model" / "README.md"
     assert f"```mermaid\n{diagram()}\n```" in map_of_the_house.read_text()
 
 

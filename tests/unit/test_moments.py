@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.harness.moments import Source, read
+from tests.places import ROOT
 
-PACKAGE = Path(__file__).resolve().parents[2] / "rmgr"
+PACKAGE = ROOT / "rmgr"
 
 #: Their clock is the engine's, not a machine's: it begins at 0 with the first event, and 0 is that moment. v1 is generated.
 ENGINE = ("sched", "sim", "v1")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from rmgr.model.base.units import counted, plural
 from rmgr.sched.plan import Why
+from tests.places import ROOT
 
-PACKAGE = Path(__file__).resolve().parents[2] / "rmgr"
+PACKAGE = ROOT / "rmgr"
 
 #: Nothing here is read by users: measurements of the project itself, and the simulator.
 ELSEWHERE = re.compile(r"v1/|bench/|sim/")

@@ -18,6 +18,7 @@ from rmgr.sched.plan import Send, Start
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.records import Call, Server
 from rmgr.sched.state.cluster import ClusterState
+from tests.places import ROOT
 
 HOUR_US = 3_600_000_000
 TEXT = (Path(rmgr.__file__).parent / "docs/policies.md").read_text("utf-8")
@@ -41,7 +42,7 @@ def test_every_policy_of_the_document_type_checks(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(source, "utf-8")
     files = [str(tmp_path / f"{name}.py") for name in NAMES]
     argv = [sys.executable, "-m", "mypy", "--strict", "--cache-dir=.mypy_cache/readme", *files]  # a cache of its own: other options
-    done = subprocess.run(argv, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert "2 source files" in done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if str(tmp_path) in line or tmp_path.name in line] == []
 

@@ -15,9 +15,10 @@ from rmgr.sched.pipeline.catalogue import POLICIES
 from rmgr.sched.queue_class import HPC2500
 from rmgr.sched.records import Limits
 from rmgr.sim.models.hpc2500 import hpc2500
+from tests.places import EXTRACTS, ROOT
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
-TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
+EXAMPLES = ROOT / "deploy" / "policies"
+TRACE = str(EXTRACTS / "kth_first_2000.swf.gz")
 #: file -> (workload, cores of the machine, nodes)
 RUNS = {
     "hpc2500.toml": (["hpc2500", "--count", "400", "--load", "1.1"], 1408, 11),

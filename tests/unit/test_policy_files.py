@@ -18,6 +18,7 @@ from rmgr.sched.policies.ageing import Ageing
 from rmgr.sched.policies.sjf import Sjf
 from rmgr.sched.policy import Cause
 from rmgr.sched.state.cluster import ClusterState
+from tests.places import EXTRACTS
 
 HEAD = """\
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ def test_an_installed_distribution_brings_policies(tmp_path: Path, monkeypatch: 
         load("keeep", {})
 
 
-TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
+TRACE = str(EXTRACTS / "kth_first_2000.swf.gz")
 
 
 def test_a_file_is_run_by_sim_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

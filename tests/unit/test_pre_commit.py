@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
 
 
 def test_hooks_run_the_tools_of_the_environment_on_files_that_there_are() -> None:

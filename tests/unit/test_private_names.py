@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
+
 ZK = "adapters/zookeeper/client.py"
 CASSANDRA = "adapters/cassandra/driver.py"
 

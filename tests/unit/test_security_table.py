@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from functools import cache
-from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+from tests.places import TESTS
+
 HEAD = "| who | could try | what stops it | test |"
 WHO = {"nobody", "user", "direct", "task", "Starter", "WatchDog", "store", "ZooKeeper"}
 _NAMED = re.compile(r"`([a-z]+/test_[\w/]+\.py)::(test_\w+)`")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.main import run
+from tests.places import EXTRACTS
 
-TRACE = str(Path(__file__).resolve().parents[1] / "papers" / "extracts" / "kth_first_2000.swf.gz")
+TRACE = str(EXTRACTS / "kth_first_2000.swf.gz")
 SUMMARY = {
     "makespan",
     "mean_waiting_time",

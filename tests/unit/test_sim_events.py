@@ -42,9 +42,10 @@ from rmgr.sim.workload.events import (
 )
 from rmgr.sim.workload.events_file import read_events
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob, read_trace
+from tests.places import ROOT
 
 HOUR = 3600 * SECOND
-POLICIES = Path(__file__).resolve().parents[2] / "deploy" / "policies"
+POLICIES = ROOT / "deploy" / "policies"
 
 
 def a_job(number: int, submit: int, run: int, processors: int, **more: object) -> WorkloadJob:

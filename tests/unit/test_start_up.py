@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.places import ROOT
+
 #: Third-party libraries, and parts of the standard library that cost as much as one.
 COSTLY = {
     *("kazoo", "grpc", "google", "cassandra", "rich", "cryptography", "structlog", "prometheus_client", "psutil", "cloudpickle", "numpy"),

@@ -17,8 +17,9 @@ from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
 from rmgr.daemons.starter import main as starter
 from rmgr.daemons.starter.node import loop as starter_loop
+from tests.places import ROOT
 
-UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
+UNITS = ROOT / "deploy" / "systemd"
 #: `systemd-analyze security`: 0 = locked up, 10 = open. The Starter runs users' work, from which little can be taken.
 MOST_EXPOSED = {"rmgr-watchdog": 1.5, "rmgr-submitter": 1.5, "rmgr-starter": 6.5}
 EXECUTABLE = "/opt/rmgr/bin/rmgr"
