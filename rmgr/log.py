@@ -21,7 +21,7 @@ from rmgr.runtime.logger import Log
 
 defer()  # daemons import this module before those that would load them
 # structlog (26.1) imports rich where it is installed, for tracebacks in colours: 7 MiB and 50 modules in every daemon, which draws nothing.
-# tests/unit/test_log.py::test_daemons_log_without_rich would fail without this.
+# tests/unit/runtime/test_log.py::test_daemons_log_without_rich would fail without this.
 _HAD_RICH = "rich" in sys.modules
 if not _HAD_RICH:
     sys.modules["rich"] = None  # type: ignore[assignment]

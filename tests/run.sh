@@ -35,7 +35,7 @@ wanted ensure_openmpi
 unset PYTHONDONTWRITEBYTECODE
 
 # In a fresh checkout each worker would compile all tests for itself: two processes do it once, for all of them.
-if [ ! -e tests/unit/__pycache__ ]; then
+if [ ! -e tests/unit/coord/__pycache__ ]; then
   for part in tests/unit "tests/chaos tests/integration tests/papers tests/property"; do
     # shellcheck disable=SC2086
     "$VENV/bin/python" -m pytest --collect-only -qq $part >/dev/null 2>&1 &

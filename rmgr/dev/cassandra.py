@@ -113,7 +113,8 @@ def require_parts() -> None:
 
 
 def _require_driver() -> None:
-    if importlib.util.find_spec("cassandra") is None:
+    driver = importlib.util.find_spec("cassandra")
+    if driver is None or driver.origin is None:  # a directory of that name somewhere on the path is not the driver
         msg = "Cassandra's driver for Python is missing"
         raise Unavailable(msg, hint="pip install 'rmgr[cassandra]'")
 

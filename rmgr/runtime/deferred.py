@@ -15,7 +15,7 @@ from typing import Any
 #: 4 MiB: what Prometheus' client answers scrapes with (its own parts are imported one by one), messages without the C library and as text
 #: (protobuf 6), archives of uploads, what is installed (policies of other packages), and languages, which `subprocess` imports for text in
 #: another encoding.
-#: tests/unit/test_log.py::test_daemons_load_no_event_loop would fail without this.
+#: tests/unit/runtime/test_log.py::test_daemons_load_no_event_loop would fail without this.
 UNUSED = (
     "asyncio",
     "grpc.aio",

@@ -1,7 +1,7 @@
 """The znode tree in memory: exactly what a ZooKeeper server does with a multi, a read, a watch and an expired session.
 
 Where the order of checks or the numbering could be otherwise, the server's source was followed (PrepRequestProcessor,
-DataTree, DataNode) and tests/integration/test_coordinator_conformance.py compares.
+DataTree, DataNode) and tests/integration/zookeeper/test_coordinator_conformance.py compares.
 """
 
 from __future__ import annotations

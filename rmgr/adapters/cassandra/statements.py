@@ -1,6 +1,6 @@
 """Every statement that the store sends to Cassandra, by name. All of them address rows by their full partition key.
 
-There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/test_cassandra_ddl.py looks. Writes carry
+There is no DELETE, no compare-and-set (IF), no ALLOW FILTERING: tests/unit/adapters/cassandra/test_ddl.py looks. Writes carry
 their own timestamp and may be repeated: each of them is idempotent.
 """
 

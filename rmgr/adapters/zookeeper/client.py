@@ -9,7 +9,7 @@ The only file that imports kazoo. What is changed in it, and why (numbers: the f
   instead of two more threads and two queues; while little is on the way a request is sent by the thread that has it;
 - the time at which the last answered request or ping was sent: the lease is counted from it (rule 5).
 """
-# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/test_private_names.py lists it and fails when its insides move
+# ruff: noqa: SLF001 - kazoo has no public way to any of this; tests/unit/house/test_private_names.py lists it and fails when its insides move
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _LINE_BYTES = 64 * 1024
 _LOST = 125
 _FLAGS = {"-l": "label", "--label": "label", "-K": "kill", "--kill-on-bad-exit": "kill"}
 #: Two nodes that are one machine (`rmgr dev`): Open MPI 4 gives the memory that ranks of a node share a name that is the machine's,
-#: and its files, too, and crashes. So only one of the nodes has such memory; tests/integration/test_mpi.py would fail without this.
+#: and its files, too, and crashes. So only one of the nodes has such memory; tests/integration/starter/test_mpi.py would fail without this.
 _ON_ONE_MACHINE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_orte_tmpdir_base": "{directory}"}
 _CHUNK = 64 * 1024
 

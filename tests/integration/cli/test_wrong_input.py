@@ -1,0 +1,133 @@
+"""What is typed wrong, or as other systems have it: one line for each, what is said, and the exit code."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rmgr.dev.cluster import DevCluster
+from tests.harness.fair_time import FairTimer
+from tests.integration.commands import Shell
+
+pytestmark = pytest.mark.usefixtures("live")
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("wrong"), live_cluster.environment())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["help"], 0, "Usage: rmgr"),
+        (["--version"], 0, "rmgr "),
+        (["-h"], 0, "Usage: rmgr"),
+        (["help", "submit"], 0, "Usage: rmgr submit"),
+        (["show", "99999999999999999999"], 3, "there is no submission 99999999999999999999"),
+        (["cancel", "-u", "nobody-at-all"], 0, "nothing is there to be changed"),
+        (["show", "n1"], 2, "rmgr nodes n1"),
+        (["show", "job", "1"], 2, "rmgr show 1"),
+        (["show", "node", "n1"], 2, "rmgr nodes n1"),
+        (["show"], 2, "Missing argument 'ID'"),
+        (["submit", "--dry-run", "-t", "0", "--", "true"], 0, "-t 0 sets no time limit: it runs until it ends"),
+        (["submit", "--wait", "--", "/nonexistent"], 127, "next: rmgr explain"),
+        (["submit", "--wait", "-o", "/nonexistent/dir/x", "--", "true"], 0, "there is no directory /nonexistent/dir here"),
+        (["store", "put", "a/../b", "-"], 2, "has . or .. between its slashes"),
+        (["submit", "--name", "x" * 10_000, "--", "true"], 2, "--name has 10000 characters; at most 1000 are recorded"),
+        (["jobs", "-s", "weird"], 2, "PENDING (INITIAL)"),
+        (["submit", "--partition", "batch", "--", "true"], 3, "did you mean the queue: -q batch?"),
+        (["submit", "--partition", "batch", "--", "true"], 3, "there is default"),
+        (["submit", "--gpus", "1", "--", "true"], 2, "it needs 1 core, 1 gpu"),
+        (["submit", "--mem", "4000", "--", "true"], 2, "with a unit: 4000M"),
+        (["submit", "--output", "x.out", "--", "true"], 2, "what the work prints goes to -o FILE"),
+        (["submit", "--priority", "high", "--", "true"], 2, "'high' is not a valid integer."),
+        (["submit", "--ntasks=4", "--", "true"], 2, "here it is -n P"),
+        (["submit", "-p", "batch", "--", "true"], 2, "here it is -q QUEUE"),
+        (["submit", "--wrap", "echo hi"], 2, "here it is -- sh -c 'COMMAND'"),
+        (["submit", "--gres=gpu:1", "--", "true"], 2, "here it is --gpus N"),
+        (["jobs", "list"], 2, "did you mean: rmgr jobs"),
+        (["jobs", "cancel", "7"], 2, "did you mean: rmgr cancel 7"),
+        (["jobs", "running"], 2, "did you mean: rmgr jobs -s running"),
+        (["scontrol", "show", "job", "7"], 2, "did you mean: rmgr show 7"),
+        (["scontrol", "show", "node", "n1"], 2, "did you mean: rmgr nodes n1"),
+        (["squeue", "-u", "ada"], 2, "did you mean: rmgr jobs"),
+        (["hq", "job", "list"], 2, "did you mean: rmgr jobs"),
+        (["hq", "submit", "x"], 2, "did you mean: rmgr submit x"),
+        (["job", "cancel", "7"], 2, "did you mean: rmgr cancel 7"),
+        (["top"], 2, "did you mean: rmgr jobs --watch"),
+        (["reprot"], 2, "did you mean: rmgr report"),
+    ],
+)
+def test_it_is_answered_with_what_helps(sh: Shell, words: list[str], code: int, told: str) -> None:
+    ended = sh(*words)
+    assert ended.code == code, ended
+    assert told in ended.out + ended.err
+
+
+def test_a_number_that_is_none_in_a_variable(live: DevCluster, tmp_path: Path) -> None:
+    sh = Shell(tmp_path, live.environment() | {"RMGR_STARTER_CORES": "abc"})
+    ended = sh("starter")
+    assert (ended.code, "cores = 'abc' is not valid: a whole number is needed" in ended.err) == (2, True), ended
+
+
+@pytest.mark.parametrize("words", [["n1", "n2"], ["n1,n2"], ["n[1-2]"]])
+def test_several_nodes_are_drained_at_once(sh: Shell, words: list[str]) -> None:
+    sh.ok("drain", *words)
+    try:
+        assert {node["id"] for node in sh.ok("nodes", "--json").json["nodes"] if node["state"] in {"draining", "drained"}} == {"n1", "n2"}
+        end_s = time.monotonic() + 30.0
+        while not re.search(r"^nodes +1 up, 2 drained$", said := sh("status").out, re.MULTILINE):  # as `nodes` has it, once they are empty
+            assert time.monotonic() < end_s, said
+    finally:
+        sh.ok("resume", *words)
+
+
+def test_one_is_one(sh: Shell) -> None:
+    number = sh.submit("--", "true")
+    sh.ok("wait", number)
+    assert "its only task has ended" in sh.ok("explain", number).out
+    assert "it has 1 task, counted from 0" in sh("show", f"{number}_9").err
+
+
+def test_a_status_keeps_its_time_while_zookeeper_is_stopped(live: DevCluster, sh: Shell) -> None:
+    (server,) = [process.id for process in live.state.processes if process.role == "zookeeper"]
+    live.kill(server, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with FairTimer() as timer:
+            ended = sh("status", "--timeout", "2s")
+        took_s = time.monotonic() - began
+    finally:
+        live.kill(server, signal.SIGCONT)
+    live.wait_healthy(nodes=3, deadline_s=60.0)
+    assert ended.code == 6, ended
+    assert took_s >= 2.0
+    assert timer.elapsed_s < 3.5 + _start_s(sh), "as the machine grants it"
+
+
+def test_what_is_away_until_the_timeout_is_over_is_that_in_every_command(live: DevCluster, sh: Shell) -> None:
+    (server,) = [process.id for process in live.state.processes if process.role == "zookeeper"]
+    asked = (["jobs"], ["submit", "--timeout", "1s", "--", "true"], ["nodes", "--json"])
+    live.kill(server, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:  # together: no session of the cluster shall end meanwhile
+            jobs, submit, nodes = pool.map(lambda words: sh(*words, *([] if "--timeout" in words else ["--timeout", "1s"])), asked)
+    finally:
+        live.kill(server, signal.SIGCONT)
+    live.wait_healthy(nodes=3, deadline_s=60.0)
+    assert (jobs.code, submit.code, nodes.code) == (6, 6, 6), (jobs, submit, nodes)
+    assert "within 1 s (--timeout)" in jobs.err
+    assert nodes.json["error"]["code"] == "UNAVAILABLE"
+
+
+def _start_s(sh: Shell) -> float:
+    """What a command costs before and after it has waited, here and now."""
+    with FairTimer() as timer:
+        sh("version")
+    return 2 * timer.elapsed_s

@@ -1,0 +1,144 @@
+"""What a user is told when something is wrong: the cause, the task, what to type next, and the promised exit code."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rmgr import TaskQueue
+from rmgr.client.connection import Connection
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import ConfigError, WrongCluster
+from tests.integration.commands import Shell
+
+
+@pytest.fixture(scope="module")
+def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path_factory.mktemp("user"), live_cluster.environment())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--zk", "host:x", "jobs"], "'host:x' in --zk host:x is not HOST or HOST:PORT"),
+        (["--zk", "h1:2181,,h2", "jobs"], "is not HOST or HOST:PORT"),
+        (["--store", "mysql:foo", "jobs"], "'mysql:foo' is not the URL of a store"),
+        (["submit", "-t", "12:99:00", "--", "true"], "minutes and seconds go to 59"),
+        (["submit", "-a", "1-99999999999", "--", "true"], "99999999999 is larger than"),
+        (["submit", "--gpus", "1", "--", "true"], "no node can ever run this: it needs 1 core, 1 gpu"),
+        (["submit", "-N", "3", "-n", "2", "--", "true"], "-N 3 nodes are more than -n 2 processes"),
+        (["submit", "--no-resubmit", "--requeue", "--", "true"], "contradict each other"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_happens(sh: Shell, words: list[str], told: str) -> None:
+    ended = sh(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert told in ended.err
+
+
+def test_a_bad_value_in_a_file_is_told_with_file_and_line(sh: Shell) -> None:
+    sh.file("bad.toml", "[cluster]\n\nsession_timeout_s = 'x'\n")
+    ended = sh("--config", "bad.toml", "jobs")
+    assert ended.code == 2
+    assert "bad.toml:3: session_timeout_s = 'x' is not valid" in ended.err
+    assert "durations look like" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["submit", "--wait", "--", "./absent"], 127, "no such program: ./absent"),
+        (["submit", "--wait", "--cwd", "/absent/directory", "--", "pwd"], 126, "the work directory /absent/directory cannot be used"),
+        (["run", "-t", "200ms", "--", "sleep", "30"], 124, "(TIME_LIMIT): over its limit of 0.2s; more: -t/--time"),
+        (["run", "--", "sh", "-c", "kill -SEGV $$"], 139, "killed by signal 11"),
+        (["submit", "--wait", "--output", "user/absent=f", "--", "true"], 1, "was not written"),
+    ],
+)
+def test_how_work_failed_is_told(sh: Shell, words: list[str], code: int, told: str) -> None:
+    ended = sh(*words)
+    assert ended.code == code, ended
+    assert told in ended.err
+    assert "next: rmgr" in ended.err
+
+
+def test_a_dependency_that_cannot_be_met_any_more_is_told_with_its_cause(sh: Shell) -> None:
+    failed = sh.submit("--", "false")
+    assert sh("wait", failed).code == 1
+    ended = sh("submit", "--wait", "--after", f"ok:{failed}", "--", "true")
+    assert ended.code == 130
+    assert f"CANCELLED (DEPENDENCY_FAILED): ok:{failed}: submission {failed} ended FAILED" in ended.err
+
+
+def test_a_wait_says_what_it_waits_for(sh: Shell) -> None:
+    held = sh.submit("--hold", "--", "true")
+    try:
+        for words in (["wait", held], ["wait", held, "--progress"]):
+            ended = sh(*words, "--timeout", "6")
+            assert ended.code == 6, ended
+            assert f"{held} waits: held by its user; rmgr release {held} lets it go on" in ended.err
+    finally:
+        sh.ok("cancel", held)
+
+
+def test_an_open_task_queue_says_that_it_is_open(sh: Shell, connection: Connection) -> None:
+    with TaskQueue(len, connection=connection) as queue:
+        assert queue.submit_call(b"abc").result(timeout=60) == 3
+        said = sh.ok("explain", str(queue.id)).out
+        assert "its only task has ended; its TaskQueue is still open for more" in said
+        assert f"rmgr cancel {queue.id}" in said
+
+
+def test_output_over_the_cap_is_told(zookeeper_parts: None, tmp_path: Path) -> None:
+    environment = {"RMGR_STARTER_LOG_CAP_BYTES": "1M"}
+    with DevCluster(tmp_path / "dev", nodes=1, cores=1, watchdogs=1, heap_mb=128, environment=environment, secured=True) as cluster:
+        sh = Shell(tmp_path / "home", cluster.environment())
+        ended = sh("run", "--", "sh", "-c", "head -c 8000000 /dev/zero | tr '\\0' x; echo; echo the end")
+        assert ended.code == 0
+        assert ended.out.endswith("\nthe end\n")
+        assert "wrote more to stdout than is kept (1.0M)" in ended.err
+        assert "bytes from the middle of it are missing" in ended.err
+        kept = sh.ok("logs", "last").out
+        assert len(kept) < 2_200_000
+        assert "bytes of output dropped here, the limit is 1048576" in kept
+        # The same directory as a cluster of another kind: refused before anything starts, and named.
+        cluster.stop()
+        for other, is_said in (
+            (DevCluster(cluster.directory, zookeepers=3, secured=True), "has 1 ZooKeeper server, not 3"),
+            (DevCluster(cluster.directory, secured=False), "is secured"),
+            (DevCluster(cluster.directory, store="cassandra", secured=True), "keeps its values in sqlite"),
+        ):
+            with pytest.raises(ConfigError, match=is_said):
+                other.start()
+            assert not other.state.is_running
+        # The same directory with the data store emptied: ZooKeeper remembers that the cluster has used one, and nothing starts.
+        kept = {path: path.read_bytes() for path in cluster.directory.glob("store.db*") if path.is_file()}
+        for path in kept:
+            path.unlink()
+        again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128, secured=True)
+        with pytest.raises(WrongCluster) as refused:
+            again.start()
+        assert "the data store is empty, but cluster" in refused.value.message
+        assert "\n" not in refused.value.message
+        assert f"rm -r {cluster.directory}" in refused.value.hint
+        assert not again.state.is_running
+        for path, data in kept.items():
+            path.write_bytes(data)
+        # The same directory with ZooKeeper's data wiped: the store remembers the cluster, and nothing starts.
+        shutil.rmtree(cluster.directory / "zookeeper")
+        again = DevCluster(cluster.directory, nodes=1, cores=1, watchdogs=1, heap_mb=128, secured=True)
+        with pytest.raises(WrongCluster) as refused:
+            again.start()
+        assert "there is no cluster in ZooKeeper, but cluster" in refused.value.message
+        assert "\n" not in refused.value.message
+        assert f"rm -r {cluster.directory}" in refused.value.hint
+        assert not again.state.is_running
+
+
+@pytest.mark.parametrize("words", [["jobs", "-q", "nope"], ["cancel", "--queue", "nope"], ["wait", "--queue", "nope"]])
+def test_a_filter_by_a_queue_that_is_not_there_is_told(sh: Shell, words: list[str]) -> None:
+    ended = sh(*words)
+    assert ended.code == 3, ended
+    assert "there is no queue 'nope'" in ended.err
+    assert "queues: batch, default" in ended.err

@@ -1,0 +1,30 @@
+"""A store behind a gateway is a store: the conformance suite of the Store port, on SQLite behind a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.gateway.store import GatewayStore
+from rmgr.coord.protocol.ports import Store
+from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter
+from tests.integration.store.test_store_conformance import *  # noqa: F403 - the tests themselves
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    return ADAPTERS["sqlite"]
+
+
+@pytest.fixture
+def store(adapter: Adapter, tmp_path: Path) -> Iterator[Store]:
+    behind = open_adapter(adapter, tmp_path)
+    server = GatewayServer(OpenGate(store=behind))
+    opened = GatewayStore(server.endpoint)
+    yield opened
+    opened.close()
+    server.stop()
+    behind.close()

@@ -1,0 +1,64 @@
+"""Znodes of work that somebody deletes by hand, on a real cluster: claims are put back, what nobody has any more is ended and explained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
+from rmgr.dev.cluster import DevCluster
+from tests.integration.commands import Shell
+
+#: Within which a lost task is to be found.
+FOUND_S = 30.0
+
+
+@pytest.fixture
+def sh(live_cluster: DevCluster, tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "home", live_cluster.environment())
+
+
+def until(what: str, condition: Callable[[], object], deadline_s: float = FOUND_S) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"not within {deadline_s:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+def vanish(cluster: DevCluster, path: str) -> None:
+    """Deletes a znode behind everybody's back."""
+    multi = Multi(name="BY_HAND", ops=(Delete(path),), proof=Gone(path))
+    assert isinstance(cluster.coordinator.commit(multi).result(60), Committed)
+
+
+def test_claims_that_were_deleted_are_put_back_and_waiting_work_is_ended(live_cluster: DevCluster, sh: Shell, tmp_path: Path) -> None:
+    coordinator, go = live_cluster.coordinator, tmp_path / "go"
+    runs = int(sh.submit("-a", "0-1", "--", "sh", "-c", f"while ! [ -e {go} ]; do sleep 0.05; done; echo done $RMGR_ATTEMPT"))
+    waits = int(sh.submit("--hold", "--", "true"))
+
+    def claims() -> list[str]:
+        snapshot = live_cluster.snapshot()
+        return [paths.running_block(block.node, block.key) for block in snapshot.claimed if block.key.submission == runs]
+
+    until("both run", lambda: sh.ok("tasks", str(runs), "--json").out.count("RUNNING") == 2)
+    before = claims()
+    for path in before:
+        vanish(live_cluster, path)
+    (held,) = [name for name in coordinator.children(paths.held("default")).result(60) or () if paths.parse_block(name).submission == waits]
+    vanish(live_cluster, f"{paths.held('default')}/{held}")
+    until("the claims are back", lambda: sorted(claims()) == sorted(before))
+    until("explain says that the other is nowhere", lambda: "it is nowhere in ZooKeeper" in sh("explain", f"{waits}_0").out)
+    until("it has ended", lambda: sh("jobs", str(waits), "--json").json["jobs"][0]["state"] == "FAILED")
+    told = sh.ok("explain", str(waits)).out
+    assert "DATA_LOST" in told
+    assert "it was nowhere in ZooKeeper" in told
+    assert "its claim was nowhere in ZooKeeper" in sh.ok("explain", f"{runs}_0").out
+    go.touch()
+    assert sh("wait", str(runs)).code == 0
+    tasks = sh.ok("tasks", str(runs), "--json").json["tasks"]
+    assert [(task["state"], task["attempt"]) for task in tasks] == [("COMPLETED", 1)] * 2
+    assert "its claim was nowhere in ZooKeeper" in sh.ok("show", f"{runs}_0").out

@@ -1,0 +1,134 @@
+"""Policy files and plug-ins on real daemons: limits hold, and what a plug-in burns stops nobody else, under two leaders."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.cluster.node import EpochRecord
+from tests.integration.commands import Shell
+
+SETTINGS = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[queues.far]\ndispatch = "place"\npartition = "far"\n'
+#: A stage for another partition, which must not apply, and a limit, which must.
+LIMITED = """
+[[stage]]
+policy = "first_fit"
+partitions = ["elsewhere"]
+[[stage]]
+policy = "fcfs"
+partitions = ["far"]
+[[partition]]
+name = "far"
+max_jobs_per_user = 1
+"""
+LOOPS = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    name: ClassVar[str] = "loops"
+
+    def plan(self, draft, causes):
+        while draft.waiting_count:
+            pass
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    """Two WatchDogs with a plug-in installed, a node in each of two partitions; ZooKeeper is shared."""
+    plugin = tmp_path_factory.mktemp("plugin")
+    plugin.joinpath("plug_loops.py").write_text(LOOPS)
+    info = plugin / "plug_loops-1.0.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: plug-loops\nVersion: 1.0\n")
+    info.joinpath("entry_points.txt").write_text("[rmgr.policies]\nloops = plug_loops:Loops\n")
+    where = {"PYTHONPATH": os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])}
+    with DevCluster(
+        tmp_path_factory.mktemp("policies"),
+        nodes=1,
+        watchdogs=2,
+        session_timeout_s=3.0,
+        environment=where,
+        guest_of=zookeeper,
+    ) as made:
+        made.start_starter("f1", options=["--partition", "far"])
+        made.wait_healthy(nodes=2, deadline_s=60)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    environment = cluster.environment() | {"PYTHONPATH": cluster._environment["PYTHONPATH"]}
+    sh = Shell(tmp_path_factory.mktemp("user"), environment)
+    sh.directory.joinpath("settings.toml").write_text(SETTINGS)
+    sh.ok("config", "apply", "settings.toml")
+    return sh
+
+
+def until(condition: Callable[[], bool], what: Callable[[], object], patience_s: float = 60.0) -> float:
+    """Waits. Returns: seconds."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began_s + patience_s, what()
+        time.sleep(0.05)  # a real cluster works
+    return time.monotonic() - began_s
+
+
+def runs(cluster: DevCluster, node: str, number: str) -> bool:
+    names = cluster.coordinator.children(paths.running_node(node)).result(30)
+    return any(key.submission == int(number) for _, key in paths.blocks_in(names))
+
+
+def epoch(cluster: DevCluster) -> EpochRecord:
+    found = cluster.coordinator.get(paths.EPOCH).result(30)
+    assert found is not None
+    return decode_record(found.data, EpochRecord)
+
+
+def test_a_limit_of_a_policy_file_holds_and_its_stage_for_another_partition_does_not_apply(sh: Shell, cluster: DevCluster) -> None:
+    sh.directory.joinpath("limited.toml").write_text(LIMITED)
+    sh.ok("policy", "set", "limited.toml", "--partition", "far")
+    first, second = (sh.submit("-q", "far", "--", "sleep", "60") for _ in range(2))
+    until(lambda: runs(cluster, "f1", first), lambda: sh("explain", first))
+    until(lambda: "may run 1 job at once and does" in sh.ok("explain", second).out, lambda: sh("explain", second))
+    assert not runs(cluster, "f1", second)  # the other core is free
+    sh.ok("cancel", first)
+    until(lambda: runs(cluster, "f1", second), lambda: sh("explain", second))
+    sh.ok("cancel", second)
+    refused = sh("submit", "-q", "far", "--dry-run", "-n", "3", "--", "true")
+    assert refused.code == 2, refused
+    sh.directory.joinpath("machine.toml").write_text(f"{LIMITED}nodes = 3\n")
+    refused = sh("policy", "set", "machine.toml", "--partition", "far")
+    assert (refused.code, "only the simulator obeys nodes" in refused.err) == (2, True), refused
+
+
+def test_an_endless_plug_in_is_replaced_and_stops_nobody_else_under_two_leaders(sh: Shell, cluster: DevCluster) -> None:
+    sh.ok("policy", "set", "fcfs", "--partition", "far")
+    sh.ok("policy", "set", "loops", "--partition", "default")
+    for turn in range(2):
+        here = sh.submit("-q", "batch", "--", "sleep", "0.1")
+        there = sh.submit("-q", "far", "--", "sleep", "30")
+        took_s = until(lambda there=there: runs(cluster, "f1", there), lambda: sh("status"))  # type: ignore[misc]
+        assert took_s < 2.0  # the program that looks is not alone on the machine
+        assert sh("wait", here, timeout_s=60).code == 0  # FCFS has placed it
+        sh.ok("cancel", there)
+        status = sh.ok("status")
+        assert "partition default: policy loops failed (did not end within" in status.out
+        assert "fcfs places jobs in its place until" in status.out
+        assert json.loads(sh.ok("queues", "--json").out)["queues"][0]["policy"] == "loops (failed)"
+        assert "policy loops failed" in sh("doctor").out
+        if not turn:
+            before = epoch(cluster)
+            cluster.kill(next(name for name in ("w1", "w2") if cluster.process(name).pid == before.pid))
+
+            until(lambda: epoch(cluster).epoch > before.epoch, lambda: sh("status"))  # noqa: B023 - called at once

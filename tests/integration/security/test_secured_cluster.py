@@ -1,0 +1,209 @@
+"""A secured cluster as its people and its machines meet it: what each command says to whom, and what daemons refuse."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.identity.credentials import Credentials, load_ca, write_files
+from rmgr.adapters.identity.pki import issue
+from rmgr.adapters.identity.tls import context_of
+from rmgr.adapters.rpc.server import LeaderClient, NodeClient
+from rmgr.coord.ops import join as join_ops
+from rmgr.coord.protocol.multi import Committed
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import PermissionDenied, Unavailable
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.joining import Revocation
+from rmgr.runtime.secured import credentials_of, open_zookeeper
+from tests.harness.bundles import session_bundles
+from tests.harness.gateway_process import GatewayProcess
+from tests.harness.watchdogs import until
+from tests.integration.commands import Ended, Shell, wait_line
+
+
+@pytest.fixture(scope="module")
+def cluster(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+    with DevCluster(tmp_path_factory.mktemp("secured"), nodes=1, cores=2, watchdogs=1, heap_mb=96, secured=True) as made:
+        yield made
+
+
+def shell(cluster: DevCluster, home: Path, bundle: Path | str, **more: str) -> Shell:
+    """A user with a bundle ("" = none)."""
+    return Shell(home / "home", {**cluster.environment(), "RMGR_SECURITY_DIR": str(bundle), **more})
+
+
+def security(cluster: DevCluster) -> Path:
+    assert cluster.security is not None
+    return cluster.security.directory
+
+
+def test_users_work_and_notice_nothing(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    user = shell(cluster, tmp_path, cluster.security.bundle(Role.USER, "ann"))
+    ended = user.ok("submit", "--wait", "--json", "--", "sh", "-c", "echo $RMGR_SECURITY_DIR; echo $RMGR_JOB_ID")
+    number = str(ended.json["id"])
+    assert user.ok("logs", number).out.splitlines() == [cluster.environment()["RMGR_SECURITY_DIR"], number]
+    assert user.ok("show", number, "--json").json["user"] == "ann"
+    assert user.ok("status", "--json").json["healthy"]
+    assert user.ok("run", "--", "echo", "hi").out == "hi\n"
+    assert [node["running"] for node in user.ok("nodes", "--json").json["nodes"]] == [0]  # the Starter has answered him
+
+
+@pytest.mark.parametrize("words", ["status --json", "submit --json -- true", "jobs --json", "nodes --json", "config show --cluster --json"])
+def test_who_has_no_bundle_is_told_what_he_needs(cluster: DevCluster, tmp_path: Path, words: str) -> None:
+    ended = shell(cluster, tmp_path, "")(*words.split())
+    assert (ended.code, ended.error["code"]) == (4, "PERMISSION")
+    assert "secured" in ended.error["message"]
+    assert "rmgr admin add-user" in ended.error["hint"]
+
+
+def test_who_comes_from_another_cluster_is_told(cluster: DevCluster, tmp_path: Path) -> None:
+    ended = shell(cluster, tmp_path, session_bundles("elsewhere").dir(Role.USER, "ann"))("status", "--json")
+    assert (ended.code, ended.error["code"]) == (4, "PERMISSION")
+
+
+def test_daemons_answer_their_own_cluster_only(cluster: DevCluster) -> None:
+    epoch = cluster.snapshot().epoch
+    node = next(iter(cluster.snapshot().nodes.values()))
+    assert epoch is not None
+    mine = credentials_of(cluster.admin_config())
+    with LeaderClient(epoch.endpoint, credentials=mine) as leader, NodeClient(node.endpoint, credentials=mine) as starter:
+        assert leader.status().healthy
+        assert starter.stats()
+    with LeaderClient(node.endpoint, credentials=mine) as leader, pytest.raises(PermissionDenied):  # a Starter is no WatchDog
+        leader.status()
+    for endpoint in (epoch.endpoint, node.endpoint):
+        with LeaderClient(endpoint) as leader, pytest.raises(Unavailable, match="does not talk to us"):
+            leader.status()
+        with LeaderClient(endpoint, credentials=session_bundles("elsewhere").credentials(Role.ADMIN)) as leader:
+            assert not leader.is_serving()
+
+
+def test_refused_calls_are_audited(cluster: DevCluster) -> None:
+    node = next(iter(cluster.snapshot().nodes.values()))
+    assert cluster.security is not None
+    from rmgr.adapters.identity.credentials import Credentials
+
+    joining = Credentials.load(cluster.security.bundle(Role.JOIN, "newcomer"))
+    with NodeClient(node.endpoint, credentials=joining) as starter, pytest.raises(PermissionDenied, match="not for a join"):
+        starter.stats()
+    lines = [json.loads(line) for line in cluster.log_file("n1").read_text().splitlines() if '"audit"' in line]
+    told = [line for line in lines if line["what"] == "/rmgr.v1.Node/Stats"]
+    assert [(line["who"], line["allowed"]) for line in told] == [("newcomer", False)]
+
+
+def test_doctor_says_whose_credentials_these_are_and_that_they_end(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    authority = load_ca(cluster.security.admin)
+    for days, told in ((300, ""), (20, "they end in 19 days"), (1, "they end within a day")):
+        mine = write_files(tmp_path / f"b{days}", issue(authority, "ann", Role.USER, days=days))
+        ended = shell(cluster, tmp_path, mine)("doctor", "--json")
+        found = next(check for check in ended.json["checks"] if check["name"] == "credentials")
+        assert found["ok"]
+        assert "user ann" in found["detail"]
+        assert told in found["fix"]
+
+
+# -- daemons that must not start ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["starter", "watchdog", "submitter"])
+def test_no_daemon_listens_to_the_network_unguarded(cluster: DevCluster, tmp_path: Path, role: str) -> None:
+    unguarded = shell(cluster, tmp_path, "", RMGR_INSECURE="1")  # must be typed: a variable is no word
+    for options in (("--listen", "0.0.0.0:0"), ("--metrics", "0.0.0.0:0")):
+        ended = unguarded(role, *options)
+        assert (ended.code, "--insecure" in ended.err, "nobody is asked" in ended.err) == (2, True, True), ended
+
+
+def test_a_guarded_daemon_shows_its_measurements_to_other_machines_by_tls_only(cluster: DevCluster, tmp_path: Path) -> None:
+    bundle = cluster.daemon_environment("watchdog", "w9")["RMGR_SECURITY_DIR"]
+    with shell(cluster, tmp_path, bundle).running("watchdog", "--metrics", "0.0.0.0", "--log-format", "json") as process:
+        address = json.loads(wait_line(process, "watchdog_listens", stream="stderr"))["address"]
+        here = f"localhost:{address.rpartition(':')[2]}"
+        with pytest.raises(OSError, match=r"."):
+            urllib.request.urlopen(f"http://{here}/healthz", timeout=30)
+        owner = context_of(Credentials.load(cluster.environment()["RMGR_SECURITY_DIR"]), ssl.PROTOCOL_TLS_CLIENT)
+        owner.check_hostname = False  # a scraper is told to expect watchdog.rmgr
+        with urllib.request.urlopen(f"https://{here}/metrics", timeout=30, context=owner) as answer:
+            assert "rmgr_leader" in answer.read().decode()
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path: Path) -> None:
+    ended = shell(cluster, tmp_path, cluster.environment()["RMGR_SECURITY_DIR"])("watchdog")
+    assert ended.code == 2
+    assert "is the bundle of operator" in ended.err
+    assert "RMGR_SECURITY_DIR" in ended.err
+
+
+@pytest.mark.parametrize("role", [Role.STARTER, Role.WATCHDOG])
+def test_a_daemon_whose_key_nobody_believes_says_so_at_its_start(cluster: DevCluster, tmp_path: Path, role: Role) -> None:
+    assert cluster.security is not None
+    mine = Credentials.load(cluster.security.bundle(role, "n8"))
+    record = Revocation(key_id=mine.identity.key_id, name="n8", role=role, by="ops", since_us=1)
+    config = cluster.admin_config()
+    with open_zookeeper(config, credentials_of(config)) as admin:
+        admin.require_connected(60)
+        assert isinstance(admin.commit(join_ops.revoke(record)).result(60), Committed)
+    options = ("--node", "n8", "--work-dir", str(tmp_path / "n8")) if role is Role.STARTER else ()
+    ended = shell(cluster, tmp_path, cluster.daemon_environment(str(role), "n8")["RMGR_SECURITY_DIR"])(str(role), *options)
+    assert ended.code == 4, ended
+    assert f"nobody in this cluster would believe what {role} n8 signs: the key {mine.identity.key_id} was revoked" in ended.err
+    assert "rmgr admin add-node" in ended.err
+
+
+def test_a_bundle_open_to_others_is_refused_with_the_command_that_closes_it(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    mine = cluster.security.bundle(Role.USER, "careless")
+    (mine / "sign.key").chmod(0o644)
+    ended = shell(cluster, tmp_path, mine)("status", "--json")
+    assert (ended.code, ended.error["hint"]) == (2, f"chmod 600 {mine / 'sign.key'}")
+
+
+# -- the network, gateways, health ---------------------------------------------------------------------------------------------
+
+
+def test_a_guarded_gateway_may_listen_anywhere_and_knows_its_callers(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    environment = cluster.daemon_environment("submitter", "g1")
+    with GatewayProcess(environment, tmp_path, options=("--listen", "0.0.0.0:0")) as first:
+        endpoint = next(json.loads(line)["endpoint"] for line in first.log().splitlines() if "submitter_listens" in line)
+        there = f"127.0.0.1:{endpoint.rpartition(':')[2]}"
+        for role, name in ((Role.USER, "ann"), (Role.OPERATOR, "olga")):
+            bundle = str(cluster.security.bundle(role, name))
+            user = Shell(tmp_path / name, {"RMGR_GATEWAY": there, "RMGR_SECURITY_DIR": bundle})
+            assert user.ok("submit", "--wait", "--", "echo", name).out.startswith(name)
+            assert user("drain", "n1").code == (0 if role is Role.OPERATOR else 4)
+            user("resume", "n1")
+        stranger = Shell(tmp_path / "stranger", {"RMGR_GATEWAY": there, "RMGR_CLUSTER_CONNECT_TIMEOUT_S": "1"})
+        assert stranger("jobs").code == 5
+        asked = [sys.executable, "-m", "rmgr.cli.health", there]
+
+        def health(*bundle: str) -> int:
+            return subprocess.run([*asked, *bundle], capture_output=True, timeout=120, check=False).returncode
+
+        until(lambda: health(environment["RMGR_SECURITY_DIR"]) == 0, told="it serves")  # it says so unless it was held up for 3 s
+        assert health() == 1
+
+
+def test_an_open_cluster_is_still_there_for_who_asks_for_it(zookeeper_parts: None, tmp_path: Path) -> None:
+    with DevCluster(tmp_path / "open", nodes=1, cores=1, watchdogs=1, heap_mb=96, secured=False) as opened:
+        assert not (opened.directory / "security").exists()
+        user = Shell(tmp_path / "home", opened.environment())
+        assert user.ok("submit", "--wait", "--", "echo", "open").out.startswith("open")
+        mine = Shell(tmp_path / "home", {**opened.environment(), "RMGR_SECURITY_DIR": str(session_bundles().dir(Role.USER, "ann"))})
+        ended: Ended = mine("jobs", "--json")
+        assert ended.code != 0
+        assert "open" in ended.error["message"]
+        for words in (["submit", "--", "true"], ["starter", "--work-dir", str(tmp_path / "work")]):  # its work would be stuck there
+            refused = mine(*words)
+            assert refused.code in {2, 5}, refused

@@ -1,0 +1,500 @@
+"""Checkpoints on real Starters with real processes: asked, stored, restored elsewhere; a counter never repeats a step that was saved.
+
+Every program counts: it restores its step, writes each new one into a ledger outside of its directory, and saves when it is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.keys import Checkpoint
+from rmgr.coord.protocol.records import decode_block
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint.files import decode_manifest
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.errors import StoreUnavailable
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.node import OrderKind
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Command
+from tests.harness.hand_leader import BOTH, put, unhold, waiting
+from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
+from tests.harness.starter_rig import Rig, call, wait_for
+from tests.integration.starter.test_starter_faults import expire
+from tests.integration.starter.test_starter_orders import crossed_off, order
+from tests.places import ROOT
+
+#: Counts in a shell; saves when it is told to by a signal.
+SHELL = """
+ledger=$0; asked=; cd "$RMGR_CHECKPOINT_DIR"; step=$(cat step 2>/dev/null || echo 0)
+save() { asked=; echo $step > part; mv part step; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85; }
+trap asked=1 USR1
+while [ $step -lt 100000 ] && [ ! -e $ledger.end ]; do
+    step=$((step + 1)); echo $step >> $ledger; [ ! "$asked" ] || save; sleep 0.01
+done
+"""
+#: The same in Python, which looks for itself.
+PYTHON = """
+import os, sys, time
+from rmgr import checkpoint
+ledger, name = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "state"
+step = checkpoint.restore(name, default=0)
+while not os.path.exists(ledger + ".end"):
+    step += 1
+    with open(ledger, "a") as file:
+        file.write(f"{step}\\n")
+    if checkpoint.requested():
+        checkpoint.save(step, name)
+        if checkpoint.should_stop():
+            checkpoint.stop()
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp_path: Path) -> Iterator[Rig]:
+    with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **BOTH) as made:
+        yield made
+
+
+def start(rig: Rig, *nodes: str, **options: object) -> None:
+    for node in nodes or ("n1", "n2"):
+        rig.start(node, cores=2, serves=True, **options)
+        rig.wait_registered(node)
+
+
+def shell(ledger: Path) -> Command:
+    return Command(argv=("sh", "-c", SHELL, str(ledger)))
+
+
+def python(ledger: Path, *more: str) -> Command:
+    return Command(argv=(sys.executable, "-c", PYTHON, str(ledger), *more), env={"PYTHONPATH": str(ROOT)})
+
+
+def steps(ledger: Path) -> list[int]:
+    return [int(line) for line in ledger.read_text().split()] if ledger.exists() else []
+
+
+def grows(ledger: Path, by: int = 3) -> None:
+    before = len(steps(ledger))
+    wait_for(lambda: len(steps(ledger)) >= before + by, f"{ledger.name} grows")
+
+
+def stop(rig: Rig, number: int, node: str = "n1", **extra: str) -> str:
+    return order(rig, OrderKind.CHECKPOINT, number, 0, node, extra={"then": "stop", "why": "user", **extra})
+
+
+def running(rig: Rig, number: int, node: str = "n1") -> BlockData:
+    key = next(key for key in rig.running(node) if key.submission == number)
+    found = rig.zk.get(paths.running_block(node, key)).result(60)
+    assert found is not None
+    return decode_block(found.data)
+
+
+def story(rig: Rig, number: int, node: str = "n1") -> tuple[str, ...]:
+    return running(rig, number, node).story if any(key.submission == number for key in rig.running(node)) else ()
+
+
+def back(rig: Rig, number: int, attempt: int) -> BlockData:
+    """The job waits again as this attempt."""
+    key = wait_for(lambda: next((key for key in rig.pending("batch") if (key.submission, key.attempt) == (number, attempt)), None), "back")
+    found = rig.zk.get(paths.pending_block("batch", key)).result(60)
+    assert found is not None
+    return decode_block(found.data)
+
+
+def saved(rig: Rig, number: int) -> list[str]:
+    return [str(one) for one in rows.listed(rig.store, number, 0)]
+
+
+def goes_on(rig: Rig, ledger: Path, number: int) -> None:
+    """The last attempt ends well, and no step that was saved was made again."""
+    grows(ledger)
+    Path(f"{ledger}.end").touch()
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.state is State.COMPLETED
+    made = steps(ledger)
+    assert made == list(range(1, len(made) + 1)), "every step once, in order"
+
+
+@pytest.mark.parametrize("program", [shell, python])
+def test_a_job_goes_on_elsewhere_with_what_it_has_saved(rig: Rig, tmp_path: Path, program: Callable[[Path], Command]) -> None:
+    start(rig)
+    ledger = tmp_path / "ledger"
+    number = rig.submit(program(ledger), queue="batch")
+    put(rig, number)
+    for attempt, node in ((1, "n1"), (2, "n2"), (3, "n1")):
+        grows(ledger)
+        guid = stop(rig, number, node, why="drain")
+        data = back(rig, number, attempt + 1)
+        crossed_off(rig, guid, node)
+        past = data.past[-1]
+        assert (past.attempt, past.node, past.reason, past.exit_code) == (attempt, node, Reason.MIGRATED, 85)
+        assert past.error.startswith(f"drain; checkpoint {attempt}.1 stored: 1 file, ")
+        assert (data.allocation, data.stopping, data.failures, data.losses) == (None, "", 0, 0)
+        put(rig, number, (("n2" if node == "n1" else "n1", 1),))
+    goes_on(rig, ledger, number)
+    assert saved(rig, number) == ["3.1", "2.1"]
+    wait_for(lambda: not list(tmp_path.glob("work/*/*/jobs/saved-*")), "what was restored is removed")
+
+
+def test_a_call_of_a_placed_queue_stops_and_goes_on(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+
+    def count(path: str) -> int:
+        import time
+
+        from rmgr import checkpoint
+
+        step = checkpoint.restore(default=0)
+        while step < 100_000:
+            step += 1
+            with open(path, "a") as file:
+                file.write(f"{step}\n")
+            if checkpoint.should_stop():
+                checkpoint.save(step)
+                if step > 0 and checkpoint.restore("again", default=False):
+                    return step
+                checkpoint.save(True, name="again")
+                checkpoint.stop()
+            time.sleep(0.01)
+        return step
+
+    number = rig.submit(count, [call(str(ledger))], queue="batch")
+    put(rig, number)
+    grows(ledger)
+    stop(rig, number)
+    assert back(rig, number, 2).past[-1].reason is Reason.MIGRATED
+    put(rig, number)
+    grows(ledger)
+    guid = stop(rig, number)  # it ends by itself while it is being stopped
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+    crossed_off(rig, guid)
+    made = steps(ledger)
+    assert made == list(range(1, len(made) + 1))
+
+
+def test_a_job_that_ignores_it_is_ended_after_its_grace_and_begins_with_what_lies_there(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    script = f"""cd "$RMGR_CHECKPOINT_DIR"; echo attempt $RMGR_ATTEMPT, $(cat kept 2>/dev/null || echo nothing) >> {tmp_path}/told
+    echo "of $RMGR_ATTEMPT" > kept; trap '' TERM; while :; do sleep 0.05; done"""
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", rigid=Rigid(checkpoint_grace_us=300_000))
+    put(rig, number)
+    wait_for((tmp_path / "told").exists, "it to run")
+    stop(rig, number)
+    wait_for(lambda: running(rig, number).stopping == "user", "its block says that it is being stopped")
+    data = back(rig, number, 2)
+    assert data.story == ("checkpoint 1.1 stored: 1 file, 5 bytes",)
+    put(rig, number)
+    wait_for(lambda: (tmp_path / "told").read_text().count("\n") == 2, "it to run again")
+    assert story(rig, number)[-1] == "attempt 2 begins with checkpoint 1.1"
+    stop(rig, number, kill="1", grace_us="100000")
+    data = back(rig, number, 3)
+    assert data.past[-1].reason is Reason.PREEMPTED
+    assert saved(rig, number) == ["1.1"]  # nothing was asked or stored
+    put(rig, number)
+    wait_for(lambda: (tmp_path / "told").read_text().count("\n") == 3, "it to run again")
+    assert (tmp_path / "told").read_text().split("\n")[:3] == ["attempt 1, nothing", "attempt 2, of 1", "attempt 3, of 1"]
+
+
+def test_with_restart_from_start_nothing_is_stored(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    rigid = Rigid(restart="start", checkpoint_grace_us=30_000_000, checkpoint_every_us=50_000)
+    number = rig.submit(python(ledger), queue="batch", rigid=rigid)
+    put(rig, number)
+    grows(ledger)
+    refused = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
+    crossed_off(rig, refused)
+    assert story(rig, number) == ("checkpoint (user) refused: its job always begins from the start (--restart-from start)",)
+    stop(rig, number)
+    back(rig, number, 2)
+    assert rig.store.keys(keys.checkpoints_of(number)) == []
+    put(rig, number)
+    grows(ledger)
+    assert steps(ledger).count(1) == 2
+
+
+def test_periodic_checkpoints_and_one_on_request_let_the_job_go_on(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = rig.submit(shell(ledger), queue="batch", rigid=Rigid(checkpoint_every_us=200_000))
+    put(rig, number)
+    wait_for(lambda: any(one in saved(rig, number) for one in ("1.3", "1.4", "1.5")), "three by the clock")
+    assert len(saved(rig, number)) <= 3  # two are kept, and a third is on its way
+    once = rig.submit(shell(tmp_path / "once"), queue="batch")
+    put(rig, once)
+    grows(tmp_path / "once")
+    crossed_off(rig, order(rig, OrderKind.CHECKPOINT, once, 0, extra={"then": "go-on", "why": "user"}))
+    assert story(rig, once)[0].startswith("checkpoint 1.1 stored: 1 file, ")
+    grows(tmp_path / "once")
+    manifest = decode_manifest(rig.store.get(Checkpoint(sub=once, index=0, attempt=1, n=1).key)[0])  # type: ignore[index]
+    assert (manifest.nodes, [entry.path for entry in manifest.files]) == (("n1",), ["step"])
+
+
+def test_a_program_that_fails_while_it_is_being_stopped_has_failed(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    script = f"trap 'exit 7' USR1; touch {tmp_path}/up; while :; do sleep 0.02; done"
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run")
+    crossed_off(rig, stop(rig, number))
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 7)
+    other = rig.submit(Command(argv=("sh", "-c", "exit 85")), queue="batch")  # nobody has asked
+    put(rig, other)
+    assert rig.outcomes(other, 1)[0].exit_code == 85
+
+
+def test_what_is_too_large_may_not_stop_and_is_told_with_both_sizes(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1", checkpoint_max_bytes=1000)
+    ledger = tmp_path / "ledger"
+    script = f"""cd "$RMGR_CHECKPOINT_DIR"; head -c 1001 /dev/zero > large; touch {tmp_path}/up
+    trap 'echo signalled >> {ledger}' USR1; while :; do sleep 0.02; done"""
+    number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run")
+    for then, what in (("stop", "stop"), ("go-on", "checkpoint")):
+        crossed_off(rig, order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": then, "why": "user"}))
+        assert story(rig, number)[-1].startswith(f"{what} (user) refused: its files have 1001 bytes, at most 1000 bytes are stored")
+    assert running(rig, number).stopping == ""
+    assert not ledger.exists(), "it was not signalled"
+    once = rig.submit(shell(tmp_path / "once"), queue="batch", resubmit=False)
+    put(rig, once)
+    grows(tmp_path / "once")
+    crossed_off(rig, stop(rig, once))
+    assert story(rig, once) == ("stop (user) refused: its job may run only once (--no-requeue)",)
+    grows(tmp_path / "once")
+
+
+def test_a_store_that_is_away_refuses_a_stop_and_one_that_goes_meanwhile_is_waited_for(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+    kind = type(rig.store)
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "health", lambda *_, **__: "it is away")
+        crossed_off(rig, stop(rig, number))
+    assert story(rig, number) == ("stop (user) refused: the data store is not there: it is away",)
+    grows(ledger)
+    refused = []
+
+    def away(_self: object, key: str, *_args: object, **_more: object) -> None:
+        refused.append(key)
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "put", away)
+        stop(rig, number)
+        wait_for(lambda: len(refused) >= 2, "it is tried again")
+        assert rig.pending("batch") == []
+        assert running(rig, number).stopping == "user"
+    back(rig, number, 2)
+    put(rig, number)
+    goes_on(rig, ledger, number)
+
+
+def test_a_newest_one_that_is_damaged_is_told_and_the_one_before_is_taken(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    kept = []
+    for attempt in (1, 2):
+        grows(ledger)
+        stop(rig, number)
+        back(rig, number, attempt + 1)
+        kept.append(steps(ledger)[-1])
+        if attempt == 1:
+            put(rig, number)
+    manifest = rows.read(rig.store, rows.listed(rig.store, number, 0)[0])
+    rig.store.put(keys.checkpoint_piece(number, 0, 2, manifest.files[0].rows[0][0]), b"something else")
+    put(rig, number)
+    grows(ledger)
+    lost, restored = story(rig, number)[-2:]
+    assert lost.startswith("checkpoint 2.1 cannot be read (DATA_LOST): the piece ")
+    assert restored == "attempt 3 begins with checkpoint 1.1"
+    made = steps(ledger)
+    assert made[kept[1] : kept[1] + 2] == [kept[0] + 1, kept[0] + 2], "from the one before, not from the start"
+    Path(f"{ledger}.end").touch()
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.story[-2:] == (lost, restored)
+
+
+def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: Path) -> None:
+    start(rig)
+    ledgers = [tmp_path / "rank0", tmp_path / "rank1"]
+    count = f"PYTHONPATH={ROOT} exec {shlex.quote(sys.executable)} -c {shlex.quote(PYTHON)} {tmp_path}/rank$RMGR_RANK rank$RMGR_RANK"
+    rank = shlex.quote(f"ls $RMGR_CHECKPOINT_DIR >> {tmp_path}/found$RMGR_RANK; {count}")
+    script = f'cp "$0" "$RMGR_CHECKPOINT_DIR/script.of.the.head"; rmgr run sh -c {rank}'
+    number = rig.submit(Command(argv=("sh", "-c", script, __file__)), queue="batch", rigid=Rigid(processes=2))
+    job = put(rig, number, (("n1", 1), ("n2", 1)))
+    for attempt, head, other in ((1, "n1", "n2"), (2, "n2", "n1"), (3, "n1", "n2")):
+        for ledger in ledgers:
+            grows(ledger)
+        made = 0
+        # One that goes on, of both nodes; again when a rank was held up, and saved when its half second was over.
+        while attempt == 2 and (not made or "the files changed while they were copied" in story(rig, number, head)[-1]):
+            made += 1
+            crossed_off(rig, order(rig, OrderKind.CHECKPOINT, number, 0, head, extra={"then": "go-on", "grace_us": "500000"}), head)
+        assert not made or story(rig, number, head)[-1].startswith(f"checkpoint 2.{made} stored: 3 files, ")
+        stop(rig, number, head)
+        data = back(rig, number, attempt + 1)
+        assert data.story[-1].startswith(f"checkpoint {attempt}.{made + 1} stored: 3 files, ")
+        unhold(rig, job)
+        wait_for(lambda other=other: rig.zk.children(paths.hold(other)).result(60) == [], "the hold gone")
+        job = put(rig, number, ((other, 1), (head, 1)))
+    for ledger in ledgers:
+        grows(ledger)
+        Path(f"{ledger}.end").touch()
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED
+    unhold(rig, job)
+    for rank, ledger in enumerate(ledgers):
+        made = steps(ledger)
+        assert made == list(range(1, len(made) + 1)), f"rank {rank}: every step once, in order"
+        found = (tmp_path / f"found{rank}").read_text().split()
+        assert found[-3:] == ["rank0.pickle", "rank1.pickle", "script.of.the.head"]
+
+
+def test_a_job_that_has_not_started_goes_back_as_it_is(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+    ledger = tmp_path / "ledger"
+    first = rig.submit(python(ledger), queue="batch")
+    put(rig, first, (("n1", 2),))
+    grows(ledger)
+    second = rig.submit(Command(argv=("true",)), queue="batch")
+    put(rig, second)
+    wait_for(lambda: len(rig.running()) == 2, "both are the node's")
+    crossed_off(rig, stop(rig, second))
+    assert waiting(rig, second).attempt == 1
+    crossed_off(rig, stop(rig, first, grace_us="60000000"))
+    back(rig, first, 2)
+    assert saved(rig, first) == ["1.1"]
+
+
+def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, tmp_path: Path) -> None:
+    rig.spawn("n1", env={"RMGR_FAILPOINT": "starter.before_stop=kill"})
+    rig.wait_registered()
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+    stop(rig, number, block=paths.block_name(rig.running("n1")[0]))  # it outlives its Starter; the next attempt is not meant
+    wait_for(lambda: rig.processes[0].poll() is not None, "it was killed")
+    assert saved(rig, number) == ["1.1"]
+    rig.spawn("n1")
+    rig.wait_registered(incarnation=2)
+    (where, failed), = wait_for(lambda: list(rig.failed(number).items()), "a loss")
+    assert failed.reason is Reason.NODE_LOST
+    rig.resubmit(number, where, failed)
+    put(rig, number)
+    goes_on(rig, ledger, number)
+
+
+def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = rig.start("n1", cores=2)
+    rig.wait_registered()
+    ledger = tmp_path / "ledger"
+    number = rig.submit(python(ledger), queue="batch")
+    put(rig, number)
+    grows(ledger)
+
+    def away(*_args: object, **_more: object) -> None:
+        raise StoreUnavailable("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.store), "put", away)
+        guid = stop(rig, number)
+        wait_for(lambda: running(rig, number).stopping and not process.agent().lanes.free_cores < 2, "its processes are gone")
+        expire(rig, process)
+        rig.wait_registered(incarnation=2)
+        wait_for(lambda: running(rig, number).incarnation == 2, "the job is adopted")
+    assert len(back(rig, number, 2).past) == 1
+    crossed_off(rig, guid)
+    put(rig, number)
+    goes_on(rig, ledger, number)
+
+
+def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, tmp_path: Path) -> None:
+    start(rig, "n1")
+
+    def deaf(path: str) -> None:
+        import os
+        import time
+
+        with open(os.path.join(os.environ["RMGR_CHECKPOINT_DIR"], "kept"), "a") as file:
+            file.write("x")
+        open(path, "w").close()
+        while True:
+            time.sleep(0.05)
+
+    number = rig.submit(deaf, [call(str(tmp_path / "up"))], queue="batch", rigid=Rigid(checkpoint_grace_us=200_000))
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run")
+    stop(rig, number)
+    data = back(rig, number, 2)
+    assert (data.past[-1].reason, saved(rig, number)) == (Reason.MIGRATED, ["1.1"])
+    (tmp_path / "up").unlink()
+    put(rig, number)
+    wait_for((tmp_path / "up").exists, "it to run again")
+    stop(rig, number, grace_us="60000000")
+    wait_for(lambda: running(rig, number).stopping == "user", "it is being stopped")
+    guid = order(rig, OrderKind.CANCEL, number, 0, detail="enough")
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")
+    crossed_off(rig, guid)
+    wait_for(lambda: rig.zk.children(paths.inbox_node("n1")).result(60) == [], "no order is left")
+
+
+def test_where_work_runs_as_its_user_his_files_are_his_own(
+    coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes root")
+    with LocalAccounts() as accounts, work_that_users_reach():
+        anna = accounts.make("a")
+        monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
+        directory = Path(tempfile.mkdtemp(prefix="rmgr-saved-", dir="/var/tmp"))  # pytest's own is closed to users
+        directory.chmod(0o777)
+        try:
+            with Rig(coordinator, zookeeper.hosts, chroot, directory, **BOTH) as rig:
+                start(rig)
+                script = """rmgr run sh -c 'cd "$RMGR_CHECKPOINT_DIR" && id -un > who$RMGR_RANK; ls -ld . who? > $0/$RMGR_ATTEMPT.$RMGR_RANK
+                    trap "exit 85" USR1; touch $0/up$RMGR_ATTEMPT.$RMGR_RANK; while :; do sleep 0.05; done' $0"""
+                number = rig.submit(
+                    Command(argv=("sh", "-c", script, str(directory))), queue="batch", rigid=Rigid(processes=2), user=anna.name
+                )
+                for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
+                    job = put(rig, number, shares)
+                    for rank in (0, 1):
+                        wait_for((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
+                    stop(rig, number, shares[0][0])
+                    back(rig, number, attempt + 1)
+                    unhold(rig, job)
+                    wait_for(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
+                listed = (directory / "2.1").read_text().splitlines()
+                assert len(listed) == 3, "its directory and the files of both ranks"
+                assert all(line.split()[2] == anna.name for line in listed)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)

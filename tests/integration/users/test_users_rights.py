@@ -1,0 +1,305 @@
+"""Two users and an operator of one secured cluster, all through a gateway: each sees and changes his own, the operator everything.
+
+anna, ben (role user), olga (role operator) --mutual TLS--> gateway --role submitter--> ZooKeeper, store, leader, Starters
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rmgr
+from rmgr.client.connection import Connection
+from rmgr.client.executor import Executor
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.decisions import gating
+from rmgr.coord.ops import leader as leader_ops
+from rmgr.coord.ops import work as ops
+from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol.multi import Committed
+from rmgr.coord.protocol.records import decode_record
+from rmgr.dev.cluster import DevCluster
+from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.model.base.states import Reason
+from rmgr.model.cluster.identity import Role
+from rmgr.model.cluster.node import InboxOrder, OrderKind
+from rmgr.model.tasks.submission import Phase, Submission
+from tests.harness.coordinators import wait_for
+from tests.harness.gateway_process import GatewayProcess
+from tests.integration.commands import Shell, wait_line
+
+PEOPLE = {"anna": Role.USER, "ben": Role.USER, "olga": Role.OPERATOR}
+
+
+@pytest.fixture(scope="module")
+def gateway(live: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    with GatewayProcess(live.daemon_environment("submitter", "g-rights"), tmp_path_factory.mktemp("gateway")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def bundles(live: DevCluster) -> dict[str, str]:
+    assert live.security is not None
+    return {name: str(live.security.bundle(role, name)) for name, role in PEOPLE.items()}
+
+
+@pytest.fixture(scope="module")
+def shells(gateway: GatewayProcess, bundles: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shell]:
+    home = tmp_path_factory.mktemp("homes")
+    return {name: Shell(home / name, {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": bundles[name]}) for name in PEOPLE}
+
+
+@pytest.fixture(scope="module")
+def anna(shells: dict[str, Shell]) -> Shell:
+    return shells["anna"]
+
+
+@pytest.fixture(scope="module")
+def ben(shells: dict[str, Shell]) -> Shell:
+    return shells["ben"]
+
+
+@pytest.fixture(scope="module")
+def olga(shells: dict[str, Shell]) -> Shell:
+    return shells["olga"]
+
+
+@pytest.fixture(scope="module")
+def ended(anna: Shell) -> str:
+    """A submission of anna that has ended."""
+    number = anna.submit("--name", "secret-name", "--array", "1-3", "--", "sh", "-c", "echo of anna; exit $((RMGR_ARRAY_INDEX == 2))")
+    assert anna("wait", number).code == 1
+    return number
+
+
+@pytest.fixture
+def running(anna: Shell, olga: Shell) -> Iterator[str]:
+    """A submission of anna that runs."""
+    number = anna.submit("--array", "1-2", "--", "sh", "-c", "echo begins; sleep 120")
+    with anna.running("logs", "-f", f"{number}_1") as process:
+        wait_line(process, "begins")
+    yield number
+    olga("cancel", number)
+
+
+def audited(log: str) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == "audit"]
+
+
+def refused(shell: Shell, *words: str) -> str:
+    """A command that ends with exit code 4 and PERMISSION; its message."""
+    told = shell(*words) if words[0] == "logs" else shell(*words, "--json")
+    assert told.code == 4, (words, told)
+    if words[0] == "logs":
+        return told.err
+    assert told.error["code"] == "PERMISSION", told
+    return f"{told.error['message']} {told.error.get('hint', '')}"
+
+
+# -- seeing ------------------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_sees_his_own(anna: Shell, ended: str) -> None:
+    assert anna.ok("jobs", "-a", ended, "--json").json["jobs"][0]["user"] == "anna"
+    assert anna.ok("show", ended, "--json")
+    assert anna.ok("explain", ended)
+    assert len(anna.ok("tasks", ended, "--json").json["tasks"]) == 3
+    assert anna.ok("logs", f"{ended}_1").out == "of anna\n"
+    assert [job["id"] for job in anna.ok("history", ended, "--json").json["history"]] == [ended]
+
+
+def test_others_work_is_neither_listed_nor_shown(ben: Shell, ended: str, running: str) -> None:
+    for words in (("jobs", "-a"), ("jobs", "-A", "-a"), ("history", "-A"), ("jobs", "-a", "--user", "anna"), ("history", "--user", "anna")):
+        told = ben(*words, "--json")
+        assert "anna" not in told.out, told
+        assert "secret-name" not in told.out + told.err
+    for words in (
+        ("explain", running),
+        ("tasks", running),
+        ("logs", f"{running}_1"),
+        ("wait", running),
+        ("show", ended),
+    ):
+        assert "belongs to anna" in refused(ben, *words), words
+    assert "operator" in refused(ben, "show", running)
+    ben.ok("nodes")
+    ben.ok("queues")
+    ben.ok("status")
+
+
+def test_operators_see_everything(olga: Shell, ended: str, running: str) -> None:
+    listed = {str(job["id"]) for job in olga.ok("jobs", "-A", "-a", "--json").json["jobs"]}
+    assert {ended, running} <= listed
+    assert olga.ok("logs", f"{ended}_1").out == "of anna\n"
+    assert olga.ok("logs", f"{running}_1").out == "begins\n"
+    olga.ok("explain", running)
+    olga.ok("tasks", ended)
+    assert ended in {job["id"] for job in olga.ok("history", "-A", "--json").json["history"]}
+
+
+# -- changing ----------------------------------------------------------------------------------------------------------------
+
+
+def test_others_work_is_not_changed_and_operators_change_it(
+    live: DevCluster, anna: Shell, ben: Shell, olga: Shell, running: str, gateway: GatewayProcess
+) -> None:
+    for words in (("cancel", running), ("cancel", f"{running}_1"), ("hold", running), ("release", running)):
+        message = refused(ben, *words)
+        assert f"{running} belongs to anna" in message
+        assert "ask an operator" in message or "operator" in message
+    assert anna.ok("jobs", running, "--json").json["jobs"][0]["state"] == "RUNNING"
+    olga.ok("cancel", running, "--reason", "enough")
+    assert anna("wait", running).code != 0
+    assert "enough" in anna.ok("show", running).out
+    leaders = audited(live.log_file("w1").read_text())
+    assert any(line["who"] == "ben" and line["allowed"] is False and line["target"] == running for line in leaders)
+    assert any(line["who"] == "olga" and line["allowed"] is True and "anna" in str(line["why"]) for line in audited(gateway.log()))
+
+
+def test_a_user_cancels_holds_and_releases_his_own(anna: Shell) -> None:
+    number = anna.submit("--hold", "--", "true")
+    anna.ok("release", number)
+    anna.ok("wait", number)
+    long = anna.submit("--array", "1-3", "--", "sleep", "60")
+    anna.ok("hold", long)
+    anna.ok("cancel", f"{long}_2")
+    anna.ok("cancel", long)
+    assert anna("wait", long).code != 0
+
+
+def test_what_concerns_all_is_for_operators(anna: Shell, olga: Shell, gateway: GatewayProcess) -> None:
+    assert "operators" in refused(anna, "drain", "n1", "--reason", "mine")
+    assert olga.ok("drain", "n1", "--reason", "repair")
+    try:
+        assert "operators" in refused(anna, "resume", "n1")
+    finally:
+        olga.ok("resume", "n1")
+    what = {(line["who"], line["what"], line["allowed"]) for line in audited(gateway.log())}
+    assert {("anna", "DRAIN", False), ("anna", "RESUME", False), ("olga", "DRAIN", True), ("olga", "RESUME", True)} <= what
+
+
+# -- the Python API, and a client that does not play by its rules ---------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(gateway: GatewayProcess, bundles: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Connection]]:
+    made = {}
+    try:
+        for name in ("anna", "ben", "olga"):
+            monkeypatch.setenv("RMGR_SECURITY_DIR", bundles[name])
+            made[name] = rmgr.connect(gateway=gateway.endpoint)
+        yield made
+    finally:
+        for connection in made.values():
+            connection.close()
+
+
+def test_the_python_api_works_with_the_users_own_rights(connections: dict[str, Connection]) -> None:
+    anna, ben = connections["anna"], connections["ben"]
+    with TaskQueue(pow, connection=anna, name="rights-of-anna") as queue:
+        futures = [queue.submit_call(2, n) for n in range(20)]
+        queue.wait_all(timeout=60)
+        assert [future.result(60) for future in futures] == [2**n for n in range(20)]
+        with pytest.raises(RmgrError):
+            TaskQueue.attach("rights-of-anna", connection=ben, timeout=5)
+    with Executor(connection=ben) as pool:
+        assert list(pool.map(abs, range(-5, 5), timeout=60)) == [abs(n) for n in range(-5, 5)]
+        future = pool.submit(pow, 2, 2)
+        assert future.cancel() or future.result(60) == 4
+    anna.store.put("rights/shared", b"value", overwrite=True)
+    with pytest.raises(PermissionDenied, match="anna"):
+        ben.store.get("rights/shared")
+    anna.store.share("rights/shared", "ben")
+    wait_for(lambda: _shared(ben) == b"value")  # a share counts within 2 s
+    assert anna.store.delete("rights/shared")
+
+
+def _shared(connection: Connection) -> object:
+    try:
+        return connection.store.get("rights/shared")
+    except PermissionDenied as error:
+        return error
+
+
+def test_a_client_that_says_something_else_is_refused(connections: dict[str, Connection], running: str) -> None:
+    """Bare multis and rows, as no client of ours makes them."""
+    ben, olga = connections["ben"], connections["olga"]
+    number = int(running)
+    coordinator, store = ben.coordinator, ben.submitter.store
+    assert coordinator is not None
+    with pytest.raises(PermissionDenied, match="belongs to anna"):
+        coordinator.get(paths.sub(number)).result(60)
+    with pytest.raises(PermissionDenied, match="belongs to anna"):
+        coordinator.get(paths.fragment(number, 0)).result(60)
+    assert olga.coordinator is not None
+    found = olga.coordinator.get(paths.sub(number)).result(60)
+    assert found is not None
+    record = decode_record(found.data, Submission)
+    order = leader_ops.order("n1", "f" * 32, InboxOrder(order=OrderKind.CANCEL, submission=number, index=-1, reason=Reason.USER_CANCEL))
+    hold = gating.held(record, "")
+    assert isinstance(hold, gating.Change)
+    gate = ops.set_record(hold.record, version=found.version, gate=hold.gate)
+    for multi in (gate, order):
+        with pytest.raises(PermissionDenied, match="belongs to anna"):
+            coordinator.commit(multi).result(60)
+    for row in (keys.output(number, 0, 1), keys.log(number, 0, 1, "stdout", 0), keys.history_of_user("anna", number)):
+        with pytest.raises(PermissionDenied, match="anna"):
+            store.get(row)
+        with pytest.raises(PermissionDenied):
+            store.put(row, b"forged")
+        with pytest.raises(PermissionDenied):
+            store.delete(row)
+    with pytest.raises(PermissionDenied, match="another hash"):
+        store.put(keys.function("a" * 64), b"not that")
+    assert [
+        key for key in store.keys("") if key.startswith(("hist", "out/", "log/", "fn/")) and "ben" not in key and not _of_ben(store, key)
+    ] == []
+    assert isinstance(olga.coordinator.commit(gate).result(60), Committed)
+    again = olga.coordinator.get(paths.sub(number)).result(60)
+    assert again is not None
+    assert decode_record(again.data, Submission).phase is Phase.HELD
+    crooked = ops.set_record(hold.record, version=again.version, gate=True)  # an operator's, too, is a hold or none
+    with pytest.raises(PermissionDenied, match="GATE: operation 0"):
+        olga.coordinator.commit(crooked).result(60)
+    open_again = ops.set_record(record, version=again.version, gate=True)
+    assert isinstance(olga.coordinator.commit(open_again).result(60), Committed)
+
+
+def _of_ben(store: object, key: str) -> bool:
+    """Whatever is listed may be read: so it is his."""
+    return store.get(key) is not None  # type: ignore[attr-defined]
+
+
+def test_somebody_without_a_certificate_gets_nowhere(gateway: GatewayProcess, tmp_path: Path) -> None:
+    stranger = Shell(tmp_path / "home", {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": ""})
+    told = stranger("jobs", "--timeout", "5")
+    assert told.code in {4, 6}, told  # refused, or not let in until its --timeout was over
+
+
+def test_a_users_work_survives_the_death_of_his_gateway(
+    connections: dict[str, Connection], gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    """The next gateway, which knows nothing of him but his certificate, goes on with his own rights."""
+    ledger = tmp_path / "ledger"
+
+    def noted(number: int) -> int:
+        with ledger.open("a") as file:
+            file.write(f"{number}\n")
+        time.sleep(0.05)
+        return number * number
+
+    with TaskQueue(noted, connection=connections["anna"], resubmit=False) as queue:
+        futures = [queue.submit_call(number) for number in range(60)]
+        queue.flush(30)
+        wait_for(lambda: ledger.exists() and len(ledger.read_text().split()) >= 10, 30)
+        gateway.kill()
+        gateway.start()
+        futures += [queue.submit_call(number) for number in range(60, 80)]
+        assert queue.wait_all(timeout=90).failed == []
+    assert [future.result(60) for future in futures] == [number * number for number in range(80)]
+    assert sorted(int(line) for line in ledger.read_text().split()) == list(range(80)), "each of them, and at most once"
