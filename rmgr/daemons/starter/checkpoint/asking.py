@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import paths
 from rmgr.daemons.starter.checkpoint.ask import answered
-from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint
+from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, SaveRequest, each, sentence
+from rmgr.daemons.starter.checkpoint.way import CheckpointEvent, CheckpointPhase
 from rmgr.model.base.units import utc
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -33,7 +34,7 @@ KILL_US = 2_000_000
 
 
 class Asking:
-    """Of all jobs of one node. In the loop of its owner."""
+    """Of all jobs of one node. In the loop of its owner, who says in `way.py` what follows."""
 
     def __init__(self, owner: AskedCheckpoints, notes: Notes, after: Callable[[float, Callable[[], None]], object], log: Log) -> None:
         self._owner = owner
@@ -44,7 +45,6 @@ class Asking:
     def begin(self, case: OpenCheckpoint) -> None:
         """The program is told, again and again while it has not answered: it may have begun to listen only now."""
         block, owner = case.block, self._owner
-        case.phase = CheckpointPhase.ASKED
         case.end_s = machine.monotonic() + case.grace_us / 1e6
         now_us = machine.wall_us()
         asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
@@ -70,7 +70,7 @@ class Asking:
             if isinstance(result, Exception):
                 self._log.warning("checkpoint_not_asked", block=paths.block_name(case.block.key), error=sentence(result))
             if case.phase is CheckpointPhase.WITHDRAWING:
-                self._withdraw(case)
+                self._tell_withdrawn(case)
             elif case.phase is CheckpointPhase.ASKED:
                 self._after(_AGAIN_S, partial(self._tell, case, parts, asked))
 
@@ -82,25 +82,21 @@ class Asking:
             return
         if not case.answered and self._has_answered(case):
             case.answered = True
-        if case.answered and not case.is_stop:
-            self._owner.copy(case)
-        elif machine.monotonic() < case.end_s:
+            self._owner.happened(case, CheckpointEvent.ANSWERED)
+        if machine.monotonic() >= case.end_s:
+            self._owner.happened(case, CheckpointEvent.LATE if case.answered else CheckpointEvent.SILENT)
+        elif case.phase is CheckpointPhase.ASKED:
             self._after(_LOOK_S, partial(self._look, case))
-        elif not case.is_stop:
-            self._owner.copy(case)
-        elif case.goes_on and not case.answered:
-            self._log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-            case.phase = CheckpointPhase.WITHDRAWING
-            if not case.is_telling:  # else that would come after it
-                self._withdraw(case)
-        else:
-            self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
-            self._owner.end(case, KILL_US)
 
     def _has_answered(self, case: OpenCheckpoint) -> bool:
         return answered(self._owner.own_part(case.block).directory, case.block.info.account) >= case.number
 
-    def _withdraw(self, case: OpenCheckpoint) -> None:
+    def withdraw(self, case: OpenCheckpoint) -> None:
+        """The program is told that it need not stop any more, behind a request that is on its way to it."""
+        if not case.is_telling:
+            self._tell_withdrawn(case)
+
+    def _tell_withdrawn(self, case: OpenCheckpoint) -> None:
         """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
         grace_s = case.grace_us / 1e6
         case.number = self._owner.next_number(case.block)
@@ -108,10 +104,8 @@ class Asking:
         asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
 
         def told(result: object) -> None:
-            if case.is_over or case.phase is not CheckpointPhase.WITHDRAWING:
-                return  # it has ended meanwhile, as an answer or by itself
-            if isinstance(result, Exception):
+            if isinstance(result, Exception) and case.phase is CheckpointPhase.WITHDRAWING:
                 self._log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(result))
-            self._owner.refuse(case, f"it has not saved its state within {grace_s:g} s", outcome="ignored")
+            self._owner.happened(case, CheckpointEvent.WITHDRAWN, f"it has not saved its state within {grace_s:g} s")
 
         self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)

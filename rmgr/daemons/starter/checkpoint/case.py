@@ -5,24 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rmgr.checkpoint import SAVED_EXIT_CODE
+from rmgr.daemons.starter.checkpoint.way import CheckpointKind, CheckpointPhase
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.placing import Rigid
-
-
-class CheckpointPhase(StrEnum):
-    """How far a checkpoint is."""
-
-    MEASURING = "measuring"
-    ASKED = "asked"
-    WITHDRAWING = "withdrawing"  #: its grace is over, and the job goes on: it is told so
-    ENDING = "ending"
-    COPYING = "copying"
-    LEAVING = "leaving"  #: its STOP is on its way
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -45,12 +34,25 @@ class OpenCheckpoint:
     answered: bool = False
     made_us: int  #: the same however often it is written: a row never changes
     orders: list[str] = field(default_factory=list)
-    phase: CheckpointPhase = CheckpointPhase.MEASURING
+    phase: CheckpointPhase = CheckpointPhase.BEGUN
     end_s: float = -math.inf
     copies: int = 0
-    is_over: bool = False
     ending: Ending | None = None
     tell: Callable[[], None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody waits for it any more."""
+        return self.phase is CheckpointPhase.OVER
+
+    @property
+    def kind(self) -> CheckpointKind:
+        """What becomes of the job."""
+        if not self.is_stop:
+            return CheckpointKind.GO_ON
+        if self.kills:
+            return CheckpointKind.PREEMPT
+        return CheckpointKind.POLICY if self.goes_on else CheckpointKind.STOP
 
     @property
     def reason(self) -> Reason:

@@ -1,11 +1,6 @@
 """Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
 
-    go-on      MEASURING -> ASKED -> COPYING -> told          when it has answered, else at the end of its grace
-    stop       MEASURING -> ASKED -> ENDING -> COPYING -> LEAVING       it ends (85), or is ended after its grace; STOP: the job waits again
-    policy     MEASURING -> ASKED -> WITHDRAWING -> told                the same, but one that does not answer in its grace goes on
-    85         COPYING -> LEAVING                                       the same, of a program that was asked to save and might have gone on
-    preempt    ENDING -> LEAVING                              nothing is asked or stored (`kill`); the same, but asked, with restart = start
-
+`way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect.
 Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is refused,
 too large or not stored is told in the job's story (NOTE), in the log and in a metric; the job goes on, unless it has ended by then.
 """
@@ -27,11 +22,12 @@ from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint.asking import KILL_US, Asking
-from rmgr.daemons.starter.checkpoint.case import CheckpointPhase, OpenCheckpoint, rigid_of, says_saved, was_stopped
+from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint, rigid_of, says_saved, was_stopped
 from rmgr.daemons.starter.checkpoint.notes import Notes
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart, sentence
 from rmgr.daemons.starter.checkpoint.restore import Restores
 from rmgr.daemons.starter.checkpoint.taking import NOTHING, check, put_away, take
+from rmgr.daemons.starter.checkpoint.way import CheckpointEffect, CheckpointEvent, CheckpointPhase, next_step
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
@@ -99,6 +95,35 @@ class Checkpoints:
         self.notes = Notes(node, tree, reread, self._gone, log)
         self._asking = Asking(self, self.notes, tree.after, log)
         self.restores = Restores(self, self.notes, node, shared.io, shared.metrics, tree, on_unstartable, log)
+        self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], None]] = {
+            CheckpointEffect.NOTHING: lambda _case, _detail: None,
+            CheckpointEffect.MEASURE: self._measure,
+            CheckpointEffect.ASK: self._ask,
+            CheckpointEffect.WITHDRAW: self._withdraw,
+            CheckpointEffect.PREEMPT: self._preempt,
+            CheckpointEffect.END: lambda case, _detail: self._end(case, case.grace_us),
+            CheckpointEffect.END_SILENT: self._end_silent,
+            CheckpointEffect.COPY: self._copy,
+            CheckpointEffect.COPY_SOON: self._copy_soon,
+            CheckpointEffect.TELL: self._tell_stored,
+            CheckpointEffect.LEAVE: self._leave,
+            CheckpointEffect.LEAVE_UNSTORED: self._leave_unstored,
+            CheckpointEffect.REFUSE: self._refuse,
+            CheckpointEffect.REFUSE_SILENT: partial(self._refuse, outcome="ignored"),
+            CheckpointEffect.TELL_CANCELLED: partial(self._end_as, reason=Reason.USER_CANCEL),
+            CheckpointEffect.TELL_LOST: partial(self._end_as, reason=Reason.NODE_LOST),
+        }
+
+    def happened(self, case: OpenCheckpoint, event: CheckpointEvent, detail: str | Exception = "") -> bool:
+        """Takes the step that the table has for it. False: it came too late, nothing changes."""
+        step = next_step(case.phase, event, case.kind)
+        if step is None:
+            return False
+        case.phase = step.phase
+        if case.is_over and self._open.get(case.block) is case:  # a request without an answer stands: one that comes late says nothing
+            del self._open[case.block]
+        self._effects[step.effect](case, detail)
+        return True
 
     # -- what a job has ------------------------------------------------------------------------------------------------------
 
@@ -218,13 +243,13 @@ class Checkpoints:
         if case is not None and (not is_stop or case.is_stop):
             case.orders.append(guid)
             if kills and not case.kills and case.ending is None:
-                case.kills = True
-                self.end(case, grace_us)
+                case.kills, case.grace_us = True, grace_us
+                self.happened(case, CheckpointEvent.KILL)
             return
         orders = [guid]
         if case is not None:  # a stop does not wait for what goes on
             orders += case.orders
-            self._close(case)
+            self.happened(case, CheckpointEvent.REPLACED)
         goes_on = extra.get("unsaved") == "go-on"
         self._begin(self._case(block, why, grace_us, is_stop=is_stop, kills=kills, goes_on=goes_on, by_policy=by_policy, orders=orders))
 
@@ -265,34 +290,38 @@ class Checkpoints:
         block, is_stop, why = case.block, case.is_stop, case.why
         self._log.info("checkpoint_begun", block=paths.block_name(block.key), kind="stop" if is_stop else "go-on", why=why)
         if is_stop and not block.data.resubmit:
-            self.refuse(case, "its job may run only once (--no-requeue)")
-        elif case.kills:
-            self.notes.tell(block, "", stopping=why or "preempted")
-            self.end(case, case.grace_us)
+            self.happened(case, CheckpointEvent.RUNS_ONCE, "its job may run only once (--no-requeue)")
         elif rigid_of(block).restart == FROM_START:
-            if is_stop and not case.goes_on:
-                self._ask(case)
-            else:
-                self.refuse(case, "its job always begins from the start (--restart-from start)")
+            self.happened(case, CheckpointEvent.FROM_START, "its job always begins from the start (--restart-from start)")
         else:
-            parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
-            self.background(lambda: check(parts, store, limit), partial(self._measured, case))
+            self.happened(case, CheckpointEvent.SAVES)
 
-    def _measured(self, case: OpenCheckpoint, result: Exception | None) -> None:
-        if case.is_over or case.phase is not CheckpointPhase.MEASURING:
-            return
-        if isinstance(result, Exception):
-            self.refuse(case, sentence(result), large=isinstance(result, ValueTooLarge))
-        else:
-            self._ask(case)
+    def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
+        parts, store, limit = self.parts(case.block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
 
-    def _ask(self, case: OpenCheckpoint) -> None:
+        def measured(result: Exception | None) -> None:
+            self.happened(case, CheckpointEvent.FITS if result is None else CheckpointEvent.UNFIT, result or "")
+
+        self.background(lambda: check(parts, store, limit), measured)
+
+    def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
         self._asked.add(case.block)
         self._asking.begin(case)
 
-    def end(self, case: OpenCheckpoint, grace_us: int) -> None:
+    def _withdraw(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
+        self._log.warning("checkpoint_withdrawn", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+        self._asking.withdraw(case)
+
+    def _preempt(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
+        self.notes.tell(case.block, "", stopping=case.why or "preempted")
+        self._end(case, case.grace_us)
+
+    def _end_silent(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
+        self._log.warning("checkpoint_ignored", block=paths.block_name(case.block.key), seconds=case.grace_us / 1e6)
+        self._end(case, KILL_US)
+
+    def _end(self, case: OpenCheckpoint, grace_us: int) -> None:
         """The attempt ends now, whatever it does."""
-        case.phase = CheckpointPhase.ENDING
         self._node.stop_tasks(case.block, None, case.reason, grace_us)
 
     # -- the end of the attempt --------------------------------------------------------------------------------------------------
@@ -314,20 +343,19 @@ class Checkpoints:
         case.ending, case.tell = ending, tell
         case.answered = case.answered or (again and not case.kills)
         ending.account, ending.log_rows = block.info.account, True
-        self.copy(case)
+        self.happened(case, CheckpointEvent.ENDED)
         return True
 
     def _ended_as_stop(self, block: ClaimedBlock, case: OpenCheckpoint | None) -> OpenCheckpoint:
         """It was asked to save its state and might have gone on, and wants to be run again."""
         if case is not None:
-            self._close(case)
+            self.happened(case, CheckpointEvent.REPLACED)
         why = f"it ended with {SAVED_EXIT_CODE} after it was asked to save its state"
         return self._case(block, why, 0, is_stop=True, answered=True, orders=case.orders if case is not None else [])
 
-    def copy(self, case: OpenCheckpoint) -> None:
+    def _copy(self, case: OpenCheckpoint, _detail: str | Exception = "") -> None:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
-        case.phase = CheckpointPhase.COPYING
         keeps = not case.kills and rigid_of(block).restart != FROM_START
         parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
         base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
@@ -361,48 +389,50 @@ class Checkpoints:
         if case.is_over:
             return
         block = case.block
-        if isinstance(result, StoreUnavailable) and case.ending is not None:  # the work is done, and lies here: it waits for the store
-            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(block.key), error=result.message)
-            self._tree.after(_STORE_PAUSE_S, lambda: None if case.is_over else self.copy(case))
+        if isinstance(result, StoreUnavailable):
+            self.happened(case, CheckpointEvent.STORE_AWAY, result)
             return
-        if isinstance(result, StateConflict) and case.ending is None and case.copies < _COPIES:
-            case.copies += 1
-            self._tree.after(_COPY_PAUSE_S, lambda: None if case.is_over else self.copy(case))
-            return
-        if isinstance(result, Exception):
-            self._not_stored(case, result)
-            return
-        if result and not result.startswith(NOTHING):
+        if isinstance(result, str) and result and not result.startswith(NOTHING):
             self._log.info("checkpoint_stored", block=paths.block_name(block.key), detail=result)
             self._shared.metrics.checkpoints.labels("stored").inc()
-        if case.is_stop:
-            self._leave(case, result)
+        if case.is_stop and block.cancel_words(block.key.first) is not None:  # meanwhile
+            self.happened(case, CheckpointEvent.CANCELLED)
+        elif isinstance(result, StateConflict) and case.copies < _COPIES:
+            case.copies += 1
+            self.happened(case, CheckpointEvent.CHANGED, result)
         else:
-            self.notes.tell(block, result, orders=case.orders, saving="")
-            self._close(case)
+            self.happened(case, CheckpointEvent.NOT_STORED if isinstance(result, Exception) else CheckpointEvent.COPIED, result)
 
-    def _not_stored(self, case: OpenCheckpoint, error: Exception) -> None:
-        if case.ending is None:
-            self.refuse(case, sentence(error), large=isinstance(error, ValueTooLarge))
-            return
-        words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {sentence(error)}"
+    def _copy_soon(self, case: OpenCheckpoint, why: str | Exception) -> None:
+        pause_s = _COPY_PAUSE_S
+        if isinstance(why, StoreUnavailable):
+            self._log.warning("checkpoint_waits_for_the_store", block=paths.block_name(case.block.key), error=why.message)
+            pause_s = _STORE_PAUSE_S
+        self._tree.after(pause_s, lambda: None if case.is_over else self._copy(case))
+
+    def _tell_stored(self, case: OpenCheckpoint, words: str | Exception) -> None:
+        self.notes.tell(case.block, str(words), orders=case.orders, saving="")
+
+    def _leave_unstored(self, case: OpenCheckpoint, error: str | Exception) -> None:
+        why = sentence(error) if isinstance(error, Exception) else error
+        words = f"checkpoint {case.block.key.attempt}.{case.number} was not stored: {why}"
         self._log.error("checkpoint_not_stored", block=paths.block_name(case.block.key), error=words)
         self._shared.metrics.checkpoints.labels("too_large" if isinstance(error, ValueTooLarge) else "not_stored").inc()
         self._leave(case, words)
 
-    def _leave(self, case: OpenCheckpoint, words: str) -> None:
+    def _end_as(self, case: OpenCheckpoint, why: str | Exception, *, reason: Reason) -> None:
+        """The attempt, which has ended, is told to have ended for this reason."""
+        assert case.ending is not None
+        assert case.tell is not None
+        case.ending.reason, case.ending.error = reason, str(why) or case.ending.error
+        case.tell()
+
+    def _leave(self, case: OpenCheckpoint, words: str | Exception) -> None:
         """STOP."""
         block, ending = case.block, case.ending
         assert ending is not None
-        assert case.tell is not None
-        if block.cancel_words(block.key.first) is not None:  # meanwhile
-            self._close(case)
-            ending.reason = Reason.USER_CANCEL
-            case.tell()
-            return
-        case.phase = CheckpointPhase.LEAVING
-        told = "; ".join(filter(None, (case.why, words)))
-        self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=words)
+        told = "; ".join(filter(None, (case.why, str(words))))
+        self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=str(words))
         past = PastAttempt(
             attempt=block.key.attempt,
             node=self._node.name,
@@ -414,32 +444,22 @@ class Checkpoints:
             cpu_us=ending.cpu_us,
             max_rss_kib=ending.max_rss_kib,
         )
-        self.notes.give_up(block, past, words, case.orders, moved=case.by_policy)
+        self.notes.give_up(block, past, str(words), case.orders, moved=case.by_policy)
 
     def lose(self, block: ClaimedBlock, node: str) -> bool:
         """A node of the job is lost, the cluster says. True: its attempt had been stopped, and ends as a loss; its files there are gone."""
         case = self._open.get(block)
-        if case is None or case.ending is None or case.tell is None or case.phase is CheckpointPhase.LEAVING:
-            return False
-        self._close(case)
-        case.ending.reason, case.ending.error = Reason.NODE_LOST, f"node {node} was lost while the job was being stopped"
-        case.tell()
-        return True
+        why = f"node {node} was lost while the job was being stopped"
+        return case is not None and self.happened(case, CheckpointEvent.NODE_LOST, why)
 
-    def refuse(self, case: OpenCheckpoint, why: str, *, large: bool = False, outcome: str = "refused") -> None:
+    def _refuse(self, case: OpenCheckpoint, why: str | Exception, *, outcome: str = "refused") -> None:
         """It is not to be, the job goes on."""
+        large, why = isinstance(why, ValueTooLarge), sentence(why) if isinstance(why, Exception) else why
         what = "stop" if case.is_stop else "checkpoint"
         words = f"{what}{f' ({case.why})' if case.why else ''} refused: {why}"
         self._log.warning("checkpoint_refused", block=paths.block_name(case.block.key), kind=what, why=why)
         self._shared.metrics.checkpoints.labels("too_large" if large else outcome).inc()
         self.notes.tell(case.block, words, orders=case.orders, stopping="", saving="")
-        self._close(case)
-
-    def _close(self, case: OpenCheckpoint) -> None:
-        """It is over. A request that was not answered stands: an answer that comes late says nothing of the next one."""
-        case.is_over = True
-        if self._open.get(case.block) is case:
-            del self._open[case.block]
 
     # -- the end of the block ----------------------------------------------------------------------------------------------------
 
@@ -452,9 +472,9 @@ class Checkpoints:
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over, or not the node's own any more."""
-        case = self._open.pop(block, None)
+        case = self._open.get(block)
         if case is not None:
-            case.is_over = True
+            self.happened(case, CheckpointEvent.FORGOTTEN)
         self._timed.discard(block)
         self._asked.discard(block)
         self._numbers.pop(block, None)

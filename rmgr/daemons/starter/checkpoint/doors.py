@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint
     from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart
     from rmgr.daemons.starter.checkpoint.seal import Seals
+    from rmgr.daemons.starter.checkpoint.way import CheckpointEvent
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.doors import NodeOrders
     from rmgr.daemons.starter.core.home import Home
@@ -83,14 +84,6 @@ class AskedCheckpoints(JobParts, Protocol):
         """The number of its next checkpoint."""
         ...
 
-    def copy(self, case: OpenCheckpoint) -> None:
-        """Stores what lies there."""
-        ...
-
-    def end(self, case: OpenCheckpoint, grace_us: int) -> None:
-        """Ends its program."""
-        ...
-
-    def refuse(self, case: OpenCheckpoint, why: str, *, large: bool = False, outcome: str = "refused") -> None:
-        """Nothing is stored; the job goes on."""
+    def happened(self, case: OpenCheckpoint, event: CheckpointEvent, detail: str | Exception = "") -> bool:
+        """Goes on with it, as the table of `way.py` says. False: it came too late."""
         ...
