@@ -406,7 +406,7 @@ class Starter:
 
     def _watch_hungry(self) -> None:
         """Who has work to give looks at /idle; nobody else does."""
-        wanted = any(agent.has_tail() for agent in self.agents.values())
+        wanted = any(agent.giving.has_tail() for agent in self.agents.values())
         if wanted and not self._idle_watch.is_on:
             self._idle_watch.start()
         elif not wanted and self._idle_watch.is_on:

@@ -6,8 +6,7 @@ Owned by the Starter's one thread. `settle` is level-triggered: it looks at ever
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rmgr.adapters.host.process import NodeRunner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart, Return, split_share
+from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
 from rmgr.daemons.starter.execution.barred import Barred
@@ -29,8 +28,10 @@ from rmgr.daemons.starter.health.strikes import Strikes
 from rmgr.daemons.starter.health.trouble import TroubleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.jobs.joint import Joint, discard
+from rmgr.daemons.starter.node.giving import Giving
 from rmgr.daemons.starter.node.orders import Inbox
 from rmgr.daemons.starter.node.shared import Shared
+from rmgr.daemons.starter.node.turn import NodeMode, NodeStep, mode_of, steps_of
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.claims import Claims
 from rmgr.daemons.starter.pull.hands import Hands
@@ -45,10 +46,6 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: Work that is left must last this long for a tail of it to be worth giving to a hungry node.
-_SPLIT_WORTH_S = 0.03
-#: Nodes with work to give wait up to this long, each its own time, so that not all answer one hungry node.
-_STAGGER_S = 0.02
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
 
@@ -84,9 +81,6 @@ class NodeAgent:
         self._trouble = TroubleMark(self, shared)
         self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
         self._shared = shared
-        self._split_s: float | None = None
-        self._given_s = -math.inf
-        self._returning: set[BlockKey] = set()
         self.stager = Stager(
             shared.io,
             shared.inputs,
@@ -98,9 +92,9 @@ class NodeAgent:
             log=self.log,
             accounts=accounts,
             values_cap_bytes=shared.values_cap,
-            pace=self._pace,
+            pace=self.pace,
         )
-        self._joint = Joint(self, shared, over=self._over, reread=self.reread)
+        self._joint = Joint(self, shared, over=self.over, reread=self.reread)
         self.jobs = Jobs(
             self,
             shared,
@@ -110,7 +104,7 @@ class NodeAgent:
             directory=files.with_name("jobs"),
             on_missing=self._missed,
             reread=self.reread,
-            over=self._over,
+            over=self.over,
             on_unstartable=self._unstartable,
             log=self.log,
         )
@@ -141,6 +135,7 @@ class NodeAgent:
             gate=shared.gate,
             jobs=self.jobs,
         )
+        self.giving = Giving(self, shared, shared.metrics, dispatch=self._dispatch, stager=self.stager)
         self.puller = Puller(
             self,
             capacity=capacity, attributes=attributes,
@@ -157,6 +152,8 @@ class NodeAgent:
         self._barred = Barred(self, shared.gate, self._dispatch)
         self._cores_shown = 0
         self._busy = shared.metrics.slots_busy.labels(name)
+        self._turn: tuple[Sequence[PendingQueue], frozenset[str]] = ((), frozenset())  #: boards and hungry nodes of this turn
+        self._turns = self._steps()
 
     # -- facts -----------------------------------------------------------------------------------------------------------
 
@@ -179,14 +176,14 @@ class NodeAgent:
     def works_ahead(self) -> bool:
         """Not after it has given work away, nor before one of its slots is about to be free."""
         now_s = machine.monotonic()
-        return now_s > self._given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
+        return now_s > self.giving.given_s + _NO_MORE_S and self._dispatch.frees_soon(now_s)
 
     def registered(self, incarnation: int, *, idle: bool) -> None:
         """A new registration stands; the blocks that were adopted are in `blocks`."""
         self.incarnation = incarnation
         self.idle = IdleMark(present=idle)
         self._marking.reset()
-        self._returning.clear()
+        self.giving.reset()
         self._trouble.reset()
         self.puller.reset()
         self.hands.reset()
@@ -196,7 +193,7 @@ class NodeAgent:
     def drop_block(self, block: ClaimedBlock) -> None:
         """The block is not the node's own any more: what runs of it is killed, nothing of it is told."""
         self.blocks.pop(block.key, None)
-        self._returning.discard(block.key)
+        self.giving.forget(block.key)
         self._dispatch.forget(block)
         self.stop_tasks(block, None, Reason.LEASE_LOST, 0)
 
@@ -220,51 +217,104 @@ class NodeAgent:
         return not (self.blocks or self.jobs.holds or self.puller.in_flight or self.hands.is_taking) and self.lanes.is_idle
 
     def settle(self, boards: Sequence[PendingQueue], hungry_nodes: frozenset[str], now_s: float) -> None:
-        """Does what can be done now; only while the Starter is registered and its lease is valid."""
+        """Does what can be done now, as `turn.py` says; only while the Starter is registered and its lease is valid."""
         self.next_s = math.inf
-        self._trouble.settle(now_s)
-        self.hands.settle(boards, now_s)
-        self._at(self.hands.due_s)
+        self._trouble.settle(now_s)  # first: it may begin a quarantine, and end one
+        self._turn = (boards, hungry_nodes)
+        io = self._shared.io
+        mode = mode_of(drains=self.is_draining, full=self._shared.rows.is_full, behind=io.pending_bytes >= self._shared.spool_cap)
+        for take in self._turns[mode]:
+            take(now_s)
+
+    def _take_handed(self, now_s: float) -> None:
+        self.hands.settle(self._turn[0], now_s)
+        self.at(self.hands.due_s)
+
+    def _bar(self, _now_s: float) -> None:
         self._barred.settle(is_draining=self.is_draining)
+
+    def _give_back_refused(self, now_s: float) -> None:
         again_s = settle_refused(
             self.accounts, self.blocks.values(),
             give_back=self.return_unstarted, spare=self._ends.reopening.forget, withhold=self._dispatch.withhold,
         )
-        self._at(now_s + again_s)
+        self.at(now_s + again_s)
+
+    def _reopen(self, now_s: float) -> None:
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
-        self._at(math.inf if reopen_s is None else reopen_s)
+        self.at(math.inf if reopen_s is None else reopen_s)
+
+    def _begin(self, now_s: float) -> None:
+        self._fill(self._dispatch.run, now_s)
+
+    def _grant(self, now_s: float) -> None:
+        self._fill(self.lanes.grant, now_s)
+
+    def _fill(self, fill: Callable[[], object], now_s: float) -> None:
+        """Placed jobs, then slots. What cannot be opened is tried again when its directory is mended, else in a second."""
         before = self.mending.generation
-        is_full = self._shared.rows.is_full  #: slots wait for the store, and outputs do not fill the memory
         try:
             self.jobs.settle()
-            self._dispatch.run() if not (self.is_draining or is_full) else self.lanes.grant()
+            fill()
         except OSError as error:
             is_mended = self.mending.failed(error, before)
             if not is_mended:
                 self._strike("slot_not_opened", str(error))
-            self._at(now_s if is_mended else now_s + 1.0)
-        if not (self.is_draining or is_full) and self._shared.io.pending_bytes < self._shared.spool_cap:
-            self.puller.run(boards, now_s)
-            self._at(self.puller.retry_s)
-        else:
-            self.puller.is_hungry = False
-        self._flush(now_s)
-        self._claims.settle(now_s)
-        self._at(self._marking.settle(now_s))
-        if hungry_nodes:
-            self._split(hungry_nodes, now_s)
+            self.at(now_s if is_mended else now_s + 1.0)
+
+    def _claim(self, now_s: float) -> None:
+        self.puller.run(self._turn[0], now_s)
+        self.at(self.puller.retry_s)
+
+    def _rest(self, _now_s: float) -> None:
+        self.puller.is_hungry = False
+
+    def _mark_idle(self, now_s: float) -> None:
+        self.at(self._marking.settle(now_s))
+
+    def _split_for_hungry(self, now_s: float) -> None:
+        if self._turn[1]:
+            self.giving.split(self._turn[1], now_s)
+
+    def _level(self, now_s: float) -> None:
         if self._dispatch.level(now_s):
-            self._at(now_s + 0.02)
+            self.at(now_s + 0.02)
+
+    def _flush_logs(self, now_s: float) -> None:
         flush_s = self.logs.flush(self.lanes, now_s)
         if flush_s is not None:
-            self._at(flush_s)
-        self.orders.settle()
+            self.at(flush_s)
+
+    def _show(self, _now_s: float) -> None:
         busy = self.lanes.cores - self.lanes.free_cores
         if busy != self._cores_shown:
             self._cores_shown = busy
             self._busy.set(busy)
 
-    def _at(self, at_s: float) -> None:
+    def _steps(self) -> dict[NodeMode, list[Callable[[float], None]]]:
+        """The steps of a turn by mode."""
+        take: dict[NodeStep, Callable[[float], None]] = {
+            NodeStep.TAKE_HANDED: self._take_handed,
+            NodeStep.BAR: self._bar,
+            NodeStep.GIVE_BACK_REFUSED: self._give_back_refused,
+            NodeStep.REOPEN: self._reopen,
+            NodeStep.BEGIN: self._begin,
+            NodeStep.GRANT: self._grant,
+            NodeStep.CLAIM: self._claim,
+            NodeStep.REST: self._rest,
+            NodeStep.COMMIT: self._flush,
+            NodeStep.REPAIR_CLAIMS: self._claims.settle,
+            NodeStep.MARK_IDLE: self._mark_idle,
+            NodeStep.SPLIT: self._split_for_hungry,
+            NodeStep.LEVEL: self._level,
+            NodeStep.FLUSH_LOGS: self._flush_logs,
+            NodeStep.OBEY: lambda _now_s: self.orders.settle(),
+            NodeStep.SHOW: self._show,
+        }
+        return {mode: [take[step] for step in steps_of(mode)] for mode in NodeMode}
+
+    def at(self, at_s: float) -> None:
+        """Asks for a turn at this monotonic time, if none comes before."""
         self.next_s = min(self.next_s, at_s)
 
     def _missed(self) -> None:
@@ -275,7 +325,7 @@ class NodeAgent:
             self.strikes.success()
         self._shared.metrics.ended(state, count, seconds)
 
-    def _pace(self, block: ClaimedBlock) -> float | None:
+    def pace(self, block: ClaimedBlock) -> float | None:
         """Seconds in which the slots take a task of it, None = unknown."""
         task_s = self._shared.times.of(block.kind)
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
@@ -291,13 +341,13 @@ class NodeAgent:
 
     def _flush(self, now_s: float) -> None:
         rest = self._joint.flush(now_s)
-        self._at(self._joint.due_s)
+        self.at(self._joint.due_s)
         for block in rest:
             due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // block.key.cores))
             if due_s is None:
                 continue
             if due_s > now_s:
-                self._at(due_s)
+                self.at(due_s)
                 continue
             part = block.take_part()
             if part.row:
@@ -345,12 +395,12 @@ class NodeAgent:
             self.orders.settled(block, part.indices, part.orders)
             self._shared.metrics.committed(len(part.outcomes), len(part.failed))
             if block.is_over:
-                self._over(block)
+                self.over(block)
             return
         assert isinstance(outcome, Conflict)
-        self._refused(block, outcome, part.orders)
+        self.refused(block, outcome, part.orders)
 
-    def _refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
+    def refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
         """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
         now_s = machine.monotonic()
         self.orders.released(orders)
@@ -385,93 +435,23 @@ class NodeAgent:
             else:
                 block.reread(decode_block(found.data), found.version, machine.monotonic())
                 if block.is_over:
-                    self._over(block)
+                    self.over(block)
 
         future.add_done_callback(lambda _: self._shared.post(arrived))
 
-    def _over(self, block: ClaimedBlock) -> None:
+    def over(self, block: ClaimedBlock) -> None:
+        """Nothing of it is left to do here."""
         self.blocks.pop(block.key, None)
-        self._returning.discard(block.key)
+        self.giving.forget(block.key)
         self._dispatch.forget(block)
-
-    # -- SPLIT, RETURN ---------------------------------------------------------------------------------------------
-
-    def has_tail(self) -> bool:
-        """Another node could be given something."""
-        waiting = [block for block in self.blocks.values() if block.ready and not block.is_placed]
-        if self.is_draining or not waiting:
-            return False
-        stalled = self._dispatch.is_stalled(machine.monotonic())
-        return any(self._worth(block, stalled=stalled) for block in waiting)
-
-    def _worth(self, block: ClaimedBlock, *, stalled: bool) -> bool:
-        """Its waiting tasks would take long enough here."""
-        if not block.ready or block.data.serial or block.is_placed or block.info.needs:
-            return False  # the hungry need not have what it needs
-        pace_s = self._pace(block)
-        return (stalled or pace_s is None or len(block.ready) * pace_s > _SPLIT_WORTH_S) and len(block.ready) > self._dispatch.kept(block)
-
-    def _split(self, hungry: frozenset[str], now_s: float) -> None:
-        """Half of the largest tail goes back to the queue, where the hungry find it."""
-        others = len(hungry) - (self.name in hungry)
-        if not others or self.is_draining:
-            self._split_s = None
-            return
-        stalled = self._dispatch.is_stalled(now_s)
-        free = [block for block in self.blocks.values() if block.sending is None and block.tail(1)]
-        long_waiting = [block for block in free if self._worth(block, stalled=stalled)]
-        if not long_waiting:
-            return
-        if self._split_s is None:
-            self._split_s = now_s + _STAGGER_S * (zlib.crc32(f"{self.name}{min(hungry)}".encode()) % 100) / 100
-        if now_s < self._split_s:
-            self._at(self._split_s)
-            return
-        self._split_s = now_s + _STAGGER_S
-        self._given_s = now_s
-        block = max(long_waiting, key=lambda one: (one.tail(256), one.key.sort_key()))
-        count = split_share(min(block.tail(256), len(block.ready) - self._dispatch.kept(block)), others)
-        self.give_back(block, count, name="SPLIT", held=False)
 
     def return_unstarted(self, block: ClaimedBlock) -> None:
         """What of it has not started goes back to its queue."""
-        if block.may_return(machine.monotonic()) and block.key not in self._returning:
-            self._returning.add(block.key)
-            future = self._shared.coordinator.stat(paths.gate(block.key.submission))
-            future.add_done_callback(lambda done: self._shared.post(partial(self._gate_known, block, done)))
-
-    def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
-        self._returning.discard(block.key)
-        goes_back = self.is_draining or block.is_revoked or block.is_barred or block.turned_away
-        if self.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
-            return
-        count = block.tail(256)
-        if not self._shared.committer.may_commit or not count:
-            return
-        try:
-            held = done.result() is None
-        except RmgrError:
-            return
-        self.give_back(block, count, name="RETURN", held=held)
+        self.giving.return_unstarted(block)
 
     def give_back(self, block: ClaimedBlock, count: int, *, name: str, held: bool) -> None:
-        for index in list(block.ready)[-count:]:
-            self.stager.done(block, index)
-        multi = block.give_back(count, self._shared.committer.fence(self.name), machine.guid()[:12], name=name, held=held)
-        failpoint("starter.before_split")
-        self._shared.committer.commit(multi, partial(self._gave_back, block))
-
-    def _gave_back(self, block: ClaimedBlock, outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            failpoint("starter.after_split")
-            sent = block.committed()
-            assert isinstance(sent, Return)
-            self._shared.metrics.given_back.inc(sent.end - sent.first)
-            if block.is_over:
-                self._over(block)
-            return
-        assert isinstance(outcome, Conflict)
-        self._refused(block, outcome)
+        """Its last `count` waiting tasks go back to its queue."""
+        self.giving.give_back(block, count, name=name, held=held)
 
     def cancel(self, block: ClaimedBlock, index: int | None, words: str, grace_us: int) -> None:
         """Ends tasks of a block CANCELLED (None: all): those that wait at once, those that run when they are dead."""
