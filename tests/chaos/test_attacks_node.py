@@ -216,7 +216,7 @@ def test_a_fork_bomb_leaves_processes_to_others(node: WorkNode, slot: Slot, bens
     until(lambda: bomb in node.ends or (slot.live_output(bomb, "stdout", 0) or (b"", 0))[0])
     assert node.end_of(node.run(bens, "sh", "-c", "true | cat; echo well")).out.data == b"well\n"
     made = int(node.end_of(bomb).out.data)
-    limit = PIDS if "pids" in slot.features or slot.runner.slot_cgroup is None else node.runner.pids_limit_of_user
+    limit = PIDS if "pids" in slot.features or node.runner.slot_cgroup is None else node.runner.pids_limit_of_user
     assert 5 < made <= limit
 
 

@@ -37,9 +37,9 @@ from rmgr.adapters.host import leftovers
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups, SlotCgroup
 from rmgr.adapters.host.channel import Loop
-from rmgr.adapters.host.slot import Slot
+from rmgr.adapters.host.slot import Slot, SlotPlace
 from rmgr.adapters.host.worker import Worker, WorkerSpec
-from rmgr.adapters.host.workevents import WorkEvent
+from rmgr.adapters.host.workevents import SlotEvents, WorkEvent
 from rmgr.model.wire import frames
 from rmgr.runner.host import home
 
@@ -111,7 +111,26 @@ class NodeRunner:
         memory, no descriptors, full disk).
         """
         self.check()
-        slot = Slot(self, number, next(self._opened), python=python or home.PYTHON, account=account)
+        place = SlotPlace(
+            node=self.node,
+            directory=self.directory,
+            guid=self.guid,
+            environ=self.environ,
+            pids_limit_of_user=self.pids_limit_of_user,
+            no_new_privs=self.no_new_privs,
+            cgroup_of=self.slot_cgroup,
+        )
+        slot = Slot(
+            place,
+            number,
+            next(self._opened),
+            loop=self.loop,
+            python=python or home.PYTHON,
+            account=account,
+            lease_end_ns=self.lease_end_ns,
+            listener=lambda made: SlotEvents(made, self._on_events),
+            forget=lambda name: self.slots.pop(name, None),
+        )
         self.slots[slot.name] = slot
         return slot
 
@@ -155,19 +174,9 @@ class NodeRunner:
                     if worker.pid:
                         leftovers.record_spawner(self.directory, f"{slot.name}.w{number}", pid=worker.pid, marker=slot.marker)
 
-    def emit(self, *events: WorkEvent) -> None:
-        """Hands events over."""
-        if events:
-            self._on_events(list(events))
-
     def slot_cgroup(self, name: str) -> SlotCgroup | None:
         """Cgroups for one spawner."""
         return self._cgroups.slot(name, pids_limit=self.pids_limit) if self._cgroups is not None else None
-
-    def wall_times(self, started_ns: int) -> tuple[int, int]:
-        """(started_us since the epoch, elapsed_us) of something that started at CLOCK_BOOTTIME `started_ns` and ends now."""
-        elapsed_us = max(0, (time.clock_gettime_ns(_CLOCK) - started_ns) // 1000)
-        return time.time_ns() // 1000 - elapsed_us, elapsed_us
 
 
 def _pids_of_user(pids_limit: int) -> int:
@@ -178,5 +187,3 @@ def _pids_of_user(pids_limit: int) -> int:
         most = 8192
     return min(pids_limit * (os.cpu_count() or 1), most)
 
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

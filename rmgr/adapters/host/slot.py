@@ -14,36 +14,25 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from rmgr.adapters.host import distrust, leftovers
 from rmgr.adapters.host.accounts import Account, acting
-from rmgr.adapters.host.channel import Channel
-from rmgr.adapters.host.worker import Worker, WorkerSpec
-from rmgr.adapters.host.workevents import (
-    CommandsEnded,
-    CommandsStarted,
-    SlotLost,
-    SlotUp,
-    Surprised,
-    TasksReturned,
-    WorkEvent,
-    death_words,
-    lost_words,
-    lost_worker,
-)
+from rmgr.adapters.host.cgroup import SlotCgroup
+from rmgr.adapters.host.channel import Channel, Loop
+from rmgr.adapters.host.deaths import death_words, lost_words, lost_worker
+from rmgr.adapters.host.worker import Worker, WorkerListener, WorkerSpec
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.base.version import PROTOCOL
 from rmgr.model.wire import frames
-from rmgr.model.wire.frames import CommandBatch, CommandStarted, WorkerGone
+from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
 from rmgr.runner.host.outputs import read_live
-
-if TYPE_CHECKING:
-    from rmgr.adapters.host.process import NodeRunner
 
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
@@ -53,22 +42,72 @@ _DEAF_S = 15.0
 _SHOWN = 300
 
 
-class Slot:
-    """One place to run work in: a spawner, at most one command at a time, and its Python workers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPlace:
+    """What all slots of a node have. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
+    counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none."""
 
-    def __init__(self, runner: NodeRunner, number: int, serial: int, *, python: str, account: Account | None) -> None:
-        self.runner = runner
+    node: str
+    directory: Path
+    guid: str
+    environ: Mapping[str, str]
+    pids_limit_of_user: int
+    no_new_privs: bool
+    cgroup_of: Callable[[str], SlotCgroup | None]
+
+
+class SlotListener(WorkerListener, Protocol):
+    """Is told what becomes of a slot, its commands and its workers, on the selector thread."""
+
+    def up(self, pid: int, features: tuple[str, ...]) -> None: ...
+
+    def lost(self, why: str, running: tuple[int, ...], unstarted: tuple[int, ...], *, expected: bool) -> None: ...
+
+    def commands_started(self, started: tuple[CommandStarted, ...]) -> None: ...
+
+    def commands_ended(self, ends: tuple[CommandEnd, ...]) -> None: ...
+
+    def surprised(self, what: str, detail: str) -> None: ...
+
+    def returned(self, worker: Worker | None, seqs: tuple[int, ...], reason: Reason) -> None: ...
+
+
+class Slot:
+    """One place to run work in: a spawner, at most one command at a time, and its Python workers.
+
+    Args:
+        serial: how many slots the node has had. lease_end_ns: until when exclusive work may run (CLOCK_BOOTTIME). listener: made for this
+        slot, is told what becomes of it. forget: of a slot that is gone, by its name.
+    """
+
+    def __init__(
+        self,
+        place: SlotPlace,
+        number: int,
+        serial: int,
+        *,
+        loop: Loop,
+        python: str,
+        account: Account | None,
+        lease_end_ns: int,
+        listener: Callable[[Slot], SlotListener],
+        forget: Callable[[str], object],
+    ) -> None:
+        self._place = place
+        self.loop = loop
+        self.tell = listener(self)
+        self._forget = forget
         self.account = account
         self.number = number
         self.name = f"s{number}-{serial}"
-        self.directory = runner.directory / self.name
+        self.directory = place.directory / self.name
         self.pid = 0
         self.features: tuple[str, ...] = ()
         self.is_up = False
         self.is_lost = False
         self.uses = 0  #: how often it was given work, counted by its owner
         self.workers: dict[int, Worker] = {}
-        self.marker = f"{runner.guid}-{self.name}"
+        self.marker = f"{place.guid}-{self.name}"
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._commands: dict[int, CommandStarted | None] = {}
@@ -80,7 +119,7 @@ class Slot:
         self._home = leftovers.identity(self.directory)
         if account is not None:
             os.chown(self.directory, account.uid, account.gid, follow_symlinks=False)
-        self._cgroup = group = runner.slot_cgroup(self.name)
+        self._cgroup = group = place.cgroup_of(self.name)
         if group is not None and account is not None:
             group.give(account.uid, account.gid)
         ours, theirs = socket.socketpair()
@@ -99,22 +138,22 @@ class Slot:
         finally:
             theirs.close()
         self.pid = self._process.pid
-        leftovers.record_spawner(runner.directory, self.name, pid=self.pid, marker=self.marker)
+        leftovers.record_spawner(place.directory, self.name, pid=self.pid, marker=self.marker)
         if group is not None and account is None:
             group.add(self.pid)
-        self._channel = Channel(runner.loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
+        self._channel = Channel(loop, ours, frames.FromSpawner, on_frames=self._on_frames, on_end=self._on_end, passes_fds=True)
         self.order(
             frames.Setup(
                 slot=number,
-                node=runner.node,
+                node=place.node,
                 directory=str(self.directory),
                 cgroup=group.unified if group is not None else "",
                 has_memory=group is not None and group.has_memory,
                 freezer=group.v1("freezer") if group is not None else "",
                 memory=group.v1("memory") if group is not None else "",
                 pids=group.v1("pids") if group is not None else "",
-                no_new_privs=runner.no_new_privs,
-                lease_end_ns=runner.lease_end_ns,
+                no_new_privs=place.no_new_privs,
+                lease_end_ns=lease_end_ns,
             )
         )
 
@@ -132,14 +171,14 @@ class Slot:
             "cgroups": self._cgroup.doors if self._cgroup is not None else (),
             "fd": fd,
             "directory": str(self.directory),
-            "processes": self.runner.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
+            "processes": self._place.pids_limit_of_user if self._cgroup is None or not self._cgroup.limits_pids else 0,
             "argv": argv,
         }
         return [sys.executable, "-I", "-S", str(home.source("rmgr.runner.host.privileges")), json.dumps(plan)]
 
     def _environ(self, python: str) -> dict[str, str]:
-        environ = self.runner.environ if self.account is None else self.account.environment(self.runner.environ)
-        environ = environ | {"RMGR_SLOT": self.marker}
+        environ = dict(self._place.environ)
+        environ = (environ if self.account is None else self.account.environment(environ)) | {"RMGR_SLOT": self.marker}
         environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
         # An installed rmgr stands among packages built for this interpreter: another one has its own.
         root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
@@ -172,7 +211,7 @@ class Slot:
             )
         )
         if not sent and self.is_lost:
-            self.runner.loop.call(lambda: self._worker_gone(lost_worker(worker.number, "its slot is lost")))
+            self.loop.call(lambda: self._worker_gone(lost_worker(worker.number, "its slot is lost")))
         return worker
 
     def run(self, batch: CommandBatch) -> bool:
@@ -230,7 +269,7 @@ class Slot:
         self._closing = True
         self.order(frames.Shutdown(grace_us=grace_us))
         if self.account is not None:  # his processes may have made it deaf
-            self.runner.loop.later(grace_us / 1e6 + _DEAF_S, self._insist)
+            self.loop.later(grace_us / 1e6 + _DEAF_S, self._insist)
 
     def _insist(self) -> None:
         if not self._gone.is_set():
@@ -246,14 +285,14 @@ class Slot:
         """Kills the spawner and everything it started, from here."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
-        self.runner.loop.later(_BURIED_S, self._bury)
+        self.loop.later(_BURIED_S, self._bury)
 
     def wake(self) -> None:
         """Continues the spawner, should its work have stopped it; sees that it is dead, should somebody keep its socket open."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
         if self._process.returncode is not None:
-            self.runner.loop.call(self._bury)
+            self.loop.call(self._bury)
 
     def _bury(self) -> None:
         """A dead spawner's slot ends, though the other end of its socket may live on in a process that got hold of it."""
@@ -298,13 +337,13 @@ class Slot:
                 with distrust.taken(fds, 1) as (board,):
                     self._board = Board(board)
                 self.is_up, self.features = True, frame.features
-                self.runner.emit(SlotUp(self, frame.pid, frame.features))
+                self.tell.up(frame.pid, frame.features)
             case frames.WorkerForked():
                 distrust.check_process(frame.pid, self.account)
                 distrust.check_board(fds[1], self.account)
                 with distrust.taken(fds, 2) as given:
                     worker = self.workers[frame.worker]
-                    leftovers.record_spawner(self.runner.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
+                    leftovers.record_spawner(self._place.directory, f"{self.name}.w{frame.worker}", pid=frame.pid, marker=self.marker)
                     worker.attach(frame.pid, frame.directory, given)
             case frames.WorkerGone():
                 distrust.check_gone(frame, self.account)
@@ -320,17 +359,17 @@ class Slot:
                     for end in frame.ends:
                         self._commands.pop(end.seq, None)
                 if frame.started:
-                    self.runner.emit(CommandsStarted(self, frame.started))
+                    self.tell.commands_started(frame.started)
                 if frame.ends:
-                    self.runner.emit(CommandsEnded(self, frame.ends))
+                    self.tell.commands_ended(frame.ends)
             case frames.CommandsReturned():
                 with self._lock:
                     for seq in frame.seqs:
                         self._commands.pop(seq, None)
-                self.runner.emit(TasksReturned(self, None, frame.seqs, frame.reason))
+                self.tell.returned(None, frame.seqs, frame.reason)
             case frames.Surprise():
                 distrust.check_surprise(frame, self.account)
-                self.runner.emit(Surprised(self, frame.what, frame.detail[:_SHOWN]))
+                self.tell.surprised(frame.what, frame.detail[:_SHOWN])
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -340,15 +379,15 @@ class Slot:
         except distrust.NONSENSE as error:
             if self.account is None:
                 raise
-            self.runner.emit(Surprised(self, "imposture", f"work of {self.account.name}: {type(error).__name__}: {error}"))
+            self.tell.surprised("imposture", f"work of {self.account.name}: {type(error).__name__}: {error}")
             self.kill()
-            self.runner.loop.call(lambda: self._channel.end("it said what makes no sense"))
+            self.loop.call(lambda: self._channel.end("it said what makes no sense"))
 
     def _worker_gone(self, gone: WorkerGone) -> None:
         with self._lock:
             worker = self.workers.pop(gone.worker, None)
         if worker is not None:
-            leftovers.forget(self.runner.directory, f"{self.name}.w{gone.worker}")
+            leftovers.forget(self._place.directory, f"{self.name}.w{gone.worker}")
             worker.end(gone)
 
     def _on_end(self, why: str) -> None:
@@ -374,17 +413,9 @@ class Slot:
         leftovers.remove_tree(self.directory)
         if self._cgroup is not None:
             self._cgroup.close()
-        leftovers.forget(self.runner.directory, self.name)
-        self.runner.slots.pop(self.name, None)
-        events: list[WorkEvent] = [Surprised(self, "leftovers", f"{counted(killed, 'process')} of {self.marker}")] if killed else []
-        events.append(
-            SlotLost(
-                slot=self,
-                why=how,
-                running=running,
-                unstarted=tuple(seq for seq in left if seq not in running),
-                expected=self._closing,
-            )
-        )
+        leftovers.forget(self._place.directory, self.name)
+        self._forget(self.name)
         self._gone.set()
-        self.runner.emit(*events)
+        if killed:
+            self.tell.surprised("leftovers", f"{counted(killed, 'process')} of {self.marker}")
+        self.tell.lost(how, running, tuple(seq for seq in left if seq not in running), expected=self._closing)

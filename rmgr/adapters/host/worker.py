@@ -9,37 +9,27 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from rmgr.adapters.host import distrust
-from rmgr.adapters.host.accounts import acting
-from rmgr.adapters.host.channel import Channel
-from rmgr.adapters.host.workevents import (
-    TasksEnded,
-    TasksReturned,
-    WorkerBlocked,
-    WorkerEnded,
-    WorkerFailed,
-    WorkerReady,
-    WorkerUnblocking,
-    WorkEvent,
-)
+from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.channel import Channel, Loop
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames
 from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.runner.host.board import SETTLE_S, Board
 from rmgr.runner.host.outputs import read_live
 
-if TYPE_CHECKING:
-    from rmgr.adapters.host.slot import Slot
-
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGSYS})
 _PART = 4 * 1024 * 1024
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
 
 
@@ -63,10 +53,48 @@ class WorkerSpec:
     group: str = ""
 
 
+class WorkerListener(Protocol):
+    """Is told what becomes of workers and their tasks, on the selector thread; the events of `workevents.py` say what each means."""
+
+    def worker_ready(self, worker: Worker) -> None: ...
+
+    def worker_failed(self, worker: Worker, error: bytes, summary: str, out: Output, err: Output, *, initializer: bool) -> None: ...
+
+    def worker_ended(
+        self, worker: Worker, gone: WorkerGone, *, seq: int, started_us: int, elapsed_us: int, unstarted: tuple[int, ...]
+    ) -> None: ...
+
+    def tasks_ended(self, worker: Worker, ends: tuple[TaskEnd, ...]) -> None: ...
+
+    def returned(self, worker: Worker, seqs: tuple[int, ...], reason: Reason) -> None: ...
+
+    def blocked(self, worker: Worker, seq: int) -> None: ...
+
+    def unblocking(self, worker: Worker, seq: int) -> None: ...
+
+
+class WorkerSlot(Protocol):
+    """The slot that a worker lives in. account: whose rights its work has, None = the Starter's."""
+
+    account: Account | None
+    loop: Loop
+
+    @property
+    def tell(self) -> WorkerListener: ...
+
+    def order(self, frame: object) -> bool:
+        """Sends a control frame to the spawner. False: it is gone."""
+        ...
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """Ends the slot when what a user's processes say makes no sense."""
+        ...
+
+
 class Worker:
     """Handle of one worker; made by `Slot.start_worker`. Methods may be called from any thread and never block."""
 
-    def __init__(self, slot: Slot, number: int, spec: WorkerSpec) -> None:
+    def __init__(self, slot: WorkerSlot, number: int, spec: WorkerSpec) -> None:
         self.slot = slot
         self.number = number
         self.spec = spec
@@ -135,7 +163,7 @@ class Worker:
             self._watching = self._watching or watch
         self._channel.send(data)
         if watch:
-            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+            self.slot.loop.later(_RESCUE_S, self._rescue)
         return True
 
     def recall(self, *, keep: int = 0) -> None:
@@ -143,7 +171,7 @@ class Worker:
 
         Answered by `TasksReturned` after a few ms, which is empty when there was nothing to take back.
         """
-        self.slot.runner.loop.call(lambda: self._recall(keep))
+        self.slot.loop.call(lambda: self._recall(keep))
 
     def stop(self, seq: int = 0, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
         """Ends task `seq`; 0 ends the worker.
@@ -153,7 +181,7 @@ class Worker:
         """
         order = frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us)
         if seq:
-            self.slot.runner.loop.call(lambda: self._stop(order))
+            self.slot.loop.call(lambda: self._stop(order))
         else:
             self.slot.order(order)
 
@@ -198,7 +226,7 @@ class Worker:
         self.pid, self.directory = pid, directory
         self._board = Board(given[1])
         channel = Channel(
-            self.slot.runner.loop,
+            self.slot.loop,
             distrust.stream_socket(given),
             frames.FromWorker,
             on_frames=self._on_frames,
@@ -211,7 +239,7 @@ class Worker:
             self._channel = channel
             self._watching = bool(early)
         if early:
-            self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+            self.slot.loop.later(_RESCUE_S, self._rescue)
 
     def end(self, gone: WorkerGone) -> None:
         """It is dead: read what is left, account for every task."""
@@ -235,25 +263,9 @@ class Worker:
         if self._board is not None:
             self._board.close()
             self._board = None
-        started_us, elapsed_us = self.slot.runner.wall_times(started) if seq else (0, 0)
-        self.slot.runner.emit(
-            WorkerEnded(
-                slot=self.slot,
-                worker=self,
-                seq=seq,
-                reason=gone.reason,
-                exit_code=gone.exit_code,
-                signal=gone.signal,
-                detail=gone.detail,
-                started_us=started_us,
-                elapsed_us=elapsed_us,
-                cpu_us=gone.cpu_us if seq else 0,
-                max_rss_kib=gone.max_rss_kib,
-                out=gone.out,
-                err=gone.err,
-                unstarted=tuple(other for other in left if other != seq),
-            )
-        )
+        started_us, elapsed_us = _wall_times(started) if seq else (0, 0)
+        unstarted = tuple(other for other in left if other != seq)
+        self.slot.tell.worker_ended(self, gone, seq=seq, started_us=started_us, elapsed_us=elapsed_us, unstarted=unstarted)
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
         with self.slot.guarded():
@@ -279,43 +291,42 @@ class Worker:
 
     def _take(self, received: list[object]) -> None:
         self._heard = True
-        events: list[WorkEvent] = []
+        tell = self.slot.tell
         for frame in received:
             match frame:
                 case frames.TaskEnds():
                     if known := self._account(frame.ends):
-                        events.append(TasksEnded(self.slot, self, known))
+                        tell.tasks_ended(self, known)
                 case frames.Skipped():
                     with self._lock:
                         self._highest = max(self._highest, frame.seqs[-1])
                         seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
                     if seqs:
-                        events.append(TasksReturned(self.slot, self, seqs, Reason.NONE))
+                        tell.returned(self, seqs, Reason.NONE)
                 case frames.Blocked():
                     self.blocked_seq = frame.seq
-                    events.append(WorkerBlocked(self.slot, self, frame.seq))
+                    tell.blocked(self, frame.seq)
                     self._recall(0)
                 case frames.Unblocking():
                     if frame.seq in self._outstanding:
                         self._is_asking = True
-                        events.append(WorkerUnblocking(self.slot, self, frame.seq))
+                        tell.unblocking(self, frame.seq)
                     else:  # a thread that outlived its task: there is nothing to give cores to
                         self.grant(frame.seq)
                 case frames.WorkerUp():
                     if self.is_ready:
                         raise distrust.Imposture("a worker is up twice")
                     self.is_ready = True
-                    events.append(WorkerReady(self.slot, self))
+                    tell.worker_ready(self)
                 case frames.WorkerRefused():
                     distrust.check_output(frame.out, frame.err)
                     self._refuse(frame.error, frame.summary, frame.initializer, frame.out, frame.err)
                 case frames.Leaving():
                     self.is_leaving = True
-        self.slot.runner.emit(*events)
 
     def _refuse(self, error: bytes, summary: str, initializer: bool, out: Output, err: Output) -> None:
         self.is_leaving = self.is_refused = True
-        self.slot.runner.emit(WorkerFailed(self.slot, self, error, summary, initializer, out, err))
+        self.slot.tell.worker_failed(self, error, summary, out, err, initializer=initializer)
 
     def _account(self, ends: tuple[TaskEnd, ...]) -> tuple[TaskEnd, ...]:
         """Those not accounted for before (a result may arrive by the socket and from the board)."""
@@ -337,7 +348,7 @@ class Worker:
                 seqs = tuple(self._outstanding)
                 self._early.clear()
                 self._outstanding.clear()
-            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            self.slot.tell.returned(self, seqs, Reason.NONE)
             return
         with self._lock:
             current = board.begun
@@ -349,7 +360,7 @@ class Worker:
                 self._revoked = (after, self._last_seq)
                 board.revoke(*self._revoked)
             revoked = self._revoked
-        self.slot.runner.loop.later(SETTLE_S, lambda: self._settle(*revoked, answer=answer))
+        self.slot.loop.later(SETTLE_S, lambda: self._settle(*revoked, answer=answer))
 
     def _stop(self, order: frames.Stop) -> None:
         board = self._board
@@ -359,7 +370,7 @@ class Worker:
         if order.seq in ahead:
             self._recall(ahead.index(order.seq), answer=False)
             # it may have begun meanwhile: then it is outstanding still, and stopped
-            self.slot.runner.loop.later(2 * SETTLE_S, lambda: self._stop(order))
+            self.slot.loop.later(2 * SETTLE_S, lambda: self._stop(order))
         elif board is not None and board.seq == order.seq:
             self.slot.order(order)
 
@@ -368,7 +379,7 @@ class Worker:
         board = self._board
         if board is None:  # it has died meanwhile: everything is accounted for
             if answer:
-                self.slot.runner.emit(TasksReturned(self.slot, self, (), Reason.NONE))
+                self.slot.tell.returned(self, (), Reason.NONE)
             return
         with self._lock:
             after = max(after, board.begun)
@@ -376,7 +387,7 @@ class Worker:
             for seq in seqs:
                 del self._outstanding[seq]
         if seqs or answer:
-            self.slot.runner.emit(TasksReturned(self.slot, self, seqs, Reason.NONE))
+            self.slot.tell.returned(self, seqs, Reason.NONE)
 
     def _rescue(self) -> None:
         """A quick task's result must not wait for the slow one that came after it in its batch."""
@@ -387,7 +398,7 @@ class Worker:
         if not self._heard:
             self._take_unsent()
         self._heard = False
-        self.slot.runner.loop.later(_RESCUE_S, self._rescue)
+        self.slot.loop.later(_RESCUE_S, self._rescue)
 
     def _take_unsent(self) -> None:
         if self._board is None:
@@ -397,7 +408,7 @@ class Worker:
             with self.slot.guarded():
                 known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
                 if known:
-                    self.slot.runner.emit(TasksEnded(self.slot, self, known))
+                    self.slot.tell.tasks_ended(self, known)
 
 
 def _parts(batch: TaskBatch) -> list[TaskBatch]:
@@ -412,6 +423,12 @@ def _parts(batch: TaskBatch) -> list[TaskBatch]:
         return [batch]
     parts.append(msgspec.structs.replace(batch, items=batch.items[start:]))
     return parts
+
+
+def _wall_times(started_ns: int) -> tuple[int, int]:
+    """(started_us since the epoch, elapsed_us) of something that started at CLOCK_BOOTTIME `started_ns` and ends now."""
+    elapsed_us = max(0, (time.clock_gettime_ns(_CLOCK) - started_ns) // 1000)
+    return time.time_ns() // 1000 - elapsed_us, elapsed_us
 
 
 def _nothing(_why: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rmgr.adapters.host.accounts import acting
+from rmgr.adapters.host.deaths import lost_words
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.workevents import (
     CommandsEnded,
@@ -23,7 +24,6 @@ from rmgr.adapters.host.workevents import (
     WorkerFailed,
     WorkerUnblocking,
     WorkEvent,
-    lost_words,
 )
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
