@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
+from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stat
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, Return, split_share
 from rmgr.daemons.starter.core.doors import TreeCommits
 from rmgr.daemons.starter.core.metrics import StarterMetrics
@@ -116,7 +117,7 @@ class Giving:
             future = self._tree.coordinator.stat(paths.gate(block.key.submission))
             future.add_done_callback(lambda done: self._tree.post(partial(self._gate_known, block, done)))
 
-    def _gate_known(self, block: ClaimedBlock, done: Any) -> None:
+    def _gate_known(self, block: ClaimedBlock, done: Future[Stat | None]) -> None:
         self._returning.discard(block.key)
         goes_back = self._node.is_draining or block.is_revoked or block.is_barred or block.turned_away
         if self._node.blocks.get(block.key) is not block or block.sending is not None or not goes_back:
