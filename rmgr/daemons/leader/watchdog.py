@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
+from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
 from rmgr.daemons.leader.term.view import LeaderAnswering
@@ -147,6 +148,10 @@ class Watchdog:
 
         self.mailbox.put(run)
         return future
+
+    def followed(self) -> Mapping[int, Followed] | None:
+        """Submissions by number, None while it does not lead. From any thread; to be looked into in the loop."""
+        return None if (leader := self.leader) is None else leader.submissions.followed
 
     def unable(self) -> str:
         """Why it neither leads nor could take over, "" while it does one of both. From any thread."""
@@ -371,7 +376,7 @@ def _serve(
     )
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
-    server.add_generic(rpc_use.handler_of(LeaderUse(lambda: watchdog.leader, watchdog.call, bounds, config.security.operators)))
+    server.add_generic(rpc_use.handler_of(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators)))
     LimitsKeeper(coordinator, bounds, log).start()
     metrics.store_up.set_function(lambda: store.is_up)
     metrics.refused_connections.set_function(lambda: server.refused_connections)

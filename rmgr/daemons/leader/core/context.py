@@ -1,42 +1,28 @@
-"""What every part of a leader works with: reads, fenced commits, store calls, timers; all answers come back into its loop.
+"""Makes what the parts of a leader work with: its term, ZooKeeper under its fence, calls that wait, seals of placements.
 
-One thread owns a leader's state; everything here is called on it, and calls back on it through the mailbox. Nothing
-blocks. A commit carries the leader fence (`coord.election.fenced`); the first one refused by it ends the leadership. While
-the session is in doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
+Each part gets those that it needs; only those who make parts know the whole.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable
+from concurrent.futures import Executor
 
-from rmgr.coord.decisions.election import fenced
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Stat, Unknown
-from rmgr.coord.protocol.ports import Coordinator, MomentReader, Store
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.daemons.leader.core.calls import WaitingCalls
+from rmgr.daemons.leader.core.doors import Thunk
 from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings
-from rmgr.errors import RequestTooLarge, RmgrError
+from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.core.tree import LeaderTree
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
-from rmgr.runtime.timers import Timer
-
-T = TypeVar("T")
-Thunk = Callable[[], None]
-
-#: Commits of a leader on the way at once, and how long one may take before its outcome is unknown.
-WINDOW = 64
-COMMIT_TIMEOUT_S = 15.0
-READ_TIMEOUT_S = 15.0
 
 
 class LeaderContext:
-    """Reads, commits and stores for one leadership: from TAKE-OVER until the fence is lost.
+    """One leadership: from TAKE-OVER until the fence is lost.
 
     Args:
         epoch_version: E, checked by every commit. epoch: the number shown to people.
@@ -45,7 +31,6 @@ class LeaderContext:
         deposed: called once, in the loop, when the leadership has ended by itself.
         may_act: the lease is valid; asked before each commit.
         clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
-    Attributes: aside: what made a handler raise.
     """
 
     def __init__(
@@ -66,209 +51,8 @@ class LeaderContext:
         placings: Placings | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.epoch_version = epoch_version
-        self.epoch = epoch
-        self.log = log
-        self.metrics = metrics
-        self.clock = clock or machine.monotonic
-        self.wall_us = wall_us or machine.wall_us
+        aside = Aside(log, metrics.loop_errors.inc)
+        self.term = Term(epoch, epoch_version, log, metrics, wall_us or machine.wall_us, aside)
+        self.tree = LeaderTree(coordinator, mailbox, self.term, deposed=deposed, may_act=may_act, clock=clock or machine.monotonic)
+        self.calls = WaitingCalls(coordinator, store, io, self.tree.soon, self.term)
         self.placings = placings or Placings()
-        self.is_open = True
-        self.aside = Aside(log, metrics.loop_errors.inc)
-        self._store = store
-        self._mailbox = mailbox
-        self._io = io
-        self._deposed = deposed
-        self._may_act = may_act
-        self._paused = False
-        self._flying = 0
-        self._urgent: deque[tuple[Multi, Callable[[Outcome], None]]] = deque()
-        self._waiting: deque[tuple[Multi, Callable[[Outcome], None]]] = deque()
-        self._parked: deque[Thunk] = deque()  # reads asked for while paused
-
-    # -- the loop
-
-    def soon(self, what: Thunk) -> None:
-        """`what` happens in the loop, after what is there already. From any thread."""
-        self._mailbox.put(partial(self._if_open, what))
-
-    def after(self, delay_s: float, what: Thunk) -> Timer:
-        """`what` happens in the loop in `delay_s` seconds."""
-        return self._mailbox.after(delay_s, partial(self._if_open, what))
-
-    def _if_open(self, what: Thunk) -> None:
-        if self.is_open:
-            what()
-
-    # -- the leadership
-
-    def pause(self) -> None:
-        """The session is in doubt: nothing is sent from now on."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """The fence was read and is ours: what waited goes out."""
-        self._paused = False
-        while self._parked and not self._paused:
-            self._parked.popleft()()
-        self._send()
-
-    def depose(self, why: str) -> None:
-        """The fence has moved: the leadership ends."""
-        if self.is_open:
-            self.close()
-            self._deposed(why)
-
-    def close(self) -> None:
-        """The leadership is over: nothing is sent, nothing is told any more. Idempotent."""
-        self.is_open = False
-        self._urgent.clear()
-        self._waiting.clear()
-        self._parked.clear()
-
-    # -- reads
-
-    def get(self, path: str, then: Callable[[Stamped | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None) -> None:
-        """Data and stat of a znode, into `then`; `failed` when it could not be read in time."""
-        then = partial(self._contained, path, then)
-        self._read(lambda: self.coordinator.get(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
-
-    def get_all(self, wanted: Sequence[str], then: Callable[[list[Stamped | None]], None], *, failed: Thunk | None = None) -> None:
-        """Data and stat of several znodes, into `then` together, in this order; `failed` when not all could be read in time."""
-        self._read(lambda: self.coordinator.get_many(wanted, timeout_s=READ_TIMEOUT_S), then, failed)
-
-    def at_one_moment(
-        self,
-        wanted: Sequence[str],
-        lists: Sequence[str],
-        then: Callable[[list[Stamped | list[str] | None]], None],
-        *,
-        failed: Thunk | None = None,
-    ) -> bool:
-        """Data of znodes, then names below others, all as they stood at one moment. False: this coordinator cannot, nothing follows."""
-        if not hasattr(self.coordinator, "at_one_moment"):
-            return False
-        reader: MomentReader = self.coordinator
-        self._read(lambda: reader.at_one_moment(wanted, lists, timeout_s=READ_TIMEOUT_S), then, failed)
-        return True
-
-    def stat(self, path: str, then: Callable[[Stat | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None) -> None:
-        """Stat of a znode."""
-        self._read(lambda: self.coordinator.stat(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
-
-    def children(
-        self, path: str, then: Callable[[list[str] | None], None], *, watch: Thunk | None = None, failed: Thunk | None = None
-    ) -> None:
-        """Names of the children of a znode."""
-        then = partial(self._contained, path, then)
-        self._read(lambda: self.coordinator.children(path, watch=self._watch(watch), timeout_s=READ_TIMEOUT_S), then, failed)
-
-    def _contained(self, path: str, then: Callable[[T], None], value: T) -> None:
-        """What was read is handled; when that raises, it is this znode's trouble and nobody else's."""
-        version = None
-        if isinstance(value, Stamped):
-            version = value.version
-        elif isinstance(value, list):
-            self.aside.keep(path, value)
-        elif value is None:
-            self.aside.forget(path)
-        self.aside.run(path, version, partial(then, value))
-
-    def _watch(self, watch: Thunk | None) -> Thunk | None:
-        return None if watch is None else partial(self.soon, watch)
-
-    def _read(self, ask: Callable[[], Future[T]], then: Callable[[T], None], failed: Thunk | None) -> None:
-        if self._paused:
-            self._parked.append(partial(self._read, ask, then, failed))
-            return
-        self._await(ask(), then, failed)
-
-    def _await(self, future: Future[T], then: Callable[[T], None], failed: Thunk | None) -> None:
-        future.add_done_callback(lambda done: self.soon(partial(self._arrived, done, then, failed)))
-
-    def _arrived(self, future: Future[T], then: Callable[[T], None], failed: Thunk | None) -> None:
-        try:
-            value = future.result()
-        except RmgrError as error:
-            self.log.debug("leader_read_failed", error=error.message)
-            if failed is not None:
-                failed()
-            return
-        then(value)
-
-    # -- commits
-
-    def commit(self, multi: Multi, then: Callable[[Outcome], None] | None = None, *, urgent: bool = False) -> None:
-        """Commits `multi` under the leader fence; `then` gets its outcome. Urgent ones (liveness) go before all others."""
-        (self._urgent if urgent else self._waiting).append((fenced(self.epoch_version, multi), then or _ignore))
-        self._send()
-
-    @property
-    def backlog(self) -> int:
-        """Commits that wait or are on the way."""
-        return self._flying + len(self._urgent) + len(self._waiting)
-
-    def _send(self) -> None:
-        while self.is_open and not self._paused and self._flying < WINDOW and (self._urgent or self._waiting):
-            if not self._may_act():  # a process that was stopped wakes up here, before it has heard of anything
-                self.depose("the lease is over")
-                return
-            multi, then = (self._urgent or self._waiting).popleft()
-            try:
-                future = self.coordinator.commit(multi, timeout_s=COMMIT_TIMEOUT_S)
-            except RequestTooLarge as error:
-                self.log.error("leader_multi_refused", op=multi.name, error=error.message)
-                self.soon(partial(then, Unknown(error.message)))
-                continue
-            self._flying += 1
-            future.add_done_callback(partial(self._answered, multi, then))
-
-    def _answered(self, multi: Multi, then: Callable[[Outcome], None], future: Future[Outcome]) -> None:
-        self.soon(partial(self._committed, multi, then, future))
-
-    def _committed(self, multi: Multi, then: Callable[[Outcome], None], future: Future[Outcome]) -> None:
-        self._flying -= 1
-        try:
-            outcome = future.result()
-        except RmgrError as error:  # not committed; whoever asked reads again, and tries again later
-            self.log.error("leader_commit_refused", op=multi.name, error=error.message)
-            outcome = Unknown(error.message)
-        if isinstance(outcome, Conflict) and outcome.path == paths.EPOCH:
-            self.metrics.fenced_writes.inc()
-            self.log.warning("leader_write_fenced", op=multi.name, epoch=self.epoch)
-            self.depose(f"{multi.name} was refused by the leader fence")
-            return
-        if isinstance(outcome, Unknown):
-            self.metrics.unknown_commits.inc()
-            self.log.warning("leader_commit_unknown", op=multi.name, cause=outcome.cause)
-        self.aside.run(f"commit {multi.name}", None, partial(then, outcome))
-        self._send()
-
-    # -- the store
-
-    def store(self, call: Callable[[Store], T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
-        """Carries out `call` on the store in another thread; its result goes into `then`, an error into `failed`."""
-        future = self._io.submit(call, self._store)
-        future.add_done_callback(lambda done: self.soon(partial(self._stored, done, then, failed)))
-
-    def _stored(self, future: Future[T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
-        try:
-            value = future.result()
-        except RmgrError as error:
-            self.log.warning("leader_store_failed", error=error.message)
-            failed(error)
-            return
-        except Exception as error:
-            self.log.exception("leader_store_raised")
-            failed(RmgrError(f"{type(error).__name__}: {error}"))
-            return
-        then(value)
-
-
-def version_of(outcome: Committed) -> int:
-    """The version that a fenced multi has given to the znode that its first own operation sets."""
-    return outcome.versions[1]
-
-
-def _ignore(_outcome: Outcome) -> None:
-    return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.daemons.leader.core.context import LeaderContext, Thunk
+from rmgr.daemons.leader.core.doors import Thunk, TreeReads
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 
@@ -23,7 +23,7 @@ class WatchedCache(Generic[T]):
     """What stands at `path`: `value` (None: nothing there), once `is_known`.
 
     Args:
-        ask: `context.get` or `context.children` (see `data_of`, `names_below`).
+        ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).
         changed: called after each read whose value differs from the one before, and after the first.
     Attributes: pace_s: least time between two reads. is_watched: False: no more watches are set.
     asked_s: when the read of `value` was sent.
@@ -34,11 +34,11 @@ class WatchedCache(Generic[T]):
         "_armed",
         "_ask",
         "_changed",
-        "_context",
         "_read_s",
         "_reading",
         "_stale",
         "_timer",
+        "_tree",
         "asked_s",
         "is_chatty",
         "is_known",
@@ -48,11 +48,11 @@ class WatchedCache(Generic[T]):
         "value",
     )
 
-    def __init__(self, context: LeaderContext, ask: Callable[..., None], path: str, changed: Thunk) -> None:
+    def __init__(self, tree: TreeReads, ask: Callable[..., None], path: str, changed: Thunk) -> None:
         self.path = path
         self.value: T | None = None
         self.is_known = False
-        self._context = context
+        self._tree = tree
         self._ask = ask
         self._changed: Thunk | None = changed
         self.is_chatty = False
@@ -73,7 +73,7 @@ class WatchedCache(Generic[T]):
             return
         self._cancel_timer()
         self._reading = True
-        self._read_s = self._context.clock()
+        self._read_s = self._tree.clock()
         watch = self._fired if self.is_watched and not self._armed else None
         self._armed = self._armed or watch is not None
         self._ask(self.path, self._arrived, watch=watch, failed=self._failed)
@@ -93,11 +93,11 @@ class WatchedCache(Generic[T]):
         self._armed = False
         if self._changed is None:
             return
-        wait_s = self._read_s + self.pace_s - self._context.clock()
+        wait_s = self._read_s + self.pace_s - self._tree.clock()
         if wait_s <= 0 or self._reading:
             self.refresh()
         elif self._timer is None:
-            self._timer = self._context.after(wait_s, self._due)
+            self._timer = self._tree.after(wait_s, self._due)
 
     def _due(self) -> None:
         self._timer = None
@@ -120,7 +120,7 @@ class WatchedCache(Generic[T]):
         self._stale = False
         self._armed = False  # perhaps it was set: then a second one costs nothing
         if self._changed is not None and self._timer is None:
-            self._timer = self._context.after(_RETRY_S * machine.uniform(0.5, 1.5), self._due)
+            self._timer = self._tree.after(_RETRY_S * machine.uniform(0.5, 1.5), self._due)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -128,14 +128,14 @@ class WatchedCache(Generic[T]):
             self._timer = None
 
 
-def data_of(context: LeaderContext, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+def data_of(tree: TreeReads, path: str, changed: Thunk) -> WatchedCache[Stamped]:
     """A cache of the data and stat of a znode."""
-    return WatchedCache(context, context.get, path, changed)
+    return WatchedCache(tree, tree.get, path, changed)
 
 
-def names_below(context: LeaderContext, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+def names_below(tree: TreeReads, path: str, changed: Thunk) -> WatchedCache[list[str]]:
     """A cache of the names of the children of a znode."""
-    return WatchedCache(context, context.children, path, changed)
+    return WatchedCache(tree, tree.children, path, changed)
 
 
 def _same(old: T | None, new: T | None) -> bool:

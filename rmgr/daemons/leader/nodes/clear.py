@@ -16,7 +16,8 @@ from rmgr.coord.ops.leader import fail
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -45,12 +46,14 @@ class Clearer:
 
     def __init__(
         self,
-        context: LeaderContext,
+        tree: TreeCommits,
+        term: Term,
         queue_of: Callable[[int, Callable[[str | None], None]], None],
         turn: Callable[[], float],
         fetch: Callable[[str], None],
     ) -> None:
-        self._context = context
+        self._tree = tree
+        self._term = term
         self._queue_of = queue_of
         self._turn = turn
         self._fetch = fetch
@@ -71,10 +74,10 @@ class Clearer:
         clearing = self._clearings.get(name)
         if clearing is None:
             return
-        self._context.children(paths.running_node(name), partial(self._on_left, name, clearing), failed=partial(self._clear_later, name))
+        self._tree.children(paths.running_node(name), partial(self._on_left, name, clearing), failed=partial(self._clear_later, name))
 
     def _clear_later(self, name: str) -> None:
-        self._context.after(_RETRY_S, partial(self._clear, name))
+        self._tree.after(_RETRY_S, partial(self._clear, name))
 
     def _on_left(self, name: str, clearing: _Clearing, names: list[str] | None) -> None:
         if self._clearings.get(name) is not clearing:
@@ -90,7 +93,7 @@ class Clearer:
     def _on_queue(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None) -> None:
         if self._clearings.get(name) is clearing:
             done = partial(self._close_block, name, clearing, key)
-            self._context.get(paths.running_block(name, key), partial(self._fail, name, clearing, key, queue), failed=done)
+            self._tree.get(paths.running_block(name, key), partial(self._fail, name, clearing, key, queue), failed=done)
 
     def _fail(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None, found: Stamped | None) -> None:
         if self._clearings.get(name) is not clearing:
@@ -100,27 +103,27 @@ class Clearer:
             return
         wait_s = self._turn()
         if wait_s:
-            self._context.after(wait_s, partial(self._fail, name, clearing, key, queue, found))
+            self._tree.after(wait_s, partial(self._fail, name, clearing, key, queue, found))
             return
         fenced = Check(paths.node(name), clearing.version)  # registered again: the rest is its own business
         try:
             if queue is not None:
                 validity.decode(found.data, BlockData, paths.running_block(name, key))
         except RmgrError as error:  # whoever may hand work over may write what is none: it goes, and spreads nowhere
-            self._context.log.error("block_discarded", path=paths.running_block(name, key), error=error.message)
+            self._term.log.error("block_discarded", path=paths.running_block(name, key), error=error.message)
             queue = None
         if queue is None:
             multi = _discard(fenced, name, key, found.version)
         else:
             failpoint("leader.before_fail")
-            multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._context.wall_us())
-        self._context.commit(multi, partial(self._on_failed, name, clearing, key), urgent=True)
+            multi = fail(fenced, name, queue, key, found.data, found.version, reason=Reason.NODE_LOST, now_us=self._term.wall_us())
+        self._tree.commit(multi, partial(self._on_failed, name, clearing, key), urgent=True)
 
     def _on_failed(self, name: str, clearing: _Clearing, key: BlockKey, outcome: Outcome) -> None:
         match outcome:
             case Committed():
                 clearing.failed += 1
-                self._context.metrics.failed_blocks.inc()
+                self._term.metrics.failed_blocks.inc()
                 failpoint("leader.after_fail")
             case Conflict(path=path) if path == paths.node(name):
                 self._fetch(name)
@@ -128,7 +131,7 @@ class Clearer:
                 self._queue_of(key.submission, partial(self._on_orphan, name, clearing, key))
                 return
             case Conflict(path=path, kind=kind):
-                self._context.log.debug("leader_fail_conflict", node=name, path=path, kind=kind)
+                self._term.log.debug("leader_fail_conflict", node=name, path=path, kind=kind)
         self._close_block(name, clearing, key)
 
     def _on_orphan(self, name: str, clearing: _Clearing, key: BlockKey, queue: str | None) -> None:
@@ -141,26 +144,26 @@ class Clearer:
     def _close_block(self, name: str, clearing: _Clearing, key: BlockKey) -> None:
         clearing.open.discard(paths.block_name(key))
         if not clearing.open and self._clearings.get(name) is clearing:
-            self._context.after(0.0 if clearing.failed > clearing.before else _RETRY_S, partial(self._clear, name))
+            self._tree.after(0.0 if clearing.failed > clearing.before else _RETRY_S, partial(self._clear, name))
 
     def _tidy(self, name: str, clearing: _Clearing) -> None:
         """Nothing is claimed any more: orders to the node, and its idle marker, are of no use."""
         self._clearings.pop(name, None)
         self._cleared[name] = clearing.version
         if clearing.failed:
-            self._context.log.info("node_cleared", node=name, failed=clearing.failed, epoch=self._context.epoch)
-        self._context.children(paths.inbox_node(name), partial(self._on_orders, name, clearing))
+            self._term.log.info("node_cleared", node=name, failed=clearing.failed, epoch=self._term.epoch)
+        self._tree.children(paths.inbox_node(name), partial(self._on_orders, name, clearing))
 
     def _on_orders(self, name: str, clearing: _Clearing, orders: list[str] | None) -> None:
-        self._context.stat(
+        self._tree.stat(
             paths.idle(name),
             lambda idle: self._sweep_up(name, clearing, orders or [], idle is not None),
         )
 
     def _sweep_up(self, name: str, clearing: _Clearing, orders: list[str], idle: bool) -> None:
-        multi = liveness.tidy(self._context.epoch_version, name, clearing.version, orders=orders, idle=idle)
+        multi = liveness.tidy(self._term.epoch_version, name, clearing.version, orders=orders, idle=idle)
         if multi is not None:
-            self._context.commit(multi)
+            self._tree.commit(multi)
 
 
 def _discard(fenced: Check, node: str, key: BlockKey, version: int) -> Multi:

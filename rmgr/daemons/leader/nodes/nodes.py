@@ -18,8 +18,9 @@ from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits
 from rmgr.daemons.leader.core.facts import user_mark
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.nodes.clear import Clearer
 from rmgr.errors import WrongCluster
@@ -58,7 +59,8 @@ class NodeKeeper:
 
     def __init__(
         self,
-        context: LeaderContext,
+        tree: TreeCommits,
+        term: Term,
         settings: Callable[[], ClusterSettings],
         queue_of: Callable[[int, Callable[[str | None], None]], None],
         *,
@@ -70,19 +72,20 @@ class NodeKeeper:
         self.troubles: dict[str, Trouble] = {}
         self.alive: frozenset[str] = frozenset()
         self.mass: MassLoss | None = None
-        self._context = context
+        self._tree = tree
+        self._term = term
         self._settings = settings
         self._changed = changed
         self._versions: dict[str, int] = {}
         self._entries: frozenset[str] = frozenset()
-        self._names = names_below(context, paths.NODES, self._on_names)
-        self._starters = names_below(context, paths.STARTERS, self._on_starters)
-        self._drained = names_below(context, paths.DRAINS, self._on_drains)
-        self._troubled = names_below(context, paths.TROUBLES, self._on_troubles)
-        self._revoked = names_below(context, paths.REVOKED, self._look_soon)
+        self._names = names_below(tree, paths.NODES, self._on_names)
+        self._starters = names_below(tree, paths.STARTERS, self._on_starters)
+        self._drained = names_below(tree, paths.DRAINS, self._on_drains)
+        self._troubled = names_below(tree, paths.TROUBLES, self._on_troubles)
+        self._revoked = names_below(tree, paths.REVOKED, self._look_soon)
         self._starters.is_chatty = self._drained.is_chatty = self._troubled.is_chatty = True
         self._cases: dict[str, _Case] = {}
-        self._clearer = Clearer(context, queue_of, self._turn, self._fetch)
+        self._clearer = Clearer(tree, term, queue_of, self._turn, self._fetch)
         self._window = LossWindow(settings().mass_loss_share, window_s)
         self._meter: Meter | None = None
         self._unread = 0  # records and entries asked for and not yet here: no case is opened before
@@ -151,11 +154,11 @@ class NodeKeeper:
 
     def _fetch(self, name: str, *, drift: bool = False) -> None:
         self._unread += 1
-        self._context.get(paths.node(name), partial(self._on_record, name, drift), failed=partial(self._on_unread, name))
+        self._tree.get(paths.node(name), partial(self._on_record, name, drift), failed=partial(self._on_unread, name))
 
     def _on_unread(self, name: str) -> None:
         self._unread -= 1
-        self._context.after(_RETRY_S, partial(self._fetch, name))
+        self._tree.after(_RETRY_S, partial(self._fetch, name))
 
     def _on_record(self, name: str, drift: bool, found: Stamped | None) -> None:
         self._unread -= 1
@@ -166,7 +169,7 @@ class NodeKeeper:
 
     def _note_drift(self, name: str, drift: bool, found: Stamped) -> None:
         if drift and name in self._versions and self._versions[name] < found.version and name not in self._cases:
-            self._context.metrics.resync_drift.inc()
+            self._term.metrics.resync_drift.inc()
 
     def _take(self, name: str, found: Stamped) -> None:
         if found.version <= self._versions.get(name, -1):
@@ -174,7 +177,7 @@ class NodeKeeper:
         try:
             record = decode_record(found.data, NodeRecord, paths.node(name))
         except WrongCluster as error:
-            self._context.log.error("node_record_unreadable", node=name, error=error.message)
+            self._term.log.error("node_record_unreadable", node=name, error=error.message)
             return
         self.records[name], self._versions[name] = record, found.version
         self._changed()
@@ -185,7 +188,7 @@ class NodeKeeper:
             if self._listed:  # at the start all records have been asked for before
                 self._unread += 1
                 path = f"{paths.STARTERS}/{entry}"
-                self._context.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
+                self._tree.get(path, partial(self._on_entry, entry), failed=partial(self._on_entry, entry, None))
         self._entries = entries
         self._starters.pace_s = _PACE_S * max(0, len(entries) - _SHORT)
         alive = liveness.guids(entries)
@@ -217,7 +220,7 @@ class NodeKeeper:
         for name in [known for known in self.drains if known not in names]:
             del self.drains[name]
         for name in names:
-            self._context.get(paths.drain(name), partial(self._on_drain, name))
+            self._tree.get(paths.drain(name), partial(self._on_drain, name))
         self._changed()
 
     def _on_drain(self, name: str, found: Stamped | None) -> None:
@@ -230,7 +233,7 @@ class NodeKeeper:
         for name in [known for known in self.troubles if known not in names]:
             del self.troubles[name]
         for name in names:
-            self._context.get(paths.trouble(name), partial(self._on_trouble, name))
+            self._tree.get(paths.trouble(name), partial(self._on_trouble, name))
         self._changed()
 
     def _on_trouble(self, name: str, found: Stamped | None) -> None:
@@ -244,7 +247,7 @@ class NodeKeeper:
         """Looks once for any number of records that have arrived together."""
         if not self._looks:
             self._looks = True
-            self._context.soon(self._look)
+            self._tree.soon(self._look)
 
     def _look(self) -> None:
         """Opens and drops cases and clearings; harmless to call at any time. Cost: O(nodes)."""
@@ -256,7 +259,7 @@ class NodeKeeper:
             self._drop(name)
         new = sorted(lost - self._cases.keys()) if not self._unread else []
         for name in new:
-            self._window.note(self.records[name].guid, self._context.clock())
+            self._window.note(self.records[name].guid, self._tree.clock())
         for name in new:
             self._open(name)
         for name, record in self.records.items():
@@ -264,7 +267,7 @@ class NodeKeeper:
                 self._clearer.clear(name, self._versions[name])
             else:
                 self._clearer.leave(name)
-        self._context.metrics.nodes_up.set(
+        self._term.metrics.nodes_up.set(
             sum(record.state is NodeState.UP and record.guid in self.alive for record in self.records.values())
         )
 
@@ -273,14 +276,14 @@ class NodeKeeper:
         if case.timer is not None:
             case.timer.cancel()
         self._window.returned(case.guid)
-        self._context.log.info("node_returned", node=name, epoch=self._context.epoch)
+        self._term.log.info("node_returned", node=name, epoch=self._term.epoch)
 
     def _open(self, name: str) -> None:
         record = self.records[name]
         self._cases[name] = case = _Case(record.guid)
-        self._context.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._context.epoch)
+        self._term.log.info("node_lost", node=name, incarnation=record.incarnation, guid=record.guid, epoch=self._term.epoch)
         self._judge_mass()
-        self._context.children(
+        self._tree.children(
             paths.running_node(name), partial(self._on_running, name, case), failed=partial(self._on_claimed, name, case, None)
         )
 
@@ -290,7 +293,7 @@ class NodeKeeper:
         if names:
             then(names)
         else:
-            self._context.children(paths.hold(name), lambda holds: then(holds or []), failed=partial(then, None))
+            self._tree.children(paths.hold(name), lambda holds: then(holds or []), failed=partial(then, None))
 
     def _on_claimed(self, name: str, case: _Case, names: list[str] | None) -> None:
         if self._cases.get(name) is not case:
@@ -298,7 +301,7 @@ class NodeKeeper:
         case.claimed = 1 if names is None else len(names)
         # A Starter that ended in good order left nothing behind: there is nobody to wait for.
         grace_s = self._settings().grace_us / 1e6 if case.claimed else 0.0
-        case.timer = self._context.after(grace_s, partial(self._due, name, case))
+        case.timer = self._tree.after(grace_s, partial(self._due, name, case))
 
     def _due(self, name: str, case: _Case) -> None:
         """The grace is over: is it still so? Record first, then the list (FIFO): see `coord/decisions/liveness.py`."""
@@ -306,10 +309,10 @@ class NodeKeeper:
             return
         wait_s = self._turn()
         if wait_s:
-            case.timer = self._context.after(wait_s, partial(self._due, name, case))
+            case.timer = self._tree.after(wait_s, partial(self._due, name, case))
             return
         if not self._ripe:
-            self._context.soon(self._confirm)
+            self._tree.soon(self._confirm)
         self._ripe[name] = case
 
     def _confirm(self) -> None:
@@ -317,13 +320,13 @@ class NodeKeeper:
         cases, self._ripe = self._ripe, {}
         # If only a record cannot be read, the fence is tried on an older version, and loses if that has changed.
         for name, case in cases.items():
-            self._context.get(paths.node(name), partial(self._on_confirmed, name, case))
-        self._context.children(paths.STARTERS, partial(self._on_listed, cases), failed=partial(self._again, cases))
+            self._tree.get(paths.node(name), partial(self._on_confirmed, name, case))
+        self._tree.children(paths.STARTERS, partial(self._on_listed, cases), failed=partial(self._again, cases))
 
     def _again(self, cases: dict[str, _Case]) -> None:
         for name, case in cases.items():
             if self._cases.get(name) is case:
-                case.timer = self._context.after(_RETRY_S, partial(self._due, name, case))
+                case.timer = self._tree.after(_RETRY_S, partial(self._due, name, case))
 
     def _on_confirmed(self, name: str, case: _Case, found: Stamped | None) -> None:
         if self._cases.get(name) is case and found is not None:
@@ -349,10 +352,10 @@ class NodeKeeper:
         for name, case in cases.items():
             record = self.records[name]
             reasons[name] = liveness.fence_reason(case.claimed, revoked=record.key_id in (self._revoked.value or ()), leaves=record.leaves)
-            multis.append(fence(self._context.epoch_version, record, self._versions[name], reasons[name]))
+            multis.append(fence(self._term.epoch_version, record, self._versions[name], reasons[name]))
         ops = tuple(dict.fromkeys(op for multi in multis for op in multi.ops))  # the leader fence is checked once
         multi = replace(multis[0], ops=ops)  # all or nothing: what proves one of them proves all
-        self._context.commit(multi, partial(self._on_fenced, cases, reasons), urgent=True)
+        self._tree.commit(multi, partial(self._on_fenced, cases, reasons), urgent=True)
 
     def _on_fenced(self, cases: dict[str, _Case], reasons: dict[str, str], outcome: Outcome) -> None:
         standing = [name for name, case in cases.items() if self._cases.get(name) is case]
@@ -363,7 +366,7 @@ class NodeKeeper:
         if not isinstance(outcome, Committed):
             for name in standing:
                 if isinstance(outcome, Unknown):
-                    self._cases[name].timer = self._context.after(_RETRY_S, partial(self._due, name, cases[name]))
+                    self._cases[name].timer = self._tree.after(_RETRY_S, partial(self._due, name, cases[name]))
                     continue
                 del self._cases[name]
                 self._fetch(name)  # it has registered again: look once more
@@ -372,14 +375,14 @@ class NodeKeeper:
             self._cases.pop(name, None)
             self._versions[name] = outcome.versions[at]
             self.records[name] = replace(self.records[name], state=NodeState.FENCED, reason=reasons[name])
-            self._context.metrics.fenced_nodes.inc()
-            self._context.log.info(
+            self._term.metrics.fenced_nodes.inc()
+            self._term.log.info(
                 "node_fenced",
                 node=name,
                 incarnation=self.records[name].incarnation,
                 reason=reasons[name],
                 running=case.claimed,
-                epoch=self._context.epoch,
+                epoch=self._term.epoch,
             )
         failpoint("leader.after_fence")
         self._changed()
@@ -389,31 +392,31 @@ class NodeKeeper:
 
     def _judge_mass(self) -> None:
         self._window.share = self._settings().mass_loss_share
-        verdict = self._window.verdict(len(self.alive), self._context.clock())
+        verdict = self._window.verdict(len(self.alive), self._tree.clock())
         if (verdict is None) != (self.mass is None):
-            self._context.metrics.mass_loss.set(0 if verdict is None else 1)
+            self._term.metrics.mass_loss.set(0 if verdict is None else 1)
             if verdict is not None:
-                self._meter = Meter(self._settings().mass_requeue_per_s, self._context.clock())
-                self._context.after(1.0, self._until_it_is_over)
-                self._context.log.warning(
+                self._meter = Meter(self._settings().mass_requeue_per_s, self._tree.clock())
+                self._tree.after(1.0, self._until_it_is_over)
+                self._term.log.warning(
                     "mass_loss_began",
                     failed=verdict.lost,
                     total=verdict.known,
                     rate=self._settings().mass_requeue_per_s,
-                    epoch=self._context.epoch,
+                    epoch=self._term.epoch,
                 )
             else:
                 self._meter = None
-                self._context.log.info("mass_loss_ended", epoch=self._context.epoch)
+                self._term.log.info("mass_loss_ended", epoch=self._term.epoch)
         self.mass = verdict
 
     def _until_it_is_over(self) -> None:
         self._judge_mass()
         if self.mass is not None:
-            self._context.after(1.0, self._until_it_is_over)
+            self._tree.after(1.0, self._until_it_is_over)
 
     def _turn(self) -> float:
         """0.0: go on; else how long to wait before asking again (rule 21)."""
         if self.mass is not None:
             self._judge_mass()
-        return self._meter.take(self._context.clock()) if self._meter is not None else 0.0
+        return self._meter.take(self._tree.clock()) if self._meter is not None else 0.0

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rmgr.coord.decisions.admitted import not_admitted
-from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.facts import job_of, marked, misplaced, node_mark, with_known
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.nodes.scheduled import ScheduledNodes
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
@@ -53,7 +53,7 @@ class Arrivals:
 
     def __init__(
         self,
-        context: LeaderContext,
+        term: Term,
         job_table: JobTable,
         served: ServedPartitions,
         records: SubmissionRecords,
@@ -65,7 +65,7 @@ class Arrivals:
         came_back: Callable[[int, BlockKey], bool],
         again: Callable[[str], None],
     ) -> None:
-        self._context = context
+        self._term = term
         self._job_table = job_table
         self._served = served
         self._records = records
@@ -88,7 +88,7 @@ class Arrivals:
             except StateConflict:
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of one job
-                self._context.aside.add(f"{cache.path}/{name}", None, error)
+                self._term.aside.add(f"{cache.path}/{name}", None, error)
                 job_table.waiting.pop(job_id(key.submission, key.first), None)
                 self.refuse(queue, name, f"{type(error).__name__}: {error}")
 
@@ -140,5 +140,5 @@ class Arrivals:
         job_table = self._job_table
         job_table.settle(queue, name)
         if name not in job_table.odd:
-            self._context.log.error("job_not_placeable", queue=queue, block=name, error=why)
+            self._term.log.error("job_not_placeable", queue=queue, block=name, error=why)
         job_table.odd[name] = why

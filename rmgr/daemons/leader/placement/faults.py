@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import LoopTimers
+from rmgr.daemons.leader.core.term import Term
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policy import Stage
 
@@ -43,11 +44,12 @@ class Faults:
     Attributes: counts, last: policy -> how often it failed, and the last error. benched: by partition.
     """
 
-    def __init__(self, context: LeaderContext, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, loop: LoopTimers, term: Term, changed: Callable[[], None] = lambda: None) -> None:
         self.counts: Counter[str] = Counter()
         self.last: dict[str, str] = {}
         self.benched: dict[str, PlacementPause] = {}
-        self._context = context
+        self._loop = loop
+        self._term = term
         self._changed = changed
         self._fcfs = policy_named(INSTEAD)
 
@@ -57,18 +59,18 @@ class Faults:
         is_new = self.last.get(policy) != error
         self.counts[policy] += 1
         self.last[policy] = error
-        self._context.metrics.policy_faults.inc()
+        self._term.metrics.policy_faults.inc()
         before = self.benched.get(partition)
-        until_s = self._context.clock() + BENCH_S
-        until_us = self._context.wall_us() + round(BENCH_S * 1e6)
+        until_s = self._loop.clock() + BENCH_S
+        until_us = self._term.wall_us() + round(BENCH_S * 1e6)
         if before is None:
             bench = PlacementPause(policy, error, until_s, until_us)
         else:
             bench = PlacementPause(before.policy, f"{before.error}; {INSTEAD}: {error}", until_s, until_us, is_stopped=True)
         self.benched[partition] = bench
         if is_new:
-            self._context.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
-        self._context.after(BENCH_S, self._again)
+            self._term.log.error("policy_failed", policy=policy, partition=partition, error=error, why=self.told(partition))
+        self._loop.after(BENCH_S, self._again)
         self._changed()
 
     def served(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -106,9 +108,9 @@ class Faults:
         return bench is not None and bench.is_stopped
 
     def _again(self) -> None:
-        now_s = self._context.clock()
+        now_s = self._loop.clock()
         over = [partition for partition, bench in self.benched.items() if bench.until_s <= now_s]
         for partition in over:
-            self._context.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
+            self._term.log.info("policy_tried_again", policy=self.benched.pop(partition).policy, partition=partition)
         if over:
             self._changed()

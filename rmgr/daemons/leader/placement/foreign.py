@@ -11,7 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from rmgr.daemons.leader.core.context import LeaderContext, Thunk
+from rmgr.daemons.leader.core.doors import LoopTimers, Thunk
 from rmgr.daemons.leader.placement.faults import Faults
 from rmgr.daemons.leader.plugins.process import LIMIT_S, PolicyFailed, PolicyProcess
 from rmgr.runtime import machine
@@ -66,9 +66,9 @@ class Foreign:
     """
 
     def __init__(
-        self, context: LeaderContext, faults: Faults, *, wake: Thunk, state: Callable[[], ClusterState | None], relearned: Thunk
+        self, loop: LoopTimers, faults: Faults, *, wake: Thunk, state: Callable[[], ClusterState | None], relearned: Thunk
     ) -> None:
-        self._context = context
+        self._loop = loop
         self._faults = faults
         self._wake = wake
         self._state = state
@@ -175,7 +175,7 @@ class Foreign:
                 answer = PolicyAnswer(f"{type(error).__name__}: {error}")
             if answer.problem:
                 part.process.end()  # what it has of memory goes with it
-            self._context.soon(partial(self._answered, partition, part, answer))
+            self._loop.soon(partial(self._answered, partition, part, answer))
         part.process.end()
 
     def _answered(self, partition: str, part: _Partition, answer: PolicyAnswer) -> None:

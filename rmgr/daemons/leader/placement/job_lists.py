@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeReads
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.placement.lists import LongList
 from rmgr.daemons.leader.records.job_table import JobTable
@@ -38,11 +38,11 @@ class JobLists:
     Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.
     """
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, tree: TreeReads, job_table: JobTable, wake: Callable[[], None]) -> None:
         self.pending: dict[str, WatchedCache[list[str]]] = {}
         self.running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()
-        self._context = context
+        self._tree = tree
         self._job_table = job_table
         self._wake = wake
 
@@ -105,17 +105,17 @@ class JobLists:
         for cache in lists[:_AT_ONCE]:
             cache.refresh()
         if len(lists) > _AT_ONCE:
-            self._context.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
+            self._tree.after(_APART_S, partial(self._read_again, lists[_AT_ONCE:]))
 
     def _waiting_in(self, queue: str) -> WatchedCache[list[str]]:
         path = paths.pending(queue)
-        cache = LongList(self._context, path, lambda: self._listed(path, cache), lambda: self._job_table.took[queue])
+        cache = LongList(self._tree, path, lambda: self._listed(path, cache), lambda: self._job_table.took[queue])
         cache.is_chatty, cache.pace_s = True, PACE_S
         cache.refresh()
         return cache
 
     def _list(self, path: str, *, watched: bool = True) -> WatchedCache[list[str]]:
-        cache = names_below(self._context, path, lambda: self._listed(path, cache))
+        cache = names_below(self._tree, path, lambda: self._listed(path, cache))
         cache.is_chatty, cache.is_watched = True, watched
         cache.pace_s = PACE_S
         cache.refresh()

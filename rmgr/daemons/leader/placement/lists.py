@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from rmgr.coord.protocol.multi import Stat
-from rmgr.daemons.leader.core.context import LeaderContext, Thunk
+from rmgr.daemons.leader.core.doors import Thunk, TreeReads
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 
 #: Names below which a list is simply read.
@@ -26,8 +26,8 @@ class LongList(WatchedCache[list[str]]):
 
     __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
 
-    def __init__(self, context: LeaderContext, path: str, changed: Thunk, took: Callable[[], int]) -> None:
-        super().__init__(context, context.children, path, changed)
+    def __init__(self, tree: TreeReads, path: str, changed: Thunk, took: Callable[[], int]) -> None:
+        super().__init__(tree, tree.children, path, changed)
         self._took = took
         self._noted: int | None = None  # creations when the list that is on its way was asked for
         self._creates: int | None = None  # when `value` was, None: it is short, or nobody looked
@@ -37,7 +37,7 @@ class LongList(WatchedCache[list[str]]):
     def refresh(self) -> None:
         """See `WatchedCache.refresh`."""
         if self._changed is not None and not self._reading and len(self.value or ()) >= LONG:
-            self._context.stat(self.path, self._note)  # it is answered before the list
+            self._tree.stat(self.path, self._note)  # it is answered before the list
         super().refresh()
 
     def _note(self, stat: Stat | None) -> None:
@@ -46,7 +46,7 @@ class LongList(WatchedCache[list[str]]):
     def _arrived(self, value: list[str] | None) -> None:
         self._creates, self._noted = self._noted if value is not None and len(value) >= LONG else None, None
         self._count, self._took_then = len(value or ()), self._took()
-        self._took_before, self._moved_s = self._took_then, self._context.clock()
+        self._took_before, self._moved_s = self._took_then, self._tree.clock()
         super()._arrived(value)
 
     def _failed(self) -> None:
@@ -59,24 +59,24 @@ class LongList(WatchedCache[list[str]]):
             return
         self._armed = False
         if self._timer is None:
-            self._timer = self._context.after(max(0.0, self._read_s + self.pace_s - self._context.clock()), self._due)
+            self._timer = self._tree.after(max(0.0, self._read_s + self.pace_s - self._tree.clock()), self._due)
 
     def _due(self) -> None:
         self._timer = None
         if self._creates is None:
             self.refresh()
         elif self._changed is not None and not self._reading:
-            self._read_s = self._context.clock()
-            self._context.stat(self.path, self._looked, failed=self.refresh)
+            self._read_s = self._tree.clock()
+            self._tree.stat(self.path, self._looked, failed=self.refresh)
 
     def _looked(self, stat: Stat | None) -> None:
         if self._changed is None or self._reading:
             return  # the list itself is on its way
-        took, now_s = self._took(), self._context.clock()
+        took, now_s = self._took(), self._tree.clock()
         if took != self._took_before:
             self._took_before, self._moved_s = took, now_s
         left = self._count - (took - self._took_then)
         if stat is None or stat.creates != self._creates or stat.children != left or left < LONG or now_s - self._moved_s > QUIET_S:
             self.refresh()
         elif self._timer is None:
-            self._timer = self._context.after(max(_LEAST_S, self.pace_s), self._due)
+            self._timer = self._tree.after(max(_LEAST_S, self.pace_s), self._due)

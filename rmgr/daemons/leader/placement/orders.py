@@ -18,8 +18,11 @@ from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.calls import WaitingCalls
+from rmgr.daemons.leader.core.doors import TreeCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
+from rmgr.daemons.leader.core.seals import Placings
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
 from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob, Waiting
 from rmgr.daemons.leader.records.records import encode_records
@@ -92,7 +95,10 @@ class PlanExecution:
 
     def __init__(
         self,
-        context: LeaderContext,
+        tree: TreeCommits,
+        term: Term,
+        calls: WaitingCalls,
+        placings: Placings,
         job_table: JobTable,
         names: Names,
         nodes: FencedNodes,
@@ -101,11 +107,14 @@ class PlanExecution:
         broke: Callable[[str, str], None] = lambda _partition, _error: None,
         promises: Promises | None = None,
     ) -> None:
-        self.promises = promises if promises is not None else Promises(context, job_table, names, lambda _why: None)
+        self.promises = promises if promises is not None else Promises(tree, job_table, names, lambda _why: None)
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._calls = calls
+        self._placings = placings
         self._job_table = job_table
         self._names = names
         self._nodes = nodes
@@ -126,7 +135,7 @@ class PlanExecution:
     @property
     def busy_s(self) -> float:
         """For how long, 0.0 when it is not."""
-        return self._context.clock() - self._begun_s if self.is_busy else 0.0
+        return self._tree.clock() - self._begun_s if self.is_busy else 0.0
 
     def adopt(self, records: dict[str, tuple[bytes, int | None]]) -> None:
         """What policies remember, as it was read."""
@@ -143,14 +152,14 @@ class PlanExecution:
             done("")
             return
         self._done, self._problem, self._blocks = done, "", {}
-        self._begun_s = self._context.clock()
+        self._begun_s = self._tree.clock()
         if not starts:
             self._commit(state, decisions, now_us)
             return
         waiting = [self._job_table.waiting[start.job_id] for start in starts]
         wanted = [f"{paths.pending(one.queue)}/{one.name}" for one in waiting]
         then = partial(self._on_blocks, [start.job_id for start in starts], state, decisions, now_us)
-        self._context.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
+        self._tree.get_all(wanted, then, failed=partial(then, [None] * len(wanted)))
 
     def _on_blocks(self, jobs: list[int], state: ClusterState, decisions: list[Decision], now_us: int, found: list[Stamped | None]) -> None:
         self._blocks = dict(zip(jobs, found, strict=True))
@@ -161,7 +170,7 @@ class PlanExecution:
             self._carry_out(state, decisions, now_us)
         except Exception as error:  # nothing was sent yet: the state is made anew
             decision = self._at
-            self._context.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
+            self._term.log.exception("plan_not_carried_out", partition=decision.partition, op=type(decision).__name__)
             self._broke(decision.partition, f"{type(decision).__name__} cannot be carried out: {type(error).__name__}: {error}")
             self._problem = self._problem or "a plan cannot be carried out"
             self._finish()
@@ -224,7 +233,7 @@ class PlanExecution:
         self._waits = len(multis)
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
-            self._context.commit(multi, partial(self._answered, some, theirs))
+            self._tree.commit(multi, partial(self._answered, some, theirs))
         if not multis:
             self._finish()
 
@@ -251,9 +260,9 @@ class PlanExecution:
             self._problem = self._problem or f"job {asked.job} cannot be asked as it was planned"
             return []
         submission, index = task_of(asked.job)
-        self._context.log.info(
+        self._term.log.info(
             "job_asked", submission=submission, first=index, node=placed.node, order=asked.order.order.value,
-            why=asked.order.detail, epoch=self._context.epoch,
+            why=asked.order.detail, epoch=self._term.epoch,
         )  # fmt: skip
         order = replace(asked.order, extra={**asked.order.extra, "block": placed.name})  # this attempt, none that follows it
         return place_ops.ask_ops(placed.node, version, placed.key, asked.guid, order)
@@ -268,8 +277,8 @@ class PlanExecution:
         key = waiting.key
         fragment = leader_ops.no_outcome(State.FAILED, Reason.START_FAILED, [key.first], why)
         multi = ops.take_out(waiting.queue, key, data, found.version, indices=[key.first], fragment=fragment)
-        self._context.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._context.epoch)
-        self._context.commit(multi)
+        self._term.log.info("job_refused", submission=key.submission, first=key.first, why=why, epoch=self._term.epoch)
+        self._tree.commit(multi)
 
     def _data_of(self, waiting: Waiting, found: Stamped) -> BlockData | None:
         """None for what is no block: it stands there, and is no job any more."""
@@ -278,14 +287,14 @@ class PlanExecution:
             validity.check_block(waiting.key, data)
             return data
         except RmgrError as error:
-            self._context.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
+            self._term.log.error("block_unreadable", path=f"{paths.pending(waiting.queue)}/{waiting.name}", error=error.message)
             self._job_table.spoilt.add(waiting.name)
             return None
 
     def _spoil(self, job: int, error: Exception) -> None:
         """What is recorded of the job makes its start raise: it waits on, and is not tried again while its block stands there."""
         waiting = self._job_table.waiting[job]
-        self._context.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
+        self._term.aside.add(f"{paths.pending(waiting.queue)}/{waiting.name}", None, error)
         self._job_table.spoilt.add(waiting.name)
         self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
@@ -323,7 +332,7 @@ class PlanExecution:
                 if one is not None:
                     chosen[job] = one
         told = [(one.name, one.allocation, one.incarnation) for one in chosen.values()]
-        sealed = self._context.placings.seal(told, epoch=self._context.epoch_version)
+        sealed = self._placings.seal(told, epoch=self._term.epoch_version)
         for (job, one), allocation in zip(chosen.items(), sealed, strict=True):
             chance = machine.random_hex(12)
             made[job] = Assigned(
@@ -393,7 +402,7 @@ class PlanExecution:
                 continue
             if len(data) > MAX_PLACING_BYTES:
                 if partition not in self._too_large:
-                    self._context.log.error("placing_records_too_large", partition=partition, bytes=len(data))
+                    self._term.log.error("placing_records_too_large", partition=partition, bytes=len(data))
                 self._too_large.add(partition)
                 continue
             self._too_large.discard(partition)
@@ -406,7 +415,7 @@ class PlanExecution:
             for one in asked:
                 if one.stop is not None:
                     self._stops.watch(one.stop)
-            answered_s = self._context.clock()
+            answered_s = self._tree.clock()
             for job, assigned in jobs:
                 self._job_table.place(job, assigned.running, assigned.allocation, answered_s)
             heads = {assigned.allocation.head for _, assigned in jobs}
@@ -414,8 +423,8 @@ class PlanExecution:
                 self._placed(head)
             if jobs:
                 what = " ".join(f"{one.key.submission}_{one.key.first}@{one.allocation.head}" for _, one in jobs)
-                self._context.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._context.epoch)
-            self._context.metrics.placed.inc(len(jobs))
+                self._term.log.info("jobs_placed", count=len(jobs), target=what, epoch=self._term.epoch)
+            self._term.metrics.placed.inc(len(jobs))
             failpoint("leader.after_place")
         else:
             self._problem = self._problem or f"PLACE: {outcome}"
@@ -433,16 +442,16 @@ class PlanExecution:
     def prepare(self, nodes: list[str]) -> None:
         """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
         wanted = [paths.hold(node) for node in nodes]
-        self._context.store(lambda _: self._context.coordinator.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
+        self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
 
     def _prepare_later(self, nodes: list[str]) -> None:
-        self._context.after(_RETRY_S, partial(self.prepare, nodes))
+        self._tree.after(_RETRY_S, partial(self.prepare, nodes))
 
     def look_for_holds(self, nodes: list[str]) -> None:
         """Deletes those of jobs that are gone: the leader before did not come to it. The job table must be whole."""
         for node in nodes:
-            again = partial(self._context.after, _RETRY_S, partial(self.look_for_holds, [node]))
-            self._context.children(paths.hold(node), partial(self._on_holds, node), failed=again)
+            again = partial(self._tree.after, _RETRY_S, partial(self.look_for_holds, [node]))
+            self._tree.children(paths.hold(node), partial(self._on_holds, node), failed=again)
 
     def _on_holds(self, node: str, names: list[str] | None) -> None:
         self.promises.look_after(node, names)
@@ -456,9 +465,9 @@ class PlanExecution:
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Unknown):
-                self._context.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
+                self._tree.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
 
-        self._context.commit(place_ops.unhold(node, submission, index, attempt), answered)
+        self._tree.commit(place_ops.unhold(node, submission, index, attempt), answered)
 
     def release(self, job: int, placed: PlacedJob) -> None:
         """It has ended: nothing is held for it any more."""
@@ -477,7 +486,7 @@ class PlanExecution:
                     placed.is_lost = True
                     submission, index = task_of(job)
                     order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
-                    self._context.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
+                    self._tree.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
                     break
 
 

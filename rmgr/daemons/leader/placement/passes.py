@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import LoopTimers
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.faults import Faults
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
@@ -30,7 +31,8 @@ class Passes:
 
     def __init__(
         self,
-        context: LeaderContext,
+        loop: LoopTimers,
+        term: Term,
         faults: Faults,
         *,
         forgives: Callable[[Fault], bool] = lambda _: False,
@@ -40,7 +42,8 @@ class Passes:
         self._forgives = forgives
         self._inline = inline
         self.faults = faults
-        self._context = context
+        self._loop = loop
+        self._term = term
         self._limit_s = limit_s
         self._thread = _Thread()
         self._running: object | None = None
@@ -63,7 +66,7 @@ class Passes:
         lost: Callable[[str], None],
     ) -> None:
         """One pass; `then` gets the plan and its time (s), or `lost` why there is none: the state is lost with it."""
-        now_s = self._context.clock()
+        now_s = self._loop.clock()
         served = self.faults.served(stages)
         pipeline = tuple(Stage(Vetted(stage.policy, self._at_turn), stage.partitions) for stage in served)  # type: ignore[arg-type]
         mark = self._running = object()
@@ -72,17 +75,17 @@ class Passes:
         def work() -> None:
             began_s = machine.perf_counter()
             try:
-                plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._context.clock() > end_s)
+                plan = run_pass(state, causes, now=now_us, seed=0, pipeline=pipeline, expired=lambda: self._loop.clock() > end_s)
             except Exception as error:  # noqa: BLE001 - a defect of the scheduler, or of a record: nothing but another state can help
-                self._context.soon(partial(self._failed, mark, error, lost))
+                self._loop.soon(partial(self._failed, mark, error, lost))
                 return
             took_s = machine.perf_counter() - began_s
-            self._context.soon(lambda: self._done(mark, plan, took_s, then))
+            self._loop.soon(lambda: self._done(mark, plan, took_s, then))
 
         if self._inline:
             work()
             return
-        self._timer = self._context.after(self._limit_s * 1.5, lambda: self._overdue(mark, lost))
+        self._timer = self._loop.after(self._limit_s * 1.5, lambda: self._overdue(mark, lost))
         self._thread.submit(work)
 
     def close(self) -> None:
@@ -113,8 +116,8 @@ class Passes:
         self._running = None
         if self._timer is not None:
             self._timer.cancel()
-        self._context.metrics.loop_errors.inc()
-        self._context.log.error("pass_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        self._term.metrics.loop_errors.inc()
+        self._term.log.error("pass_failed", error=f"{type(error).__name__}: {error}", exc_info=error)
         lost(f"the pass failed: {type(error).__name__}: {error}")
 
     def _overdue(self, mark: object, lost: Callable[[str], None]) -> None:

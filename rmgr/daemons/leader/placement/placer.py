@@ -12,7 +12,10 @@ from collections.abc import Callable
 from functools import partial
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.calls import WaitingCalls
+from rmgr.daemons.leader.core.seals import Placings
+from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.core.tree import LeaderTree
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
 from rmgr.daemons.leader.nodes.scheduled import ScheduledNodes
 from rmgr.daemons.leader.placement.arrivals import Arrivals
@@ -56,11 +59,23 @@ class Placer:
     Attributes: state: the scheduler's, None while everything is read. plan: of the last pass.
     """
 
-    def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings], nodes: NodeKeeper, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        tree: LeaderTree,
+        term: Term,
+        calls: WaitingCalls,
+        placings: Placings,
+        settings: Callable[[], ClusterSettings],
+        nodes: NodeKeeper,
+        *,
+        inline: bool = False,
+    ) -> None:
         self.state: ClusterState | None = None
         self.plan = Plan()
         self.passes, self.last_pass_s = 0, 0.0
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._placings = placings
         self._known_nodes = nodes
         self._is_other_log = False  # another pipeline places somewhere since the log began
         self._nodes_changed = False
@@ -70,34 +85,37 @@ class Placer:
         self._closed = False
         self._rebuild_of: Rebuild | None = None
 
-        self.faults = Faults(context, self._others_place)
-        self.served = ServedPartitions(settings, self.faults.forgive, context.log)
-        self._updates = updates = StateUpdates(Recording(context), context.wall_us, self.wake)
+        self.faults = Faults(tree, term, self._others_place)
+        self.served = ServedPartitions(settings, self.faults.forgive, term.log)
+        self._updates = updates = StateUpdates(Recording(tree, term, calls), term.wall_us, self.wake)
         self.now_us = updates.now_us
         self.job_table = table = JobTable()
-        self._records = SubmissionRecords(context, table, self.wake)
-        self._lists = JobLists(context, table, self.wake)
-        self._backoffs = NodeBackoffs(context, self.nodes_changed)
+        self._records = SubmissionRecords(tree, term, table, self.wake)
+        self._lists = JobLists(tree, table, self.wake)
+        self._backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
         self._nodes = ScheduledNodes(nodes, self._lists.running, self._backoffs.is_left_alone, updates)
         self.names = names = self._nodes.names
         self._next_starts = NextStarts(table, self._nodes, nodes.records, updates)
-        self._stops = Stops(context, table, self._lists, updates)
+        self._stops = Stops(tree, term, table, self._lists, updates)
         self._arrivals = Arrivals(
-            context, table, self.served, self._records, self._nodes, self._stops, updates,
+            term, table, self.served, self._records, self._nodes, self._stops, updates,
             mark_of=self._next_starts.mark_of, came_back=self._backoffs.came, again=self._lists.again,
         )  # fmt: skip
         self._building = StateBuilding(
             table, self.served, self._nodes, self._stops,
             submission=self._records.get, mark_of=self._next_starts.mark_of, refuse=self._arrivals.refuse,
         )  # fmt: skip
-        self._promises = Promises(context, table, names, self.rebuild)
-        self._orders = PlanExecution(context, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises)
-        self.user_requests = UserRequests(
-            context, table, self._stops, self._next_starts, self._orders, nodes.drains, lambda: bool(self.served.queues), self.wake
+        self._promises = Promises(tree, table, names, self.rebuild)
+        self._orders = PlanExecution(
+            tree, term, calls, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises
         )
-        self._foreign = Foreign(context, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
-        self._passes = Passes(context, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
-        self._measured = ClassMetrics(self.served, self._class_views, context, context.metrics)
+        self.user_requests = UserRequests(
+            tree, term, calls, table, self._stops, self._next_starts, self._orders, nodes.drains,
+            is_placing=lambda: bool(self.served.queues), wake=self.wake,
+        )  # fmt: skip
+        self._foreign = Foreign(tree, self.faults, wake=self.wake, state=lambda: self.state, relearned=self._relearned)
+        self._passes = Passes(tree, term, self.faults, forgives=self._foreign.is_forgiven, inline=inline)
+        self._measured = ClassMetrics(self.served, self._class_views, tree, term.metrics)
         self._steps = in_order(
             {
                 TurnStep.OPEN_LOG: self._open_log,
@@ -129,7 +147,7 @@ class Placer:
     def resync(self) -> None:
         """Reads the lists again, watches or not; records of submissions that have left are forgotten."""
         if self._orders.busy_s > _STUCK_S:  # an answer was lost, or what was to be done with it failed: nothing would be placed any more
-            self._context.depose("the plan of a pass is not carried out")
+            self._tree.depose("the plan of a pass is not carried out")
             return
         kept = {task_of(job)[0] for job in (*self.job_table.waiting, *self.job_table.placed)}
         if self.state is not None:
@@ -157,7 +175,7 @@ class Placer:
         """Something may be to do; often called, once done."""
         if not self._due and not self._closed:
             self._due = True
-            self._context.soon(self._turn)
+            self._tree.soon(self._turn)
 
     # -- what is shown of it, in the loop
 
@@ -269,7 +287,7 @@ class Placer:
         return True
 
     def _measure(self, _: Turn) -> bool:
-        self._context.metrics.waiting_jobs.set(len(self.job_table.waiting))
+        self._term.metrics.waiting_jobs.set(len(self.job_table.waiting))
         self._measured.soon()
         return True
 
@@ -284,12 +302,12 @@ class Placer:
         self._foreign.passed(plan.faults)
         self.passes += 1
         self.last_pass_s = took_s
-        self._context.metrics.placing_seconds.observe(took_s)
+        self._term.metrics.placing_seconds.observe(took_s)
         wakes = [decision.at_us for decision in plan.decisions if type(decision) is WakeAt]
         if self._timer is not None:
             self._timer.cancel()
         on_time = partial(self._look_again, Cause.TIMER)
-        self._timer = self._context.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
+        self._timer = self._tree.after(max(0.0, (min(wakes) - self.now_us()) / 1e6), on_time) if wakes else None
         self._updates.log.passed(now_us, causes, plan)
         self._orders.carry_out(state, plan, now_us=now_us, done=self._carried_out)
 
@@ -336,12 +354,12 @@ class Placer:
     def rebuild(self, why: str, *, pause_s: float = 0.0) -> None:
         """The state is not believed any more: it is made from the znodes again (in a while, where it would only go wrong again)."""
         if self.state is not None:
-            self._context.log.warning("placing_rebuilt", why=why)
+            self._term.log.warning("placing_rebuilt", why=why)
         self.state = None
         self._updates.end_log()
         self._rebuild_of = None
         if pause_s:
-            self._context.after(pause_s, self.wake)
+            self._tree.after(pause_s, self.wake)
         else:
             self.wake()
 
@@ -352,10 +370,11 @@ class Placer:
             self._stops.forget()
             self._look_at_nodes()
             self._rebuild_of = Rebuild(
-                self._context, self.job_table, self._lists, self._records, self.served, self._building, self._updates
-            )
+                self._tree, self._term, self._placings,
+                self.job_table, self._lists, self._records, self.served, self._building, self._updates,
+            )  # fmt: skip
         if not self._known_nodes.hurry():
-            self._context.after(0.01, self.wake)
+            self._tree.after(0.01, self.wake)
             return
         self._look_at_nodes()
         built = self._rebuild_of.step(self.served.half_life_us)

@@ -17,7 +17,9 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.seals import Placings
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.placement.building import SOME, StandingJob, StateBuilding
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
@@ -54,7 +56,9 @@ class Rebuild:
 
     def __init__(
         self,
-        context: LeaderContext,
+        tree: TreeReads,
+        term: Term,
+        placings: Placings,
         job_table: JobTable,
         lists: ListedJobs,
         submissions: SubmissionRecords,
@@ -62,7 +66,9 @@ class Rebuild:
         building: StateBuilding,
         updates: StateUpdates,
     ) -> None:
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._placings = placings
         self._job_table = job_table
         self._pending, self._running = lists.pending, lists.running
         self._submissions = submissions
@@ -70,7 +76,7 @@ class Rebuild:
         self._building = building
         self._updates = updates
         self._partitions = sorted(served.partitions)
-        self._began_s = context.clock()
+        self._began_s = tree.clock()
         self._blocks: dict[str, StandingJob | None] = {}  # path under /running; None: gone, or pulled work
         self._told: dict[str, tuple[bool, int]] = {}  # path under /pending of one that has run before -> answered, moves
         self._reading = 0
@@ -91,10 +97,10 @@ class Rebuild:
             return None  # each answer wakes us
         if self._work is None:
             self._work = self._making(half_life_us)
-        end_s = self._context.clock() + SLICE_S
+        end_s = self._tree.clock() + SLICE_S
         try:
             while next(self._work):
-                if self._context.clock() >= end_s:
+                if self._tree.clock() >= end_s:
                     self._updates.wake()
                     return None
         except StopIteration as made:
@@ -135,7 +141,7 @@ class Rebuild:
         for at in range(0, len(wanted), _TOGETHER):
             self._read_blocks(wanted[at : at + _TOGETHER])
         remembered = self._remembered()
-        promises = Standing(self._context, remembered.values(), self._updates.wake)
+        promises = Standing(self._tree, remembered.values(), self._updates.wake)
         while self._reading or not promises.is_read:
             yield False
         self.promised = promises.found
@@ -147,7 +153,7 @@ class Rebuild:
 
     def _read(self, path: str, then: Callable[[Stamped | None], None]) -> None:
         self._reading += 1
-        self._context.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
+        self._tree.get(path, partial(self._arrived, then), failed=partial(self._failed, path, then))
 
     def _arrived(self, then: Callable[[Stamped | None], None], found: Stamped | None) -> None:
         self._reading -= 1
@@ -155,7 +161,7 @@ class Rebuild:
 
     def _failed(self, path: str, then: Callable[[Stamped | None], None]) -> None:
         self._reading -= 1
-        self._context.after(_RETRY_S, partial(self._read, path, then))
+        self._tree.after(_RETRY_S, partial(self._read, path, then))
 
     def _on_records(self, partition: str, found: Stamped | None) -> None:
         self.records[partition] = (b"", None) if found is None else (found.data, found.version)
@@ -163,18 +169,18 @@ class Rebuild:
 
     def _read_blocks(self, wanted: list[str]) -> None:
         self._reading += 1
-        self._context.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
+        self._tree.get_all(wanted, partial(self._on_blocks, wanted), failed=partial(self._no_blocks, wanted))
 
     def _on_blocks(self, wanted: list[str], blocks: list[Stamped | None]) -> None:
         self._reading -= 1
         for path, found in zip(wanted, blocks, strict=True):
-            if not self._context.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
+            if not self._term.aside.run(path, None if found is None else found.version, partial(self._on_block, path, found)):
                 self._blocks[path] = None
         self._updates.wake()
 
     def _no_blocks(self, wanted: list[str]) -> None:
         self._reading -= 1
-        self._context.after(_RETRY_S, partial(self._read_blocks, wanted))
+        self._tree.after(_RETRY_S, partial(self._read_blocks, wanted))
 
     def _on_block(self, path: str, found: Stamped | None) -> None:
         try:
@@ -186,18 +192,18 @@ class Rebuild:
             if found is not None and allocation is not None and path.startswith(f"{paths.RUNNING}/"):
                 self._look(path, allocation, found.stat.czxid)
         except msgspec.MsgspecError as error:
-            self._context.log.error("block_unreadable", path=path, error=str(error))
+            self._term.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
 
     def _look(self, path: str, allocation: Allocation, zxid: int) -> None:
         """Whether a leader has placed it there: what somebody else has put there takes nothing from anybody."""
         node, _, name = path.removeprefix(f"{paths.RUNNING}/").partition("/")
-        why = self._context.placings.look(node, name, allocation, zxid=zxid)
+        why = self._placings.look(node, name, allocation, zxid=zxid)
         if why is None:
             self._reading += 1
-            self._context.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
+            self._tree.after(_LOOK_S, partial(self._look_again, path, allocation, zxid))
         elif why:
-            self._context.log.warning("block_not_placed", path=path, why=why)
+            self._term.log.warning("block_not_placed", path=path, why=why)
             self._blocks[path] = None
 
     def _look_again(self, path: str, allocation: Allocation, zxid: int) -> None:
@@ -212,5 +218,5 @@ class Rebuild:
             try:
                 found[partition] = decode_records(data)
             except msgspec.MsgspecError as error:
-                self._context.log.error("placing_records_unreadable", partition=partition, error=str(error))
+                self._term.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found

@@ -14,8 +14,9 @@ from functools import partial
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeReads
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.placement.job_lists import PendingLists
 from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
@@ -95,14 +96,15 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
+    def __init__(self, tree: TreeReads, term: Term, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told
         self._taken: list[SentOrder] = []  # jobs that are to give back what they have not begun on
         self._begun: set[int] = set()  # those that had begun
         self.is_dirty = False  #: one was refused: it is recorded at once, or a successor would take it for the answer to the next request
-        self._context = context
+        self._tree = tree
+        self._term = term
         self._job_table = job_table
         self._lists = lists
         self._updates = updates
@@ -146,7 +148,7 @@ class Stops:
     def watch(self, stop: PendingStop) -> None:
         """Its order is in the inbox: it is looked at until it was obeyed."""
         if self.by_job.get(stop.job) is stop and stop.order is None:
-            stop.order = data_of(self._context, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
+            stop.order = data_of(self._tree, paths.inbox(stop.placed.node, stop.guid), partial(self._looked, stop))
             stop.order.refresh()
 
     # -- what came of it
@@ -163,9 +165,9 @@ class Stops:
             return
 
         def failed() -> None:
-            self._context.after(_RETRY_S, partial(self._look_at_block, stop))
+            self._tree.after(_RETRY_S, partial(self._look_at_block, stop))
 
-        self._context.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
+        self._tree.get(paths.running_block(stop.placed.node, stop.placed.key), partial(self._on_block, stop), failed=failed)
 
     def _on_block(self, stop: PendingStop, found: Stamped | None) -> None:
         if not self._is_open(stop) or found is None:
@@ -175,8 +177,8 @@ class Stops:
         self.learn(stop.job, data)
         stop.is_refused, stop.why = True, story[-1] if story else ""
         submission, index = task_of(stop.job)
-        self._context.log.warning(
-            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._context.epoch
+        self._term.log.warning(
+            "stop_refused", submission=submission, first=index, node=stop.placed.node, why=stop.why, epoch=self._term.epoch
         )
         self._updates.wake()
 
@@ -199,19 +201,19 @@ class Stops:
             return
 
         def failed() -> None:
-            self._context.after(_RETRY_S, partial(self._look_for_return, stop, placed))
+            self._tree.after(_RETRY_S, partial(self._look_for_return, stop, placed))
 
         def looked(names: list[BlockKey], found: Stat | None) -> None:
             if not self._is_open(stop):
                 return
             if found is None and names:
-                self._context.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
+                self._tree.stat(paths.pending_block(placed.queue, names[0]), partial(looked, names[1:]), failed=failed)
                 return
-            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._context.clock()
+            stop.is_back, stop.is_ended, stop.back_s = found is not None, found is None, self._tree.clock()
             self._lists.look_at(paths.pending(stop.placed.queue))
 
         following, same = _next_names(placed)
-        self._context.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
+        self._tree.stat(paths.pending_block(placed.queue, following), partial(looked, [same]), failed=failed)
 
     def _is_open(self, stop: PendingStop) -> bool:
         return self.by_job.get(stop.job) is stop
@@ -359,7 +361,7 @@ class Stops:
         """Policies may not send it back: until then, or (0) as long as it runs."""
         if until_us:
             self._job_table.pins[job] = until_us
-            self._context.after(PIN_US / 1e6 + 0.1, self._updates.wake)
+            self._tree.after(PIN_US / 1e6 + 0.1, self._updates.wake)
         self._updates.tell(state, "job_pinned", job, True, partition)
 
     def _unpin(self, state: ClusterState, now_us: int) -> None:

@@ -9,7 +9,8 @@ from itertools import islice
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.submission import Submission
@@ -26,9 +27,10 @@ class SubmissionRecords:
     """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
     odd: why the latter cannot."""
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, tree: TreeReads, term: Term, job_table: JobTable, wake: Callable[[], None]) -> None:
         self.nobodys: set[int] = set()
-        self._context = context
+        self._tree = tree
+        self._term = term
         self._job_table = job_table
         self._wake = wake
         self._wanted: list[int] = []
@@ -39,7 +41,7 @@ class SubmissionRecords:
         if number not in self._job_table.submissions:
             self._job_table.submissions[number] = None
             if not self._wanted:
-                self._context.soon(self._read)
+                self._tree.soon(self._read)
             self._wanted.append(number)
         return self._job_table.submissions[number]
 
@@ -47,25 +49,25 @@ class SubmissionRecords:
         wanted, self._wanted = self._wanted, []
         for at in range(0, len(wanted), _TOGETHER):
             some = wanted[at : at + _TOGETHER]
-            self._context.get_all(
+            self._tree.get_all(
                 [paths.sub(number) for number in some], partial(self._on_records, some), failed=partial(self._unread, some)
             )
 
     def _on_records(self, numbers: list[int], records: list[Stamped | None]) -> None:
         for number, found in zip(numbers, records, strict=True):
             version = None if found is None else found.version
-            self._context.aside.run(paths.sub(number), version, partial(self._on_record, number, found))
+            self._term.aside.run(paths.sub(number), version, partial(self._on_record, number, found))
 
     def _on_record(self, number: int, found: Stamped | None) -> None:
         try:
             self._job_table.submissions[number] = None if found is None else validity.submission(found.data, number)
         except RmgrError as error:
             if self.odd.get(number) != error.message:  # told once
-                self._context.log.error("submission_unreadable", submission=number, error=error.message)
+                self._term.log.error("submission_unreadable", submission=number, error=error.message)
                 self.odd = {**dict(islice(self.odd.items(), _MOST_ODD)), number: error.message}
         if self._job_table.submissions.get(number) is None:
             self.nobodys.add(number)
-            self._context.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
+            self._tree.after(_PAUSE_S if found is None else _LONG_PAUSE_S, partial(self._unread, [number]))
         else:
             self.nobodys.discard(number)
         self._wake()

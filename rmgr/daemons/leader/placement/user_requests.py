@@ -16,7 +16,8 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.placement.next_starts import NextStarts, only
 from rmgr.daemons.leader.placement.stops import DRAIN, GO_ON, THEN, USER, PendingStop, SentOrder, Stops, stop_order
@@ -82,7 +83,9 @@ class UserRequests:
         wake: asks for a turn.
     """
 
-    context: LeaderContext
+    tree: TreeCommits
+    term: Term
+    calls: StoreCalls
     job_table: JobTable
     stops: Stops
     next_starts: NextStarts
@@ -94,7 +97,7 @@ class UserRequests:
 
     def add(self, guid: str, request: StopRequest, done: Callable[[StopRequest], None]) -> None:
         """A request came in; `done` gets it with its answer."""
-        user_request = UserRequest(guid=guid, request=request, end_s=self.context.clock() + _DRAIN_S)
+        user_request = UserRequest(guid=guid, request=request, end_s=self.tree.clock() + _DRAIN_S)
         if not self.is_placing() or not 0 <= request.index < MAX_INDEX:  # nothing is placed in this cluster, or never that
             if request.kind is StopKind.VACATE:
                 user_request.parts = []
@@ -144,7 +147,7 @@ class UserRequests:
             user_request.error, user_request.is_over = error, True
             return []
         except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-            self.context.aside.add(paths.request(user_request.guid), None, error)
+            self.term.aside.add(paths.request(user_request.guid), None, error)
             user_request.error, user_request.is_over = (
                 StateConflict(f"the leader cannot handle this request: {type(error).__name__}: {error}"),
                 True,
@@ -156,9 +159,9 @@ class UserRequests:
         node = user_request.request.node
         if user_request.parts is None:
             if node not in self.drains:
-                if self.context.clock() > user_request.end_s:
+                if self.tree.clock() > user_request.end_s:
                     raise StateConflict(f"node {node} is not drained", hint=f"rmgr drain {node} --migrate")
-                self.context.after(_RETRY_S, self.wake)
+                self.tree.after(_RETRY_S, self.wake)
                 return []
             placed = sorted(self.job_table.placed.items())
             user_request.parts = [
@@ -218,9 +221,9 @@ class UserRequests:
     def _is_young(self, user_request: UserRequest, limit_s: float) -> bool:
         """It is not known for so long that the job has left its nodes: what follows may not be seen yet."""
         if user_request.gone_s is None:
-            user_request.gone_s = self.context.clock()
-            self.context.after(limit_s + 0.1, self.wake)
-        return self.context.clock() - user_request.gone_s < limit_s
+            user_request.gone_s = self.tree.clock()
+            self.tree.after(limit_s + 0.1, self.wake)
+        return self.tree.clock() - user_request.gone_s < limit_s
 
     def _label(self, job: int) -> str:
         return label(job, self.job_table.submissions)
@@ -286,7 +289,7 @@ class UserRequests:
             raise StateConflict(why, hint="submit it without that option")
         user_request.begun = True
         prefix = keys.checkpoints_of(user_request.request.submission, user_request.request.index)
-        self.context.store(
+        self.calls.store(
             lambda store: _newest(store, prefix), partial(self._send_checkpoint, user_request, placed), partial(self._failed, user_request)
         )
 
@@ -296,14 +299,14 @@ class UserRequests:
         order = InboxOrder(
             order=OrderKind.CHECKPOINT, submission=request.submission, index=request.index, detail=request.detail, extra=extra
         )
-        self.context.commit(leader_ops.order(placed.node, user_request.guid, order), partial(self._sent, user_request, placed))
+        self.tree.commit(leader_ops.order(placed.node, user_request.guid, order), partial(self._sent, user_request, placed))
 
     def _sent(self, user_request: UserRequest, placed: PlacedJob, outcome: Outcome) -> None:
         """A conflict: the leader before has sent it already; unknown: what stands there will tell."""
         if isinstance(outcome, Unknown):
-            self.context.log.warning("checkpoint_order_unknown", submission=user_request.request.submission, cause=outcome.cause)
+            self.term.log.warning("checkpoint_order_unknown", submission=user_request.request.submission, cause=outcome.cause)
         user_request.sent = True
-        user_request.order = data_of(self.context, paths.inbox(placed.node, user_request.guid), partial(self._obeyed, user_request, placed))
+        user_request.order = data_of(self.tree, paths.inbox(placed.node, user_request.guid), partial(self._obeyed, user_request, placed))
         user_request.order.refresh()
 
     def _obeyed(self, user_request: UserRequest, placed: PlacedJob) -> None:
@@ -311,11 +314,11 @@ class UserRequests:
             return
         user_request.order.stop()
         path = paths.running_block(placed.node, placed.key)
-        self.context.get(path, partial(self._look, user_request), failed=partial(self._look, user_request, None))
+        self.tree.get(path, partial(self._look, user_request), failed=partial(self._look, user_request, None))
 
     def _look(self, user_request: UserRequest, block: Stamped | None) -> None:
         prefix = keys.checkpoints_of(user_request.request.submission, user_request.request.index)
-        self.context.store(
+        self.calls.store(
             lambda store: _newest(store, prefix), partial(self._checkpointed, user_request, block), partial(self._failed, user_request)
         )
 

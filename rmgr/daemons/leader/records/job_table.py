@@ -136,7 +136,7 @@ class JobTable:
             if waiting is not None and waiting.name == name:
                 del self.waiting[job]
                 for kept in (self.routes, self.since, self.queued, self.marks):
-                    kept.pop(job, None)  # type: ignore[attr-defined]  # they are tables
+                    kept.pop(job, None)
                 found.append(job)
         return sorted(found)
 
@@ -175,7 +175,7 @@ class JobTable:
     def leave(self, job: int) -> PlacedJob:
         """It is not there any more."""
         for kept in (self.routes, self.queued, self.stays, self.pins):
-            kept.pop(job, None)  # type: ignore[attr-defined]  # they are tables
+            kept.pop(job, None)
         placed = self.placed.pop(job)
         self._there[placed.node].discard(job)
         return placed

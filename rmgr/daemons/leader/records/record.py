@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rmgr.coord.protocol import keys
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import LoopTimers, StoreCalls
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
@@ -33,8 +34,10 @@ MOST_PIECES = 64
 class Recording:
     """The logs of one leader."""
 
-    def __init__(self, context: LeaderContext) -> None:
-        self._context = context
+    def __init__(self, loop: LoopTimers, term: Term, calls: StoreCalls) -> None:
+        self._loop = loop
+        self._term = term
+        self._calls = calls
         self._log = -1
         self._piece = 0
         self._lines: list[str] = []
@@ -63,7 +66,7 @@ class Recording:
             self._line,
             policy=policy,
             parameters=parameters,
-            about={"epoch": self._context.epoch},
+            about={"epoch": self._term.epoch},
             pipelines={partition: document_of(spec) for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
@@ -92,7 +95,7 @@ class Recording:
         if self._bytes >= PIECE_BYTES:
             self._write()
         elif self._timer is None:
-            self._timer = self._context.after(EVERY_S, self._write)
+            self._timer = self._loop.after(EVERY_S, self._write)
 
     def _write(self) -> None:
         if self._timer is not None:
@@ -104,17 +107,17 @@ class Recording:
         self._put(lambda: "".join(lines).encode())
 
     def _put(self, text: Callable[[], bytes]) -> None:
-        key = keys.events(self._context.epoch, self._log, self._piece)
+        key = keys.events(self._term.epoch, self._log, self._piece)
         self._piece += 1
         self._unwritten += 1
-        self._context.store(lambda store: store.put(key, text()), self._written, partial(self._failed, key))
+        self._calls.store(lambda store: store.put(key, text()), self._written, partial(self._failed, key))
 
     def _written(self, _: object) -> None:
         self._unwritten -= 1
 
     def _failed(self, key: str, error: RmgrError) -> None:
         self._unwritten -= 1
-        self._context.log.warning("events_not_written", key=key, error=error.message)
+        self._term.log.warning("events_not_written", key=key, error=error.message)
 
 
 def _line_of(entry: Entry) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Op, Outcome, Unknown
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits, TreeReads
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.model.base.resources import MIB
@@ -37,8 +37,8 @@ _RETRY_S = 0.5
 class Promises:
     """What stands below `/holds` of waiting jobs. broken: told why everything must be read again."""
 
-    def __init__(self, context: LeaderContext, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
+        self._tree = tree
         self._job_table = job_table
         self._names = names
         self._broken = broken
@@ -83,13 +83,13 @@ class Promises:
         if odd:
             ops = self.changed(state, sorted(odd))
             for at in range(0, len(ops), MOST_OPS):
-                self._context.commit(place_ops.reserve(ops[at : at + MOST_OPS]), self._tidied)
+                self._tree.commit(place_ops.reserve(ops[at : at + MOST_OPS]), self._tidied)
 
     def look_after(self, node: str, names: list[str] | None) -> None:
         """Deletes what is kept on a node for nobody that is known: a leader before did not come to it."""
         for _, (submission, index) in paths.reserved_in(names):
             if not self.is_known(job_id(submission, index), node):
-                self._context.commit(place_ops.reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})), self._swept)
+                self._tree.commit(place_ops.reserve(place_ops.reserve_ops(submission, index, {node: _UNREAD}, {})), self._swept)
 
     def _tidied(self, outcome: Outcome) -> None:
         if not isinstance(outcome, Committed):
@@ -133,9 +133,9 @@ class Promises:
 class Standing:
     """Reads which promises stand, of all jobs that a record says something is held for. Cost: a list of each node in such a record."""
 
-    def __init__(self, context: LeaderContext, records: Iterable[Records], came: Callable[[], None]) -> None:
+    def __init__(self, tree: TreeReads, records: Iterable[Records], came: Callable[[], None]) -> None:
         self.found: dict[int, list[str]] = {}
-        self._context = context
+        self._tree = tree
         self._came = came
         held = [shares for one in records for _, _, waits, held in one.holds for shares in (waits, held)]
         self._left = {node for shares in held for _, where in shares for node, _ in where}
@@ -148,10 +148,10 @@ class Standing:
         return not self._left
 
     def _read(self, node: str) -> None:
-        self._context.children(paths.hold(node), partial(self._listed, node), failed=partial(self._later, node))
+        self._tree.children(paths.hold(node), partial(self._listed, node), failed=partial(self._later, node))
 
     def _later(self, node: str) -> None:
-        self._context.after(_RETRY_S, partial(self._read, node))
+        self._tree.after(_RETRY_S, partial(self._read, node))
 
     def _listed(self, node: str, names: list[str] | None) -> None:
         self._left.discard(node)

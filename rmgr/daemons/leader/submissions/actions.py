@@ -45,7 +45,9 @@ from rmgr.coord.protocol.records import (
 )
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import history_rows, paged_with, summary
-from rmgr.daemons.leader.core.context import LeaderContext, version_of
+from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.core.tree import version_of
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.base.states import LOSSES
@@ -62,8 +64,10 @@ Done = Callable[[bool], None]
 class ReconcileActions:
     """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
 
-    def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings]) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, settings: Callable[[], ClusterSettings]) -> None:
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._settings = settings
 
     # -- failed ranges
@@ -91,7 +95,7 @@ class ReconcileActions:
             submission, action.first, action.count, action.attempt, failed, found.version, gate=gate, max_losses=max_losses
         )
         failpoint("leader.before_resubmit")
-        self._context.commit(multi, partial(self._resubmitted, followed, action, failed, final, done))
+        self._tree.commit(multi, partial(self._resubmitted, followed, action, failed, final, done))
 
     def _believed(self, followed: Followed, action: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
         """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
@@ -102,8 +106,8 @@ class ReconcileActions:
             validity.check_failed(failed, submission, action.first, action.count, where=path)
         except RmgrError as error:
             multi = leader_ops.distrust(submission, action.first, action.count, action.attempt, found.version, error.message)
-            self._context.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._context.epoch)
-            self._context.commit(multi, partial(self._dropped, followed, action, done))
+            self._term.log.warning("failed_range_invalid", path=path, error=error.message, epoch=self._term.epoch)
+            self._tree.commit(multi, partial(self._dropped, followed, action, done))
             return None
         return failed
 
@@ -116,7 +120,7 @@ class ReconcileActions:
         ruling = rule(failed.reason, decode_block(failed.block), alone=failed.alone, backoff_us=backoff_us, max_losses=max_losses)
         backoff_s = max(failed.backoff_us, ruling.backoff_us if isinstance(ruling, Again) else 0) / 1e6
         followed.failed[name] = FailedSeen(seen.first, seen.count, seen.attempt, seen.seen_s, backoff_s)
-        return seen.seen_s + backoff_s > self._context.clock()
+        return seen.seen_s + backoff_s > self._tree.clock()
 
     def _resubmitted(
         self, followed: Followed, action: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
@@ -124,15 +128,15 @@ class ReconcileActions:
         if isinstance(outcome, Committed):
             self._told_of(followed, action)
             if final is None:
-                self._context.metrics.requeued_blocks.inc()
+                self._term.metrics.requeued_blocks.inc()
                 if followed.submission is not None and followed.submission.max_running:
                     followed.swept = False
             else:
-                self._context.metrics.given_up.inc(action.count)
+                self._term.metrics.given_up.inc(action.count)
             if followed.submission is not None and (final is not None or failed.reason in LOSSES):
                 call = partial(_forget_outputs, submission=followed.submission, action=action, failed=failed, is_final=final is not None)
-                self._context.store(call, lambda _: None, lambda _: None)
-            self._context.log.info(
+                self._calls.store(call, lambda _: None, lambda _: None)
+            self._term.log.info(
                 "failed_range_settled",
                 submission=followed.number,
                 first=action.first,
@@ -140,12 +144,12 @@ class ReconcileActions:
                 attempt=action.attempt,
                 reason=failed.reason,
                 outcome="INITIAL" if final is None else f"FAILED/{final.reason}",
-                epoch=self._context.epoch,
+                epoch=self._term.epoch,
             )
             failpoint("leader.after_resubmit")
         else:
             if isinstance(outcome, Conflict) and outcome.kind is ConflictKind.NODE_EXISTS:
-                self._context.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
+                self._term.log.error("resubmit_conflict", submission=followed.number, path=outcome.path)
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
 
@@ -164,7 +168,7 @@ class ReconcileActions:
         )
         failpoint("leader.before_drop_failed")
         clean = partial(_forget_outputs, submission=submission, action=action, failed=failed, is_final=False)
-        self._context.commit(multi, partial(self._dropped, followed, action, done, clean=clean if failed.reason in LOSSES else None))
+        self._tree.commit(multi, partial(self._dropped, followed, action, done, clean=clean if failed.reason in LOSSES else None))
 
     def _dropped(
         self,
@@ -178,7 +182,7 @@ class ReconcileActions:
         if isinstance(outcome, Committed):
             self._told_of(followed, action)
             if clean is not None:
-                self._context.store(clean, lambda _: None, lambda _: None)
+                self._calls.store(clean, lambda _: None, lambda _: None)
         else:
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
@@ -192,7 +196,7 @@ class ReconcileActions:
             else:
                 then(found)
 
-        self._context.get(_failed_path(followed, action), arrived, failed=partial(done, False))
+        self._tree.get(_failed_path(followed, action), arrived, failed=partial(done, False))
 
     def _told_of(self, followed: Followed, action: Resubmit | DropFailed) -> None:
         followed.failed.pop(f"{action.first}.{action.count}.{action.attempt}", None)
@@ -205,12 +209,12 @@ class ReconcileActions:
         assert submission is not None
         changed, multi = barred(submission, followed.version, action)
         failpoint("leader.before_bar")
-        self._context.commit(multi, partial(self._barred, followed, changed, done))
+        self._tree.commit(multi, partial(self._barred, followed, changed, done))
 
     def _barred(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             why = changed.reason_detail
-            self._context.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._context.epoch)
+            self._term.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._term.epoch)
             followed.put_record(changed, version_of(outcome))
         else:
             followed.refresh()
@@ -227,12 +231,12 @@ class ReconcileActions:
             return
         changed, multi = break_off(submission, followed.version, failures)
         failpoint("leader.before_break_off")
-        self._context.commit(multi, partial(self._broken_off, followed, changed, done))
+        self._tree.commit(multi, partial(self._broken_off, followed, changed, done))
 
     def _broken_off(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.info(
-                "submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._context.epoch
+            self._term.log.info(
+                "submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._term.epoch
             )
             followed.put_record(changed, version_of(outcome))
             failpoint("leader.after_break_off")
@@ -251,11 +255,11 @@ class ReconcileActions:
             return
         changed, multi = abandoned(submission, followed.version)
         failpoint("leader.before_abandon")
-        self._context.commit(multi, partial(self._abandoned, followed, changed, done))
+        self._tree.commit(multi, partial(self._abandoned, followed, changed, done))
 
     def _abandoned(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.info("submission_abandoned", submission=followed.number, epoch=self._context.epoch)
+            self._term.log.info("submission_abandoned", submission=followed.number, epoch=self._term.epoch)
             followed.put_record(changed, version_of(outcome))
             failpoint("leader.after_abandon")
         else:
@@ -266,16 +270,16 @@ class ReconcileActions:
 
     def end_tail(self, followed: Followed, _action: EndTail, done: Done) -> None:
         """Nothing will be added any more."""
-        tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._context.epoch}")
+        tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._term.epoch}")
         path = paths.tail(followed.number)
         data = encode_record(tail)
         multi = Multi(name="END_TAIL", ops=(Set(path, data, followed.tail_version),), proof=Holds(path, data))
         failpoint("leader.before_end_tail")
-        self._context.commit(multi, partial(self._tail_ended, followed, tail, done))
+        self._tree.commit(multi, partial(self._tail_ended, followed, tail, done))
 
     def _tail_ended(self, followed: Followed, tail: Tail, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._context.epoch)
+            self._term.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._term.epoch)
             followed.put_tail(tail, version_of(outcome))
         else:
             followed.refresh()
@@ -284,7 +288,7 @@ class ReconcileActions:
     def close(self, followed: Followed, _action: Close, done: Done) -> None:
         """The summary goes to the history, then the record becomes CLOSED."""
         rows = followed.rows
-        self._context.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
+        self._calls.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
 
     def _summarise(self, followed: Followed, known: int, done: Done, found: list[tuple[Fragment, tuple[model.Outcome, ...]]]) -> None:
         submission = followed.submission
@@ -294,8 +298,8 @@ class ReconcileActions:
         for fragment, outcomes in found:
             followed.progress.account(fragment, outcomes)
         del followed.rows[:known]
-        rows = history_rows(summary(submission, followed.progress, now_us=self._context.wall_us()))
-        self._context.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
+        rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()))
+        self._calls.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
 
     def _close(self, followed: Followed, done: Done) -> None:
         submission = followed.submission
@@ -303,16 +307,16 @@ class ReconcileActions:
             done(True)
             return
         gate = submission.phase is Phase.OPEN
-        closed, multi = close(submission, followed.version, now_us=self._context.wall_us(), gate=gate)
+        closed, multi = close(submission, followed.version, now_us=self._term.wall_us(), gate=gate)
         failpoint("leader.before_close")
         followed.will_change()
-        self._context.commit(multi, partial(self._closed, followed, closed, done))
+        self._tree.commit(multi, partial(self._closed, followed, closed, done))
 
     def _closed(self, followed: Followed, closed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.metrics.closed.inc()
-            self._context.log.info(
-                "submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._context.epoch
+            self._term.metrics.closed.inc()
+            self._term.log.info(
+                "submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._term.epoch
             )
             followed.put_record(closed, version_of(outcome))
             failpoint("leader.after_close")
@@ -340,8 +344,8 @@ class ReconcileActions:
                 done(False)
 
         for number in range(action.first, last):
-            self._context.get(paths.fragment(followed.number, number), arrived)
-        self._context.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
+            self._tree.get(paths.fragment(followed.number, number), arrived)
+        self._tree.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
     def _write_page(self, followed: Followed, action: Page, encoded: list[bytes], done: Done) -> None:
         fragments = tuple(read_fragment(data) for data in encoded)
@@ -356,13 +360,13 @@ class ReconcileActions:
                 return
             failpoint("leader.before_page")
             multi = leader_ops.page(followed.number, paged, version, action.first, action.count)
-            self._context.commit(multi, partial(self._paged, followed, paged, done))
+            self._tree.commit(multi, partial(self._paged, followed, paged, done))
 
-        self._context.store(lambda store: store.put(key, data), commit, lambda _: done(False))
+        self._calls.store(lambda store: store.put(key, data), commit, lambda _: done(False))
 
     def _paged(self, followed: Followed, paged: Paged, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.metrics.pages.inc()
+            self._term.metrics.pages.inc()
             followed.put_paged(paged, version_of(outcome))
             failpoint("leader.after_page")
         else:

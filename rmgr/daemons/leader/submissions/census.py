@@ -7,16 +7,18 @@ is ended; until then `explain` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeAlias
 
 from rmgr.coord.decisions import nowhere
 from rmgr.coord.decisions.codes import Codes
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
+from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import StoreCalls, Thunk
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
@@ -29,7 +31,7 @@ MOST = 32
 #: Tasks of one submission that are remembered in one round; a multi ends fewer.
 _MOST_OF_ONE = 4096
 
-Found = list[Stamped | list[str] | None]
+Found: TypeAlias = list[Stamped | list[str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,26 @@ class _Facts:
     failed: tuple[tuple[int, int], ...]
 
 
+class MomentReads(Protocol):
+    """Reads many znodes as they stood at one moment, and commits under the leader fence."""
+
+    def at_one_moment(
+        self,
+        wanted: Sequence[str],
+        lists: Sequence[str],
+        then: Callable[[Found], None],
+        *,
+        failed: Thunk | None = None,
+    ) -> bool:
+        """Data of znodes, then names below others. False: this coordinator cannot, nothing follows."""
+
+    def after(self, delay_s: float, what: Thunk, /) -> object:
+        """`what` happens in the loop in `delay_s` seconds."""
+
+    def commit(self, multi: Multi, then: Callable[[Outcome], None] | None = None) -> None:
+        """`then` gets the outcome."""
+
+
 class Census:
     """The rounds of one leadership.
 
@@ -50,9 +72,13 @@ class Census:
     Attributes: nowhere: what the last round has found, by submission.
     """
 
-    def __init__(self, context: LeaderContext, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]) -> None:
+    def __init__(
+        self, tree: MomentReads, term: Term, calls: StoreCalls, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]
+    ) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._followed = followed
         self._nodes = nodes
         self._is_looking = False
@@ -60,10 +86,10 @@ class Census:
 
     def start(self) -> None:
         """Begins the rounds."""
-        self._context.after(CENSUS_S, self._round)
+        self._tree.after(CENSUS_S, self._round)
 
     def _round(self) -> None:
-        self._context.after(CENSUS_S, self._round)
+        self._tree.after(CENSUS_S, self._round)
         if self._is_looking:  # ZooKeeper is slow, or the session in doubt
             return
         suspects = [facts for item in list(self._followed.values()) if (facts := _facts(item)) is not None]
@@ -71,7 +97,7 @@ class Census:
             self.nowhere = {}
             return
         lists, nodes = self._lists({facts.number for facts in suspects})
-        self._is_looking = self._context.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
+        self._is_looking = self._tree.at_one_moment([], lists, partial(self._listed, suspects, nodes), failed=self._not_listed)
 
     def _not_listed(self) -> None:
         self._is_looking = False
@@ -91,7 +117,7 @@ class Census:
     def _listed(self, suspects: list[_Facts], nodes: list[str], found: Found) -> None:
         self._is_looking = False
         if self._is_whole(found[0], nodes):
-            self._context.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
+            self._calls.store(lambda _: _absent(suspects, found[1:]), self._suspected, lambda _: None)
 
     def _suspected(self, absent: dict[int, list[int]]) -> None:
         self.nowhere = {number: indices for number, indices in self.nowhere.items() if number in absent}
@@ -102,7 +128,7 @@ class Census:
         wanted = [path for number in numbers for path in (paths.sub(number), paths.tail(number), paths.done(number), paths.failed(number))]
         lists, nodes = self._lists(numbers)
         lists = [*(paths.failed(number) for number in numbers), *lists]
-        self._context.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
+        self._tree.at_one_moment(wanted, lists, partial(self._looked, numbers, nodes))
 
     def _looked(self, numbers: list[int], nodes: list[str], found: Found) -> None:
         records, failed, rest = found[: 4 * len(numbers)], found[4 * len(numbers) : 5 * len(numbers)], found[5 * len(numbers) :]
@@ -114,7 +140,7 @@ class Census:
             if one is not None:
                 judged[number] = records[4 * at : 4 * at + 4]
                 facts.append(one)
-        self._context.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
+        self._calls.store(lambda _: _absent(facts, rest[1:]), partial(self._end, judged), lambda _: None)
 
     def _judged(self, number: int, records: Found, failed: Stamped | list[str] | None) -> _Facts | None:
         """What decides, None where memory cannot be compared with what was read: the next round will do."""
@@ -141,8 +167,8 @@ class Census:
         for number, indices in absent.items():
             again = [index for index in indices if index in before.get(number, ())]
             if number not in before:
-                self._context.log.warning(
-                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._context.epoch
+                self._term.log.warning(
+                    "tasks_are_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
                 )
             if again:
                 self._commit(number, again, judged[number])
@@ -155,18 +181,18 @@ class Census:
         multi = nowhere.end(
             validity.submission(record.data, number),
             indices,
-            epoch_version=self._context.epoch_version,
+            epoch_version=self._term.epoch_version,
             version=record.version,
             tail_version=tail.version,
             failed_version=directory.version,
             stamp=machine.guid(),
         )
-        self._context.commit(multi, partial(self._committed, number, indices))
+        self._tree.commit(multi, partial(self._committed, number, indices))
 
     def _committed(self, number: int, indices: list[int], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.error(
-                "tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._context.epoch
+            self._term.log.error(
+                "tasks_were_nowhere", submission=number, first=indices[0], total=len(indices), epoch=self._term.epoch
             )
         if (item := self._followed.get(number)) is not None:
             item.refresh()

@@ -20,7 +20,8 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import kept_outputs, removal
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
@@ -49,8 +50,10 @@ class Collector:
         ended: writes down what has ended; nothing goes before that.
     """
 
-    def __init__(self, context: LeaderContext, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._ended = ended
         self._is_known = is_known
         self._line: list[tuple[Followed, Done]] = []
@@ -58,8 +61,8 @@ class Collector:
 
     def start(self) -> None:
         """Begins to look for orphans and expired rows now and then."""
-        self._context.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
-        self._context.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
+        self._tree.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
+        self._tree.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
 
     def collect(self, followed: Followed, _action: Collect, done: Done) -> None:
         """Removes a submission whose retention is over."""
@@ -77,38 +80,40 @@ class Collector:
             done(success)
             self._next()
 
-        _Collection(self._context, followed, self._ended, ended).start()
+        _Collection(self._tree, self._term, self._calls, followed, self._ended, ended).start()
 
     # -- the store's own
 
     def _sweep(self) -> None:
-        self._context.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
-        self._context.store(lambda store: store.sweep(), self._swept, lambda _: None)
+        self._tree.after(machine.uniform(0.8, 1.2) * SWEEP_S, self._sweep)
+        self._calls.store(lambda store: store.sweep(), self._swept, lambda _: None)
 
     def _swept(self, removed: int) -> None:
         if removed:
-            self._context.log.info("store_swept", total=removed)
+            self._term.log.info("store_swept", total=removed)
 
     def _look_for_orphans(self) -> None:
-        self._context.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
-        self._context.store(stored_submissions, self._on_stored, lambda _: None)
+        self._tree.after(machine.uniform(0.8, 1.2) * ORPHANS_S, self._look_for_orphans)
+        self._calls.store(stored_submissions, self._on_stored, lambda _: None)
 
     def _on_stored(self, numbers: list[int]) -> None:
         for number in numbers:
             if not self._is_known(number):
-                self._context.stat(paths.sub(number), partial(self._on_orphan, number))
+                self._tree.stat(paths.sub(number), partial(self._on_orphan, number))
 
     def _on_orphan(self, number: int, found: Stat | None) -> None:
         if found is None:
-            self._context.log.info("orphaned_rows_found", submission=number)
-            purge(self._context, number, lambda: None)
+            self._term.log.info("orphaned_rows_found", submission=number)
+            purge(self._calls, number, lambda: None)
 
 
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(self, context: LeaderContext, followed: Followed, ended: EndedKeeper, done: Done) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, followed: Followed, ended: EndedKeeper, done: Done) -> None:
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._ended = ended
         self._followed = followed
         self._number = followed.number
@@ -125,12 +130,12 @@ class _Collection:
         submission = self._followed.submission
         assert submission is not None
         self._digest = token_digest(submission.user, submission.token)
-        number, context = self._number, self._context
+        number, tree = self._number, self._tree
         for parent in (paths.done(number), paths.failed(number)):
-            context.children(parent, partial(self._on_children, parent))
-        context.get(paths.tail(number), self._on_tail)
-        context.stat(paths.gate(number), self._on_gate)
-        context.stat(paths.token(self._digest), self._on_token, failed=partial(self._done, False))
+            tree.children(parent, partial(self._on_children, parent))
+        tree.get(paths.tail(number), self._on_tail)
+        tree.stat(paths.gate(number), self._on_gate)
+        tree.stat(paths.token(self._digest), self._on_token, failed=partial(self._done, False))
 
     def _on_children(self, parent: str, names: list[str] | None) -> None:
         if names is not None:
@@ -161,13 +166,13 @@ class _Collection:
                 self._done(False)
             return
         for name in batch[:-1]:
-            self._context.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
+            self._tree.get(f"{paths.done(self._number)}/{name}", self._on_fragment)
 
         def last(found: Stamped | None) -> None:
             self._on_fragment(found)
             self._read_fragments(at + _SETTLED)
 
-        self._context.get(f"{paths.done(self._number)}/{batch[-1]}", last, failed=partial(self._done, False))
+        self._tree.get(f"{paths.done(self._number)}/{batch[-1]}", last, failed=partial(self._done, False))
 
     def _on_fragment(self, found: Stamped | None) -> None:
         if found is not None:
@@ -175,10 +180,10 @@ class _Collection:
 
     def _keep_outputs(self, tail: Tail) -> None:
         call = partial(keep_outputs, number=self._number, tail=tail, base=self._followed.paged.base, fragments=self._fragments)
-        self._context.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
+        self._calls.store(call, lambda _: self._ended.ensure(self._number, self._remove), self._not_kept)
 
     def _not_kept(self, error: RmgrError) -> None:
-        self._context.log.warning("outputs_not_kept", submission=self._number, error=error.message)
+        self._term.log.warning("outputs_not_kept", submission=self._number, error=error.message)
         self._done(False)
 
     def _remove(self, is_marked: bool) -> None:
@@ -194,7 +199,7 @@ class _Collection:
 
     def _remove_next(self, multis: list[Multi]) -> None:
         failpoint("leader.before_collect")
-        self._context.commit(multis[0], partial(self._removed, multis))
+        self._tree.commit(multis[0], partial(self._removed, multis))
 
     def _removed(self, multis: list[Multi], outcome: Outcome) -> None:
         if not isinstance(outcome, Committed):
@@ -205,17 +210,17 @@ class _Collection:
             self._remove_next(multis[1:])
         else:
             failpoint("leader.after_collect")
-            self._context.metrics.collected.inc()
-            self._context.log.info("submission_collected", submission=self._number, epoch=self._context.epoch)
-            purge(self._context, self._number, lambda: self._done(True))
+            self._term.metrics.collected.inc()
+            self._term.log.info("submission_collected", submission=self._number, epoch=self._term.epoch)
+            purge(self._calls, self._number, lambda: self._done(True))
 
 
-def purge(context: LeaderContext, number: int, done: Callable[[], None]) -> None:
+def purge(calls: StoreCalls, number: int, done: Callable[[], None]) -> None:
     """Deletes the rows of a submission that is gone, some at a time; ends with `done`."""
 
     def turn(more: bool) -> None:
         if more:
-            context.store(partial(_delete_some, number=number), turn, lambda _: done())
+            calls.store(partial(_delete_some, number=number), turn, lambda _: done())
         else:
             done()
 

@@ -15,7 +15,8 @@ from rmgr.coord.decisions.ended import BUCKET, Ended
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.runtime.failpoint import failpoint
 
@@ -32,8 +33,9 @@ _DIGITS = 18
 class EndedKeeper:
     """All that one leader writes below `/ended`. In its loop."""
 
-    def __init__(self, context: LeaderContext) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, term: Term) -> None:
+        self._tree = tree
+        self._term = term
         self._bits: dict[int, bytes] = {}  #: as committed, of directories that this leader has had to do with
         self._below = 0
         self._floor = 0  #: no directory below this one is there, as it was when this leadership began
@@ -45,7 +47,7 @@ class EndedKeeper:
 
     def start(self) -> None:
         """Reads how far everything has ended."""
-        self._context.get(paths.ENDED, self._on_mark)
+        self._tree.get(paths.ENDED, self._on_mark)
 
     def holds(self, number: int) -> bool:
         """It is written down that the submission has ended, as far as this leader knows."""
@@ -57,7 +59,7 @@ class EndedKeeper:
             return False
         if followed.number not in self._told:
             self._told.add(followed.number)
-            self._context.log.warning("ended_submission_put_back", submission=followed.number, epoch=self._context.epoch)
+            self._term.log.warning("ended_submission_put_back", submission=followed.number, epoch=self._term.epoch)
         return True
 
     def note(self, number: int) -> None:
@@ -67,7 +69,7 @@ class EndedKeeper:
         self._new.setdefault(number // BUCKET, set()).add(number)
         if not self._timer:
             self._timer = True
-            self._context.after(GATHER_S, self._flush)
+            self._tree.after(GATHER_S, self._flush)
 
     def ensure(self, number: int, then: Callable[[bool], None]) -> None:
         """`then(True)` once it is written down; `then(False)`: not now, try again later."""
@@ -80,10 +82,10 @@ class EndedKeeper:
 
     def heal(self) -> None:
         """Marks what has no record any more. Numbers are read before records: a submission appears together with its number."""
-        self._context.get(paths.IDS, self._on_ids, failed=self._heal_later)
+        self._tree.get(paths.IDS, self._on_ids, failed=self._heal_later)
 
     def _heal_later(self) -> None:
-        self._context.after(_RETRY_S, self.heal)
+        self._tree.after(_RETRY_S, self.heal)
 
     # -- writing
 
@@ -98,7 +100,7 @@ class EndedKeeper:
         if numbers:
             failed = partial(self._failed, numbers, told)
             wanted = [paths.ended(bucket), paths.IDS]
-            self._context.get_all(wanted, partial(self._on_bits, bucket, numbers, told), failed=failed)
+            self._tree.get_all(wanted, partial(self._on_bits, bucket, numbers, told), failed=failed)
 
     def _on_bits(self, bucket: int, numbers: set[int], told: list[Callable[[bool], None]], found: list[Stamped | None]) -> None:
         bits, ids = found
@@ -111,7 +113,7 @@ class EndedKeeper:
         elif real:
             failpoint("leader.before_ended")
             done = partial(self._on_written, bucket, new, numbers, told)
-            self._context.commit(ended.mark(bucket, new, bits.version if bits is not None else None), done)
+            self._tree.commit(ended.mark(bucket, new, bits.version if bits is not None else None), done)
         else:
             _tell(told, success=False)
 
@@ -129,7 +131,7 @@ class EndedKeeper:
             self._raise()
 
     def _failed(self, numbers: set[int], told: list[Callable[[bool], None]]) -> None:
-        self._context.after(_RETRY_S, partial(self._again, numbers))
+        self._tree.after(_RETRY_S, partial(self._again, numbers))
         _tell(told, success=False)
 
     def _again(self, numbers: set[int]) -> None:
@@ -146,11 +148,11 @@ class EndedKeeper:
         """The lowest directories are over: one number says so from now on."""
         if not self._raising:
             self._raising = True
-            self._context.children(paths.ENDED, self._on_names, failed=self._not_raised)
+            self._tree.children(paths.ENDED, self._on_names, failed=self._not_raised)
 
     def _on_names(self, names: list[str] | None) -> None:
         there = {int(name) for name in names or () if _is_number(name)}
-        self._context.get(paths.ENDED, partial(self._on_lowest, there), failed=self._not_raised)
+        self._tree.get(paths.ENDED, partial(self._on_lowest, there), failed=self._not_raised)
 
     def _not_raised(self) -> None:
         self._raising = False
@@ -168,26 +170,26 @@ class EndedKeeper:
             self._raising = True
             gone = sorted(bucket for bucket in there if bucket < high)[:_TOGETHER]
             multi = ended.raise_mark(Ended(below=high, newer=record.newer), found.version, gone)
-            self._context.commit(multi, partial(self._on_raised, high))
+            self._tree.commit(multi, partial(self._on_raised, high))
 
     def _on_raised(self, high: int, outcome: Outcome) -> None:
         self._raising = False
         if isinstance(outcome, Committed):
             self._below = high
             self._bits = {bucket: bits for bucket, bits in self._bits.items() if bucket >= high}
-            self._context.log.info("ended_below", first=high * BUCKET, epoch=self._context.epoch)
+            self._term.log.info("ended_below", first=high * BUCKET, epoch=self._term.epoch)
 
     # -- what went without its bit
 
     def _on_ids(self, found: Stamped | None) -> None:
         if found is not None:
             given = decode_record(found.data, int, paths.IDS)
-            self._context.children(paths.SUBS, partial(self._on_directories, given), failed=self._heal_later)
+            self._tree.children(paths.SUBS, partial(self._on_directories, given), failed=self._heal_later)
 
     def _on_directories(self, given: int, names: list[str] | None) -> None:
         last = given // BUCKET
         if last - self._below > _MOST:  # somebody has written that: nothing is concluded from it
-            self._context.log.error("ids_not_believed", first=given, epoch=self._context.epoch)
+            self._term.log.error("ids_not_believed", first=given, epoch=self._term.epoch)
             return
         there = {int(name) for name in names or () if _is_number(name)}
         self._floor = min([last, *(bucket for bucket in there if bucket < last)])
@@ -197,11 +199,11 @@ class EndedKeeper:
         gone = (bucket for bucket in range(first, min(last, first + _TOGETHER) + 1) if bucket not in there)
         for bucket in [*gone, *sorted(bucket for bucket in there if first <= bucket <= last)]:
             listed = partial(self._absent, bucket, given)
-            self._context.children(paths.subs_bucket(bucket * BUCKET), listed, failed=self._heal_later)
+            self._tree.children(paths.subs_bucket(bucket * BUCKET), listed, failed=self._heal_later)
 
     def _absent(self, bucket: int, given: int, names: list[str] | None) -> None:
         present = {int(name) for name in names or () if _is_number(name)}
-        self._context.get(paths.ended(bucket), partial(self._on_lacking, bucket, ended.absent(bucket, present, given)))
+        self._tree.get(paths.ended(bucket), partial(self._on_lacking, bucket, ended.absent(bucket, present, given)))
 
     def _on_lacking(self, bucket: int, lacking: list[int], found: Stamped | None) -> None:
         if found is not None:

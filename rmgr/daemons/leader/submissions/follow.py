@@ -21,7 +21,8 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext, Thunk
+from rmgr.daemons.leader.core.doors import StoreCalls, Thunk, TreeReads
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
@@ -50,7 +51,15 @@ class Followed:
     record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
     """
 
-    def __init__(self, context: LeaderContext, number: int, changed: Callable[[Followed], None], gone: Callable[[Followed], None]) -> None:
+    def __init__(
+        self,
+        tree: TreeReads,
+        term: Term,
+        calls: StoreCalls,
+        number: int,
+        changed: Callable[[Followed], None],
+        gone: Callable[[Followed], None],
+    ) -> None:
         self.number = number
         self.submission: Submission | None = None
         self.version = -1
@@ -61,7 +70,7 @@ class Followed:
         self.progress = Progress()
         self.failed: dict[str, FailedSeen] = {}
         self.rows: list[Fragment] = []
-        self.active_s = context.clock()
+        self.active_s = tree.clock()
         self.ended_s: float | None = None
         self.swept = True
         self.sweep_s = -math.inf
@@ -76,12 +85,14 @@ class Followed:
         self._fragments: deque[tuple[int, int]] = deque()  # (number, bytes) of those that are not in pages
         self.fragment_bytes = 0
         self._faults: set[str] = set()  # paths of its parts that hold what they may not hold
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._changed = changed
         self._gone = gone
-        self._record = data_of(context, paths.sub(number), self._on_record)
-        self._tail = data_of(context, paths.tail(number), self._on_tail)
-        self._failed = names_below(context, paths.failed(number), self._on_failed)
+        self._record = data_of(tree, paths.sub(number), self._on_record)
+        self._tail = data_of(tree, paths.tail(number), self._on_tail)
+        self._failed = names_below(tree, paths.failed(number), self._on_failed)
         self._pace_s = 0.0
         self._is_reading_on = False
         self._watched = -1  # the missing fragment on which a watch of ours is set
@@ -109,7 +120,7 @@ class Followed:
         """Reads tail, fragments and failed ranges; of a closed submission once and without watches: they do not change."""
         if self.is_brief:
             self.is_brief, self._reading = False, True
-            self._context.get_all([paths.tail(self.number), paths.done(self.number)], self._on_glance, failed=self._load_all)
+            self._tree.get_all([paths.tail(self.number), paths.done(self.number)], self._on_glance, failed=self._load_all)
             return
         self._is_reading_on = True
         self._tail.is_watched = self._failed.is_watched = not self.is_closed
@@ -133,7 +144,7 @@ class Followed:
             self._load_rest(done)
             return
         wanted = [paths.fragment(self.number, number) for number in range(min(done.stat.creates, WINDOW))]
-        self._context.get_all(wanted, partial(self._on_glanced, done), failed=self._load_all)
+        self._tree.get_all(wanted, partial(self._on_glanced, done), failed=self._load_all)
 
     def _on_glanced(self, done: Stamped, found: list[Stamped | None]) -> None:
         fragments = [read_fragment(item.data) for item in found if item is not None]
@@ -198,7 +209,7 @@ class Followed:
 
     def will_change(self) -> None:
         """A commit of ours is about to change the record: its watch, which is told first, leads to no reading."""
-        self._record.pace_s = self._context.clock() - self._record.asked_s + _ANSWER_S
+        self._record.pace_s = self._tree.clock() - self._record.asked_s + _ANSWER_S
 
     def put_record(self, submission: Submission, version: int) -> None:
         """The record is `submission` now; CLOSED is its last state."""
@@ -301,7 +312,7 @@ class Followed:
         if self._failed.value is None:
             self._is_missing(paths.failed(self.number))
             return
-        now_s = self._context.clock()
+        now_s = self._tree.clock()
         ranges = sorted(paths.failed_in(self._failed.value))
         self.failed = {name: self.failed.get(name) or FailedSeen(*numbers, seen_s=now_s) for name, numbers in ranges}
         if self.submission is not None and self.submission.max_running:
@@ -333,7 +344,7 @@ class Followed:
         self.tail_version = found.version
 
     def _touch(self) -> None:
-        self.active_s = self._context.clock()
+        self.active_s = self._tree.clock()
         if self.progress.is_ended and self.is_loaded:
             self.ended_s = self.active_s if self.ended_s is None else self.ended_s
         else:
@@ -347,14 +358,14 @@ class Followed:
             self._watched = -1
         if self._stopped or self._look_timer is not None:
             return
-        wait_s = self._looked_s + self._pace_s - self._context.clock()
+        wait_s = self._looked_s + self._pace_s - self._tree.clock()
         if wait_s > 0:
-            self._look_timer = self._context.after(wait_s, self._look)
+            self._look_timer = self._tree.after(wait_s, self._look)
         elif self._reading or number != self.progress.next_fragment:
             self._look()
         else:  # the first after a pause: hardly more than this one
             self._reading = True
-            self._looked_s = self._context.clock()
+            self._looked_s = self._tree.clock()
             self._read_on(number + 1)
 
     def _look(self) -> None:
@@ -368,14 +379,14 @@ class Followed:
             self._stale = True
             return
         self._reading = True
-        self._looked_s = self._context.clock()
-        self._context.get(paths.done(self.number), self._on_done, failed=self._failed_to_read)
+        self._looked_s = self._tree.clock()
+        self._tree.get(paths.done(self.number), self._on_done, failed=self._failed_to_read)
 
     def _failed_to_read(self) -> None:
         self._reading = False
         self._watched = -1
         if self._look_timer is None:
-            self._look_timer = self._context.after(1.0, self._look)
+            self._look_timer = self._tree.after(1.0, self._look)
 
     def _on_done(self, found: Stamped | None) -> None:
         if self._stopped or found is None:
@@ -390,7 +401,7 @@ class Followed:
             self._lighten()
         if self.paged.base > self.progress.next_fragment:
             base, start = self.paged.base, self.progress.next_fragment
-            self._context.store(
+            self._calls.store(
                 partial(read_pages, number=self.number, start=start, base=base),
                 partial(self._on_pages, found),
                 partial(self._on_no_pages, found),
@@ -408,7 +419,7 @@ class Followed:
         """The store is away: counts are enough to go on."""
         if self._stopped:
             return
-        self._context.log.warning("pages_unreadable", submission=self.number, error=error.message)
+        self._term.log.warning("pages_unreadable", submission=self.number, error=error.message)
         self.progress.skip_to(self.paged)
         self._has_news = True
         self._read_on(found.stat.creates)
@@ -419,7 +430,7 @@ class Followed:
             self._watch(end)
             return
         wanted = [paths.fragment(self.number, number) for number in range(first, min(end, first + WINDOW))]
-        self._context.get_all(wanted, partial(self._on_batch, end), failed=self._failed_to_read)
+        self._tree.get_all(wanted, partial(self._on_batch, end), failed=self._failed_to_read)
 
     def _on_batch(self, end: int, batch: list[Stamped | None]) -> None:
         if self._stopped:
@@ -433,7 +444,7 @@ class Followed:
         them is seen then, and what it still does not count was never submitted."""
         end = self.progress.tail.next
         if any(reaches(fragment, end) for fragment in fragments):
-            self._context.get(paths.tail(self.number), partial(self._on_fresh_tail, fragments, then, items), failed=self._failed_to_read)
+            self._tree.get(paths.tail(self.number), partial(self._on_fresh_tail, fragments, then, items), failed=self._failed_to_read)
         else:
             self._apply_all(fragments, then, items)
 
@@ -457,7 +468,7 @@ class Followed:
             return
         watch = None if self._watched == number or self.is_closed else partial(self._fired, number)
         self._watched = number if watch is not None else self._watched
-        self._context.stat(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
+        self._tree.stat(paths.fragment(self.number, number), self._on_next, watch=watch, failed=self._failed_to_read)
 
     def _on_next(self, found: Stat | None) -> None:
         self._reading = False
@@ -493,8 +504,8 @@ class Followed:
         known, strange = ends.duplicates, ends.strange
         self.progress.apply(self.progress.next_fragment, fragment, islice(told, _MOST_OUTCOMES), end=self.progress.tail.next)
         if ends.strange > strange and not strange:
-            self._context.log.warning("outcomes_ignored", submission=self.number, why="of tasks that were never submitted, or no ends")
+            self._term.log.warning("outcomes_ignored", submission=self.number, why="of tasks that were never submitted, or no ends")
         if ends.duplicates > known:
-            self._context.metrics.duplicates.inc(ends.duplicates - known)
+            self._term.metrics.duplicates.inc(ends.duplicates - known)
             if not known:  # once for each submission: the metric counts them all
-                self._context.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=ends.duplicates)
+                self._term.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=ends.duplicates)

@@ -13,11 +13,12 @@ from rmgr.coord.ops.owner import is_owner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeReads
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.runtime.logger import Log
 
 _RETRY_S = 1.0
 
@@ -28,10 +29,11 @@ class LivingOwners:
     Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
     """
 
-    def __init__(self, context: LeaderContext, changed: Callable[[Collection[str]], None]) -> None:
-        self._context = context
+    def __init__(self, tree: TreeReads, log: Log, changed: Callable[[Collection[str]], None]) -> None:
+        self._tree = tree
+        self._log = log
         self._changed = changed
-        self._names = names_below(context, paths.SUBMITTERS, self._listed)
+        self._names = names_below(tree, paths.SUBMITTERS, self._listed)
         self._reading: set[str] = set()
         #: guid -> name -> its record; None: not read yet; False: what stands there is no entry
         self._entries: dict[str, dict[str, SubmitterEntry | bool | None]] = {}
@@ -61,12 +63,12 @@ class LivingOwners:
         if is_alive or submission.phase is Phase.CLOSED:
             self.forget(submission.id)
             return None
-        return self._gone.setdefault(submission.id, self._context.clock())
+        return self._gone.setdefault(submission.id, self._tree.clock())
 
     def has_gone(self, number: int) -> bool:
         """The owner of a submission has been missing for so long that nothing is expected of it any more."""
         since_s = self._gone.get(number)
-        return since_s is not None and self._context.clock() - since_s >= GONE_S
+        return since_s is not None and self._tree.clock() - since_s >= GONE_S
 
     def forget(self, number: int) -> None:
         """There is no such submission any more, or its owner lives."""
@@ -98,8 +100,8 @@ class LivingOwners:
         if name not in self._entries.get(guid, {}):
             self._reading.discard(name)
         else:
-            again = partial(self._context.after, _RETRY_S, partial(self._read, guid, name))
-            self._context.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
+            again = partial(self._tree.after, _RETRY_S, partial(self._read, guid, name))
+            self._tree.get(f"{paths.SUBMITTERS}/{name}", partial(self._found, guid, name), failed=again)
 
     def _found(self, guid: str, name: str, found: Stamped | None) -> None:
         entries = self._entries.get(guid, {})
@@ -109,6 +111,6 @@ class LivingOwners:
         try:
             entries[name] = validity.decode(found.data, SubmitterEntry, f"{paths.SUBMITTERS}/{name}")
         except RmgrError as error:
-            self._context.log.warning("entry_unreadable", target=name[:100], error=error.message)
+            self._log.warning("entry_unreadable", target=name[:100], error=error.message)
             entries[name] = False
         self._changed({guid})

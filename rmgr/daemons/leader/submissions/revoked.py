@@ -15,7 +15,7 @@ from rmgr.coord.ops.leader import order
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
@@ -24,6 +24,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation, RevokedWork
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Phase
+from rmgr.runtime.logger import Log
 
 #: What may still begin when a revocation is heard has begun by then: what runs is looked at again after these times.
 _AGAIN_S = (0.0, 1.0, 5.0)
@@ -37,13 +38,14 @@ class RevokedKeeper:
     """
 
     def __init__(
-        self, context: LeaderContext, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
+        self, tree: TreeCommits, log: Log, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
     ) -> None:
-        self._context = context
+        self._tree = tree
+        self._log = log
         self._followed = followed
         self._mark = mark
         self._nodes = nodes
-        self._names = names_below(context, paths.REVOKED, self._on_names)
+        self._names = names_below(tree, paths.REVOKED, self._on_names)
         self._caches: dict[str, WatchedCache[Stamped]] = {}
         self._of_user: dict[str, dict[str, tuple[int, Revocation]]] = {}  #: user -> key id -> (made by transaction, revocation)
 
@@ -76,7 +78,7 @@ class RevokedKeeper:
     def _on_names(self) -> None:
         for name in self._names.value or ():
             if name not in self._caches:
-                cache = self._caches[name] = data_of(self._context, paths.revoked(name), partial(self._on_record, name))
+                cache = self._caches[name] = data_of(self._tree, paths.revoked(name), partial(self._on_record, name))
                 cache.refresh()
 
     def _on_record(self, name: str) -> None:
@@ -86,7 +88,7 @@ class RevokedKeeper:
         try:
             record = decode_record(found.data, Revocation, paths.revoked(name))
         except WrongCluster as error:
-            self._context.log.error("revocation_unreadable", target=name, error=error.message)
+            self._log.error("revocation_unreadable", target=name, error=error.message)
             return
         if record.role not in (Role.USER, Role.OPERATOR) or record.others:
             self._caches[name].is_watched = False
@@ -104,11 +106,11 @@ class RevokedKeeper:
 
     def _stand(self, user: str, what: OrderKind) -> None:
         for delay_s in _AGAIN_S if what is OrderKind.SUSPEND else _AGAIN_S[:1]:
-            self._context.after(delay_s, partial(self._look, user, what))
+            self._tree.after(delay_s, partial(self._look, user, what))
 
     def _look(self, user: str, what: OrderKind) -> None:
         for node in self._nodes():
-            self._context.children(paths.running_node(node), partial(self._on_running, user, what, node))
+            self._tree.children(paths.running_node(node), partial(self._on_running, user, what, node))
 
     def _on_running(self, user: str, what: OrderKind, node: str, names: list[str] | None) -> None:
         for number in sorted({key.submission for _, key in paths.blocks_in(names)}):
@@ -119,4 +121,4 @@ class RevokedKeeper:
             standing = self._standing(followed)
             if standing is not None and (standing.work == RevokedWork.HOLD) is (what is OrderKind.SUSPEND):
                 told = InboxOrder(order=what, submission=number, reason=Reason.REVOKED, detail=f"the credentials of {user} were revoked")
-                self._context.commit(order(node, f"{what}-{number}", told))
+                self._tree.commit(order(node, f"{what}-{number}", told))

@@ -32,7 +32,9 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import decode_summary
-from rmgr.daemons.leader.core.context import LeaderContext, version_of
+from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.core.tree import version_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.submissions.actions import ReconcileActions
 from rmgr.daemons.leader.submissions.collect import Collector
@@ -69,19 +71,30 @@ class SubmissionKeeper:
         nodes: names of all nodes.
     """
 
-    def __init__(self, context: LeaderContext, settings: Callable[[], ClusterSettings], nodes: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        tree: TreeCommits,
+        term: Term,
+        calls: StoreCalls,
+        settings: Callable[[], ClusterSettings],
+        nodes: Callable[[], list[str]],
+        drop_link: Callable[[], None] | None = None,
+    ) -> None:
+        self._drop_link = drop_link
         self.followed: dict[int, Followed] = {}
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._settings = settings
-        self._actions = ReconcileActions(context, settings)
-        self._sweeper = Sweeper(context, nodes, self._is_known)
-        self._ended = EndedKeeper(context)
-        self._revoked = RevokedKeeper(context, self.followed, self._mark, nodes)
-        self._collector = Collector(context, self._is_known, self._ended)
-        self._bucket_names = names_below(context, paths.SUBS, self._on_buckets)
+        self._actions = ReconcileActions(tree, term, calls, settings)
+        self._sweeper = Sweeper(tree, term, nodes, self._is_known)
+        self._ended = EndedKeeper(tree, term)
+        self._revoked = RevokedKeeper(tree, term.log, self.followed, self._mark, nodes)
+        self._collector = Collector(tree, term, calls, self._is_known, self._ended)
+        self._bucket_names = names_below(tree, paths.SUBS, self._on_buckets)
         self._buckets: dict[str, WatchedCache[list[str]]] = {}
         self._listed: dict[str, dict[str, int]] = {}  # bucket -> name -> number of those that are followed
-        self._owners = LivingOwners(context, self._on_owners)
+        self._owners = LivingOwners(tree, term.log, self._on_owners)
         self._waiting: deque[Followed] = deque()  # to be read, first the records, then what is open
         self._later: deque[Followed] = deque()  # closed ones: read when nothing else is
         self._loading: dict[int, Followed] = {}
@@ -140,9 +153,9 @@ class SubmissionKeeper:
             return
 
         def retry() -> None:
-            self._context.after(1.0, partial(self.queue_of, number, then))
+            self._tree.after(1.0, partial(self.queue_of, number, then))
 
-        self._context.get(paths.sub(number), partial(_queue_in, number, then), failed=retry)
+        self._tree.get(paths.sub(number), partial(_queue_in, number, then), failed=retry)
 
     # -- who is there
 
@@ -152,7 +165,7 @@ class SubmissionKeeper:
             self._buckets.pop(name).stop()
             self._on_bucket(name)
         for name in sorted(set(names) - self._buckets.keys(), key=_number):
-            cache = names_below(self._context, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
+            cache = names_below(self._tree, f"{paths.SUBS}/{name}", partial(self._on_bucket, name))
             cache.pace_s = LISTS_S
             self._buckets[name] = cache
             cache.refresh()
@@ -165,11 +178,11 @@ class SubmissionKeeper:
             self._forget(self.followed[known[child]])
         numbers = map(paths.parse_number, there - known.keys())
         for number in sorted(number for number in numbers if number is not None and number // 1000 == bucket):
-            followed = Followed(self._context, number, self._on_change, self._forget)
+            followed = Followed(self._tree, self._term, self._calls, number, self._on_change, self._forget)
             self.followed[number] = followed
             known[str(number)] = number
             self._waiting.append(followed)
-        self._context.metrics.submissions.set(len(self.followed))
+        self._term.metrics.submissions.set(len(self.followed))
         if cache is None:
             self._listed.pop(name)
         elif not known:
@@ -178,7 +191,7 @@ class SubmissionKeeper:
 
     def _forget(self, followed: Followed) -> None:
         followed.stop()
-        self._context.aside.forget(paths.sub(followed.number))
+        self._term.aside.forget(paths.sub(followed.number))
         self._owners.forget(followed.number)
         if self.followed.get(followed.number) is followed:
             del self.followed[followed.number]
@@ -195,20 +208,19 @@ class SubmissionKeeper:
     def _shed_watches(self) -> None:
         """Every submission leaves one watch behind, on the fragment that never came; only a new connection is without them."""
         self._left_watches += 1
-        drop = getattr(self._context.coordinator, "drop_link", None)
-        if self._left_watches >= MOST_LEFT_WATCHES and drop is not None:
+        if self._left_watches >= MOST_LEFT_WATCHES and self._drop_link is not None:
             self._left_watches = 0
-            self._context.log.info("watches_shed", total=MOST_LEFT_WATCHES)
-            drop()
+            self._term.log.info("watches_shed", total=MOST_LEFT_WATCHES)
+            self._drop_link()
 
     def _tidy_bucket(self, name: str) -> None:
         """A directory of submissions that have all been collected goes, unless new ones are still to come into it."""
-        self._context.get(paths.IDS, partial(self._on_ids, name))
+        self._tree.get(paths.IDS, partial(self._on_ids, name))
 
     def _on_ids(self, name: str, found: Stamped | None) -> None:
         if found is not None and int(name) < validity.decode(found.data, int, paths.IDS) // 1000:
             path = f"{paths.SUBS}/{name}"
-            self._context.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
+            self._tree.commit(Multi(name="TIDY", ops=(Delete(path),), proof=Gone(path)))
 
     def _on_owners(self, changed: Collection[str]) -> None:
         for followed in self.followed.values():
@@ -262,7 +274,7 @@ class SubmissionKeeper:
                     self._later.append(followed)
                 elif self._is_young(followed):
                     self._young[followed.number] = followed
-                    self._context.after(LAZY_S, partial(self._grow, followed))
+                    self._tree.after(LAZY_S, partial(self._grow, followed))
                 else:
                     self._waiting.append(followed)
                 self._load()
@@ -279,7 +291,7 @@ class SubmissionKeeper:
     def _mark(self, followed: Followed) -> None:
         """Asks soon what it needs; often marked, once asked."""
         if not self._dirty:
-            self._context.soon(self._consider_all)
+            self._tree.soon(self._consider_all)
         self._dirty[followed.number] = None
 
     def _consider_all(self) -> None:
@@ -289,8 +301,8 @@ class SubmissionKeeper:
             if followed is None or not followed.is_loaded or followed.is_spoilt:
                 continue
             path, version = paths.sub(number), followed.mark
-            if not self._context.aside.holds(path, version):
-                self._context.aside.run(path, version, partial(self._consider, followed))
+            if not self._term.aside.holds(path, version):
+                self._term.aside.run(path, version, partial(self._consider, followed))
 
     def _consider(self, followed: Followed) -> None:
         submission = followed.submission
@@ -303,9 +315,9 @@ class SubmissionKeeper:
         followed.set_pace(EAGER_S if urgent or not alive else LAZY_S)
         if followed.is_ended or followed.progress.counts[State.FAILED] or followed.progress.counts[State.CANCELLED]:
             self._wake_dependents(followed.number)
-        now_s = self._context.clock()
+        now_s = self._tree.clock()
         facts = followed.facts(owner_alive=alive, bar=self._revoked.bar_of(followed), gone_s=gone_s)
-        plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._context.wall_us())
+        plan = keeping.plan(facts, self._settings(), now_s=now_s, now_us=self._term.wall_us())
         again = [] if plan.again_s is None else [plan.again_s]
         for action in plan.actions:
             due_s = followed.retry_s.get(action, (-math.inf, 0.0))[0]
@@ -321,7 +333,7 @@ class SubmissionKeeper:
             followed.timer = None
         if again:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
-            followed.timer = self._context.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed))
+            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed))
 
     def _do(self, followed: Followed, action: ReconcileAction, done: Callable[[bool], None]) -> None:
         match action:
@@ -354,7 +366,7 @@ class SubmissionKeeper:
             followed.retry_s.pop(action, None)
         else:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
-            followed.retry_s[action] = (self._context.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
+            followed.retry_s[action] = (self._tree.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(action, Weigh)):
             self._mark(followed)
 
@@ -372,11 +384,11 @@ class SubmissionKeeper:
             case Met():
                 failpoint("leader.before_met")
                 changed, multi = keeping.let_go(submission, followed.version)
-                self._context.commit(multi, partial(self._weighed, followed, changed, "dependencies_met", done))
+                self._tree.commit(multi, partial(self._weighed, followed, changed, "dependencies_met", done))
             case Unmet(detail):
                 failpoint("leader.before_unmet")
                 changed, multi = keeping.unmet(submission, followed.version, detail)
-                self._context.commit(multi, partial(self._weighed, followed, changed, "dependency_failed", done))
+                self._tree.commit(multi, partial(self._weighed, followed, changed, "dependency_failed", done))
             case Open(_, missing):
                 for number in missing:
                     self._look_up(followed, number)
@@ -394,25 +406,25 @@ class SubmissionKeeper:
 
     def _look_up(self, followed: Followed, number: int) -> None:
         """A submission that is not in memory: just made, or collected, or never there."""
-        self._context.stat(paths.sub(number), partial(self._on_looked_up, followed, number), failed=partial(self._mark_later, followed))
+        self._tree.stat(paths.sub(number), partial(self._on_looked_up, followed, number), failed=partial(self._mark_later, followed))
 
     def _on_looked_up(self, followed: Followed, number: int, found: Stat | None) -> None:
         if found is not None:
             self._mark_later(followed)  # its directory will be read in a moment
             return
         then = partial(self._on_history, followed, number)
-        self._context.store(lambda store: store.get(keys.history(number)), then, lambda _: self._mark_later(followed))
+        self._calls.store(lambda store: store.get(keys.history(number)), then, lambda _: self._mark_later(followed))
 
     def _on_history(self, followed: Followed, number: int, row: tuple[bytes, object] | None) -> None:
         followed.endings[number] = SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row[0]).state)
         self._mark(followed)
 
     def _mark_later(self, followed: Followed) -> None:
-        self._context.after(1.0, partial(self._mark, followed))
+        self._tree.after(1.0, partial(self._mark, followed))
 
     def _weighed(self, followed: Followed, changed: Submission, event: str, done: Callable[[bool], None], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._context.epoch)
+            self._term.log.info(event, submission=followed.number, detail=changed.reason_detail, epoch=self._term.epoch)
             followed.put_record(changed, version_of(outcome))
         else:
             followed.refresh()

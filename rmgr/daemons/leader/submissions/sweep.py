@@ -18,7 +18,8 @@ from rmgr.coord.ops.work import bring_back, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -55,8 +56,9 @@ class Sweeper:
         is_known: a submission of this number is in memory.
     """
 
-    def __init__(self, context: LeaderContext, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
-        self._context = context
+    def __init__(self, tree: TreeCommits, term: Term, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
+        self._tree = tree
+        self._term = term
         self._nodes = nodes
         self._is_known = is_known
         self._wanted: dict[str, dict[int, tuple[Followed, Callable[[bool], None]]]] = {}
@@ -74,8 +76,8 @@ class Sweeper:
         asked[followed.number] = (followed, done)
 
     def _look_soon(self, queue: str) -> None:
-        wait_s = self._next_s.get(queue, float("-inf")) - self._context.clock()
-        self._context.after(max(0.0, wait_s), partial(self._look, queue))
+        wait_s = self._next_s.get(queue, float("-inf")) - self._tree.clock()
+        self._tree.after(max(0.0, wait_s), partial(self._look, queue))
 
     # -- one look
 
@@ -84,15 +86,15 @@ class Sweeper:
         if not asked:
             return
         self._busy.add(queue)
-        self._next_s[queue] = self._context.clock() + PACE_S
+        self._next_s[queue] = self._tree.clock() + PACE_S
         turns = {number: _Turn(followed, done, followed.progress.final) for number, (followed, done) in asked.items()}
         for turn in turns.values():
             turn.followed.swept = True  # whatever changes from here on says otherwise again
         give_up = partial(self._give_up, queue, turns)
         # Held first: a block that is brought back meanwhile (nobody but us does) would be seen twice, never not at all.
         held: list[list[str]] = []
-        self._context.children(paths.held(queue), lambda names: held.append(names or []))
-        self._context.children(paths.pending(queue), lambda names: self._listed(queue, turns, held, names or []), failed=give_up)
+        self._tree.children(paths.held(queue), lambda names: held.append(names or []))
+        self._tree.children(paths.pending(queue), lambda names: self._listed(queue, turns, held, names or []), failed=give_up)
 
     def _give_up(self, queue: str, turns: dict[int, _Turn]) -> None:
         self._finish(queue)
@@ -119,10 +121,10 @@ class Sweeper:
                 elif not self._is_known(key.submission):
                     path = paths.held_block(queue, key) if place == "held" else paths.pending_block(queue, key)
                     strangers.setdefault(key.submission, []).append(path)
-        self._next_s[queue] = self._context.clock() + PACE_S + PACE_A_BLOCK_S * (len(held[0]) + len(pending))
+        self._next_s[queue] = self._tree.clock() + PACE_S + PACE_A_BLOCK_S * (len(held[0]) + len(pending))
         self._finish(queue)
         for number, found in strangers.items():
-            self._context.stat(paths.sub(number), partial(self._discard, number, found))
+            self._tree.stat(paths.sub(number), partial(self._discard, number, found))
         cancelled = [turn for turn in turns.values() if turn.followed.submission and turn.followed.submission.phase is Phase.CANCELLED]
         if cancelled:
             self._order_cancels(cancelled)
@@ -138,16 +140,16 @@ class Sweeper:
         """Blocks of a submission that does not exist can never be claimed; they only stand in the way."""
         if record is not None:
             return
-        self._context.log.warning("orphaned_blocks_discarded", submission=number, total=len(found), epoch=self._context.epoch)
+        self._term.log.warning("orphaned_blocks_discarded", submission=number, total=len(found), epoch=self._term.epoch)
         for path in found:
-            self._context.commit(Multi(name="DISCARD", ops=(Delete(path),), proof=Gone(path)))
+            self._tree.commit(Multi(name="DISCARD", ops=(Delete(path),), proof=Gone(path)))
 
     # -- the room of a capped submission
 
     def _count(self, turn: _Turn) -> None:
         number = turn.followed.number
-        self._context.get(paths.tail(number), partial(self._on_tail, turn))
-        self._context.children(paths.failed(number), partial(self._on_failed, turn), failed=partial(_abort, turn))
+        self._tree.get(paths.tail(number), partial(self._on_tail, turn))
+        self._tree.children(paths.failed(number), partial(self._on_failed, turn), failed=partial(_abort, turn))
 
     def _on_tail(self, turn: _Turn, found: Stamped | None) -> None:
         if found is not None:
@@ -187,20 +189,20 @@ class Sweeper:
         match move:
             case EndBlock(key, held):
                 failpoint("leader.before_end_block")
-                self._context.commit(end_block(submission, key, held=held), moved)
+                self._tree.commit(end_block(submission, key, held=held), moved)
             case SetBlockAside(key):
                 path = paths.pending_block(queue, key)
-                self._context.get(path, partial(self._set_aside, turn, queue, key), failed=partial(moved, None))
+                self._tree.get(path, partial(self._set_aside, turn, queue, key), failed=partial(moved, None))
             case BringBack(key, take):
                 path = paths.held_block(queue, key)
-                self._context.get(path, partial(self._bring_back, turn, queue, key, take), failed=partial(moved, None))
+                self._tree.get(path, partial(self._bring_back, turn, queue, key, take), failed=partial(moved, None))
 
     def _set_aside(self, turn: _Turn, queue: str, key: BlockKey, found: Stamped | None) -> None:
         if found is None:
             self._moved(turn, None)
             return
         failpoint("leader.before_set_aside")
-        self._context.commit(set_aside(queue, key, found.data, found.version), partial(self._moved, turn))
+        self._tree.commit(set_aside(queue, key, found.data, found.version), partial(self._moved, turn))
 
     def _bring_back(self, turn: _Turn, queue: str, key: BlockKey, take: int, found: Stamped | None) -> None:
         if found is None:
@@ -209,17 +211,17 @@ class Sweeper:
         try:
             data = validity.decode(found.data, BlockData, paths.held_block(queue, key))
         except RmgrError as error:
-            self._context.aside.add(paths.held_block(queue, key), found.version, error)
+            self._term.aside.add(paths.held_block(queue, key), found.version, error)
             self._moved(turn, None)
             return
         failpoint("leader.before_bring_back")
         multi = bring_back(queue, key, data, found.version, take=0 if data.serial else take)
-        self._context.commit(multi, partial(self._moved, turn))
+        self._tree.commit(multi, partial(self._moved, turn))
 
     def _moved(self, turn: _Turn, outcome: Outcome | None) -> None:
         if isinstance(outcome, Committed):
             turn.moved += 1
-            self._context.metrics.swept_blocks.inc()
+            self._term.metrics.swept_blocks.inc()
         else:  # somebody was faster (a claim, a cancelled task), or nobody knows: the next look tells
             turn.failed = True
         turn.open -= 1
@@ -231,12 +233,12 @@ class Sweeper:
         submission = followed.submission
         if turn.moved:
             capped = submission is not None and submission.max_running and submission.phase is Phase.OPEN
-            (self._context.log.debug if capped else self._context.log.info)(
+            (self._term.log.debug if capped else self._term.log.info)(
                 "blocks_swept",
                 submission=followed.number,
                 total=turn.moved,
                 state=submission.phase if submission else "",
-                epoch=self._context.epoch,
+                epoch=self._term.epoch,
             )
         again_s = _FIRST_AGAIN_S
         if submission is not None and submission.phase is Phase.CANCELLED and not followed.is_ended:
@@ -247,7 +249,7 @@ class Sweeper:
             if not turn.failed:
                 turn.done(True)
                 return
-        followed.swept, followed.sweep_s = False, self._context.clock() + again_s
+        followed.swept, followed.sweep_s = False, self._tree.clock() + again_s
         turn.done(True)
 
     # -- work that runs
@@ -255,7 +257,7 @@ class Sweeper:
     def _order_cancels(self, turns: list[_Turn]) -> None:
         wanted = {turn.followed.number: turn.followed for turn in turns}
         for node in self._nodes():
-            self._context.children(paths.running_node(node), partial(self._on_running, node, wanted))
+            self._tree.children(paths.running_node(node), partial(self._on_running, node, wanted))
 
     def _on_running(self, node: str, wanted: dict[int, Followed], names: list[str] | None) -> None:
         numbers = sorted(key.submission for name in names or () if (key := _parse(name)) is not None and key.submission in wanted)
@@ -265,7 +267,7 @@ class Sweeper:
                 what = InboxOrder(
                     order=OrderKind.CANCEL, submission=number, reason=cancel_reason(submission), detail=submission.reason_detail
                 )
-                self._context.commit(order(node, f"cancel-{number}", what))
+                self._tree.commit(order(node, f"cancel-{number}", what))
 
 
 def _abort(turn: _Turn) -> None:

@@ -6,6 +6,7 @@ committed znodes, so that a successor reads the same facts and goes on. Liveness
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
@@ -41,19 +42,24 @@ class Leader:
     def __init__(self, context: LeaderContext, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
         self.settings = ClusterSettings()
         self.record = record
-        self._context = context
+        self._tree = tree = context.tree
+        self._term = term = context.term
+        self._calls = calls = context.calls
+        self._coordinator = context.coordinator
         self._resync_s = resync_s
         self._ensured: frozenset[str] = frozenset()
-        self._config = data_of(context, paths.CONFIG, self._on_config)
-        self._watchdogs = names_below(context, paths.WATCHDOGS, lambda: None)
+        self._config = data_of(tree, paths.CONFIG, self._on_config)
+        self._watchdogs = names_below(tree, paths.WATCHDOGS, lambda: None)
         window_s = 2 * context.coordinator.session_timeout_s
-        self.nodes = NodeKeeper(context, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        self.placer = Placer(context, lambda: self.settings, self.nodes, inline=inline_passes)
-        self._release = ReleaseKeeper(context, self._living, lambda: self._watchdogs.value or ())
-        self.submissions = SubmissionKeeper(context, lambda: self.settings, lambda: self.node_names)
-        self._census = Census(context, self.submissions.followed, lambda: self.node_names)
-        self._requests = RequestKeeper(context, self.placer.user_requests)
-        self._history = HistoryKeeper(context, lambda: self.settings)
+        self.nodes = NodeKeeper(tree, term, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
+        self.placer = Placer(tree, term, calls, context.placings, lambda: self.settings, self.nodes, inline=inline_passes)
+        self._release = ReleaseKeeper(tree, term, calls, self._living, lambda: self._watchdogs.value or ())
+        self.submissions = SubmissionKeeper(
+            tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None)
+        )
+        self._census = Census(tree, term, calls, self.submissions.followed, lambda: self.node_names)
+        self._requests = RequestKeeper(tree, term, calls, self.placer.user_requests.add)
+        self._history = HistoryKeeper(tree, term, calls, lambda: self.settings)
 
     def start(self) -> None:
         """Begins the leadership. Settings first: they say how long a grace is."""
@@ -66,32 +72,32 @@ class Leader:
         self._history.start()
         self._release.look()
         self._census.start()
-        self._context.after(self._jitter(), self._resync)
+        self._tree.after(self._jitter(), self._resync)
 
     def close(self) -> None:
         """The leadership is over: nothing is done any more. Idempotent."""
         self.placer.close()
-        self._context.close()
+        self._tree.close()
 
     def pause(self) -> None:
         """The session is in doubt: nothing is sent from now on."""
-        self._context.pause()
+        self._tree.pause()
 
     def revalidate(self) -> None:
         """The same session is back: the fence is read before anything is written (CAMEL-24457 did it the other way round)."""
-        future: Future[Stamped | None] = self._context.coordinator.get(paths.EPOCH, timeout_s=5.0)
-        future.add_done_callback(lambda done: self._context.soon(partial(self._on_epoch, done)))
+        future: Future[Stamped | None] = self._coordinator.get(paths.EPOCH, timeout_s=5.0)
+        future.add_done_callback(lambda done: self._tree.soon(partial(self._on_epoch, done)))
 
     def _on_epoch(self, future: Future[Stamped | None]) -> None:
         if future.exception() is not None:
-            self._context.after(0.2, self.revalidate)
+            self._tree.after(0.2, self.revalidate)
             return
         found = future.result()
-        if found is None or found.version != self._context.epoch_version:
-            self._context.depose("the epoch has moved while the session was in doubt")
+        if found is None or found.version != self._term.epoch_version:
+            self._tree.depose("the epoch has moved while the session was in doubt")
             return
-        self._context.log.info("leadership_continued", epoch=self.record.epoch)
-        self._context.resume()
+        self._term.log.info("leadership_continued", epoch=self.record.epoch)
+        self._tree.resume()
 
     # -- settings
 
@@ -103,7 +109,7 @@ class Leader:
         try:
             self.settings = decode_record(found.data, ClusterSettings, paths.CONFIG)
         except WrongCluster as error:
-            self._context.log.error("settings_unreadable", error=error.message)
+            self._term.log.error("settings_unreadable", error=error.message)
             return
         wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
         if wanted - self._ensured:
@@ -119,18 +125,18 @@ class Leader:
         def ensured(_: object) -> None:
             self._ensured |= wanted
 
-        self._context.store(lambda _: self._context.coordinator.ensure(missing), ensured, lambda _: None)
+        self._calls.coordinator(lambda zookeeper: zookeeper.ensure(missing), ensured, lambda _: None)
 
     def _on_nodes(self) -> None:
         self.placer.nodes_changed()
 
-    def _queue_of(self, number: int, then: object) -> None:
-        self.submissions.queue_of(number, then)  # type: ignore[arg-type]
+    def _queue_of(self, number: int, then: Callable[[str | None], None]) -> None:
+        self.submissions.queue_of(number, then)
 
     # -- resync
 
     def _resync(self) -> None:
-        self._context.after(self._jitter(), self._resync)
+        self._tree.after(self._jitter(), self._resync)
         self._config.refresh()
         self._watchdogs.refresh()
         self._release.look()
@@ -138,7 +144,7 @@ class Leader:
         self.nodes.resync()
         self.submissions.resync()
         self.placer.resync()
-        self._context.metrics.backlog.set(self._context.backlog)
+        self._term.metrics.backlog.set(self._tree.backlog)
 
     def _living(self) -> list[NodeRecord]:
         """Nodes whose Starters are there."""
@@ -176,7 +182,7 @@ class Leader:
             alive=self.nodes.alive,
             drains=dict(self.nodes.drains),
             troubles=dict(self.nodes.troubles),
-            aside=self._context.aside.told(),
+            aside=self._term.aside.told(),
             nowhere=dict(self._census.nowhere),
             ownerless=self.submissions.ownerless(),
             waiting={item.number: sum(seen.count for seen in item.failed.values()) for item in known if item.failed},

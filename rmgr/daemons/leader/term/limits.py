@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord.decisions.rights import check_operator
+from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.leader.submissions.usage import UserTotals, usage
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.runtime import machine
-
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.term.leader import Leader
 
 #: How old the numbers may be, and those that decide whether somebody is refused.
 OLD_S, FRESH_S = 2.0, 0.25
@@ -41,16 +39,19 @@ def wanted(users: Sequence[str], caller: Caller, operators: Sequence[str], known
 
 
 class LeaderUse:
-    """`UseAnswers` of a WatchDog. leader: None while it does not lead. call: runs a function in its loop. Thread-safe."""
+    """`UseAnswers` of a WatchDog. Thread-safe.
+
+    Args: followed: submissions by number, None while it does not lead. call: runs a function in its loop.
+    """
 
     def __init__(
         self,
-        leader: Callable[[], Leader | None],
+        followed: Callable[[], Mapping[int, Followed] | None],
         call: Callable[[Callable[[], Any]], Future[Any]],
         bounds: Bounds,
         operators: Sequence[str] = (),
     ) -> None:
-        self._leader = leader
+        self._followed = followed
         self._call = call
         self._bounds = bounds
         self._operators = tuple(operators)
@@ -76,14 +77,14 @@ class LeaderUse:
 
     def _read(self, age_s: float) -> tuple[dict[str, UserTotals], float]:
         """Counts again where the last count is older. One counts, the others wait for it. Raises Unavailable."""
-        leader = self._leader()
-        if leader is None:
+        followed = self._followed()
+        if followed is None:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")
         with self._lock:
             if machine.monotonic() - self._read_s > age_s:
                 began_s = machine.monotonic()
                 try:
-                    self._found = self._call(lambda: usage(leader.submissions.followed.values())).result(_ANSWER_S)
+                    self._found = self._call(lambda: usage(followed.values())).result(_ANSWER_S)
                 except FutureTimeout:
                     raise Unavailable("the leader is busy", hint="ask again in a moment; rmgr doctor") from None
                 self._read_s = began_s

@@ -15,7 +15,8 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import WrongCluster
 from rmgr.model.base.version import raised
 from rmgr.model.cluster.node import EpochRecord, Meta, NodeRecord
@@ -28,22 +29,29 @@ class ReleaseKeeper:
     """
 
     def __init__(
-        self, context: LeaderContext, starters: Callable[[], Iterable[NodeRecord]], watchdogs: Callable[[], Iterable[str]]
+        self,
+        tree: TreeCommits,
+        term: Term,
+        calls: StoreCalls,
+        starters: Callable[[], Iterable[NodeRecord]],
+        watchdogs: Callable[[], Iterable[str]],
     ) -> None:
-        self._context = context
+        self._tree = tree
+        self._term = term
+        self._calls = calls
         self._starters = starters
         self._watchdogs = watchdogs
 
     def look(self) -> None:
         """One comparison. Cost: one read while nothing changes."""
-        self._context.get(paths.META, self._on_meta)
+        self._tree.get(paths.META, self._on_meta)
 
     def _on_meta(self, found: Stamped | None) -> None:
         if found is None:
             return
         meta = decode_record(found.data, Meta, paths.META)
         if not meta.store_bound_us:
-            self._context.store(remembered, partial(self._on_owner, meta, found.version), lambda _: None)
+            self._calls.store(remembered, partial(self._on_owner, meta, found.version), lambda _: None)
             return  # the protocol has its turn with the next look
         if release().protocol <= meta.protocol:
             return
@@ -59,20 +67,20 @@ class ReleaseKeeper:
                 self._raise(meta, found.version, [*members, *answers])
 
         for name in names:
-            self._context.get(f"{paths.WATCHDOGS}/{name}", arrived)  # one that cannot be read: not now
+            self._tree.get(f"{paths.WATCHDOGS}/{name}", arrived)  # one that cannot be read: not now
 
     def _on_owner(self, meta: Meta, version: int, owner: str | None) -> None:
         if owner == meta.cluster_id:
-            self._context.commit(leader_ops.mark_store(meta, version, self._context.wall_us()))
+            self._tree.commit(leader_ops.mark_store(meta, version, self._term.wall_us()))
 
     def _raise(self, meta: Meta, version: int, members: list[int]) -> None:
         protocol = raised(meta.protocol, members)
         if protocol > meta.protocol:
-            self._context.commit(leader_ops.raise_protocol(meta, version, protocol), partial(self._raised, protocol))
+            self._tree.commit(leader_ops.raise_protocol(meta, version, protocol), partial(self._raised, protocol))
 
     def _raised(self, protocol: int, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
-            self._context.log.info("protocol_raised", version=protocol, epoch=self._context.epoch)
+            self._term.log.info("protocol_raised", version=protocol, epoch=self._term.epoch)
 
 
 def _protocol(found: Stamped) -> int:

@@ -7,6 +7,7 @@ does no harm: a successor does what has no answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,13 @@ from functools import partial
 from rmgr.coord.ops import request as request_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Outcome, Stamped
+from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.context import LeaderContext
+from rmgr.daemons.leader.core.calls import WaitingCalls
+from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
-from rmgr.daemons.leader.placement.user_requests import UserRequests
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopRequest, indices_of, ranges_of
 from rmgr.model.tasks.submission import Tail
@@ -31,13 +34,24 @@ _KEEP_S = 60.0
 
 
 class RequestKeeper:
-    """Answers one request after the other as they are seen."""
+    """Answers one request after the other as they are seen.
 
-    def __init__(self, context: LeaderContext, user_requests: UserRequests) -> None:
-        self._context = context
-        self._user_requests = user_requests
+    Args: stop: takes a request (guid, request) about jobs that run; its answer comes by callback.
+    """
+
+    def __init__(
+        self,
+        tree: TreeCommits,
+        term: Term,
+        calls: WaitingCalls,
+        stop: Callable[[str, StopRequest, Callable[[StopRequest], None]], None],
+    ) -> None:
+        self._tree = tree
+        self._term = term
+        self._calls = calls
+        self._stop = stop
         self._known: set[str] = set()  # under way, or answered and waiting to be cleared
-        self._names = names_below(context, paths.REQUESTS, self._on_names)
+        self._names = names_below(tree, paths.REQUESTS, self._on_names)
 
     def start(self) -> None:
         """Begins to look."""
@@ -50,7 +64,7 @@ class RequestKeeper:
         self._known &= names
         for guid in sorted(names - self._known):
             self._known.add(guid)
-            self._context.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
+            self._tree.get(paths.request(guid), partial(self._on_request, guid), failed=partial(self._known.discard, guid))
 
     def _on_request(self, guid: str, found: Stamped | None) -> None:
         if found is None:
@@ -64,7 +78,7 @@ class RequestKeeper:
             else:
                 request = validity.decode(found.data, CancelRequest, path)
         except RmgrError as error:
-            self._context.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
+            self._term.log.warning("request_unreadable", path=paths.request(guid), error=error.message)
             self._refuse(guid, found, error)
             return
         if request.answered:
@@ -72,13 +86,13 @@ class RequestKeeper:
             return
         if isinstance(request, StopRequest):
             try:
-                self._user_requests.add(guid, request, lambda answer: self._answer(guid, answer, found.version))
+                self._stop(guid, request, lambda answer: self._answer(guid, answer, found.version))
             except Exception as error:  # noqa: BLE001 - the boundary of one request: whoever has asked is told
-                self._context.aside.add(path, found.version, error)
+                self._term.aside.add(path, found.version, error)
                 self._answer(guid, replace(request, answered=True, error=f"the leader cannot handle it: {error}"), found.version)
             return
-        self._context.store(
-            lambda _: _cancel(self._context, request),
+        self._calls.coordinator(
+            partial(_cancel, request=request),
             lambda ended: self._answer(guid, replace(request, answered=True, ended=ended), found.version),
             lambda error: self._answer(guid, replace(request, answered=True, error=error.message), found.version),
         )
@@ -96,23 +110,21 @@ class RequestKeeper:
 
     def _answer(self, guid: str, request: request_ops.Request, version: int) -> None:
         count = sum(count for _, count in request.ended) if isinstance(request, CancelRequest) else len(request.done)
-        self._context.log.info("request_answered", submission=request.submission, count=count, error=request.error)
-        self._context.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
+        self._term.log.info("request_answered", submission=request.submission, count=count, error=request.error)
+        self._tree.commit(request_ops.answer(guid, request, version), partial(self._answered, guid))
 
     def _answered(self, guid: str, _outcome: Outcome) -> None:
         self._clear_later(guid)  # without an answer, too: who has asked has long given up by then
 
     def _clear_later(self, guid: str) -> None:
-        self._context.after(_KEEP_S, lambda: self._context.commit(request_ops.clear(guid)))
+        self._tree.after(_KEEP_S, lambda: self._tree.commit(request_ops.clear(guid)))
 
 
-def _cancel(context: LeaderContext, request: CancelRequest) -> tuple[tuple[int, int], ...]:
+def _cancel(coordinator: Coordinator, request: CancelRequest) -> tuple[tuple[int, int], ...]:
     """On a thread that may wait."""
-    found = context.coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
+    found = coordinator.get(paths.tail(request.submission), timeout_s=_WORK_S).result(_WORK_S + 1)
     tail = Tail() if found is None else validity.tail(found, request.submission)
     indices = indices_of(request.tasks, tail.next)
     end = machine.monotonic() + _WORK_S
-    done = cancel_tasks(
-        context.coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False
-    )
+    done = cancel_tasks(coordinator, request.submission, indices, detail=request.detail, running=False, deadline_s=end, may_ask=False)
     return ranges_of(done)

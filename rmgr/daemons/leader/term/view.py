@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rmgr.adapters.access.auth import Caller
+from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
@@ -22,16 +23,14 @@ from rmgr.coord.views import answers
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.daemons.leader.records.what_if import Scheduler, copied, tried
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import CoordinationUnavailable, NotFound, Unavailable, UsageError
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.views import ExplainView, JobView, NodeView, PartView, QueueView, StatusView, WhatIfView
+from rmgr.model.views import ExplainView, JobView, NodeView, PartView, PlacingView, QueueView, StatusView, WhatIfView
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
-
-if TYPE_CHECKING:
-    from rmgr.daemons.leader.term.leader import Leader
 
 T = TypeVar("T")
 
@@ -40,6 +39,39 @@ CLAIMED_S = 0.5
 ANSWER_S = 4.0
 #: The scheduler's state is copied between two passes: so long is waited for that.
 COPY_S = 1.0
+
+
+class PlacingAnswers(Scheduler, Protocol):
+    """Places jobs, and tells of it."""
+
+    def view(self) -> PlacingView:
+        """Why each job waits, where each one stands."""
+        ...
+
+
+class AnsweringLeader(Protocol):
+    """What a leader is asked."""
+
+    @property
+    def placer(self) -> PlacingAnswers: ...
+
+    @property
+    def node_names(self) -> list[str]:
+        """All nodes, by name. From any thread."""
+        ...
+
+    @property
+    def mass_loss(self) -> MassLoss | None:
+        """The mass loss under way. From any thread."""
+        ...
+
+    def hurry(self) -> bool:
+        """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
+        ...
+
+    def snapshot(self) -> ClusterSnapshot:
+        """A copy of everything, but of what is placed."""
+        ...
 
 
 class LeaderAnswering:
@@ -56,7 +88,7 @@ class LeaderAnswering:
         self,
         coordinator: Coordinator,
         store: Callable[[], dict[str, object]],
-        leader: Callable[[], Leader | None],
+        leader: Callable[[], AnsweringLeader | None],
         call: Callable[[Callable[[], Any]], Future[Any]],
         *,
         cluster_id: Callable[[], str],
@@ -102,8 +134,6 @@ class LeaderAnswering:
 
     def what_if(self, record: bytes) -> WhatIfView:
         """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
-        from rmgr.daemons.leader.records.what_if import copied, tried
-
         submission = decode_record(record, Submission, "the request")
         end_s = machine.monotonic() + COPY_S
         while True:
@@ -154,11 +184,11 @@ class LeaderAnswering:
         here = on_the_move(_without_final(claimed, facts), facts)
         return replace(facts, claimed=here, cluster_id=self._cluster_id(), store_problem=str(self._store().get("problem") or ""))
 
-    def _in_loop(self, what: Callable[[Leader], T], end_s: float) -> T:
+    def _in_loop(self, what: Callable[[AnsweringLeader], T], end_s: float) -> T:
         answer: T = self._call(lambda: what(self._require_leader())).result(max(0.1, end_s - machine.monotonic()))
         return answer
 
-    def _require_leader(self) -> Leader:
+    def _require_leader(self) -> AnsweringLeader:
         leader = self._leader()
         if leader is None:
             raise Unavailable("this WatchDog does not lead", hint="rmgr status finds the one that does")

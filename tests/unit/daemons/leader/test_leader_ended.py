@@ -160,14 +160,14 @@ def test_a_submission_made_while_a_leader_looks_for_lost_ones_is_not_taken_for_o
     set_ids(bench, 1000)
     keeper = bench.lead().submissions._ended
     bench.advance(2.0)
-    context, children = keeper._context, keeper._context.children
+    tree, children = keeper._tree, keeper._tree.children
 
     def late(path: str, *args: object, **more: object) -> None:
-        if path == paths.SUBS and context.__dict__.pop("children", None):
+        if path == paths.SUBS and tree.__dict__.pop("children", None):
             bench.submitter.submit(1)
         children(path, *args, **more)  # type: ignore[arg-type]
 
-    context.children = late  # type: ignore[method-assign]
+    tree.children = late  # type: ignore[method-assign]
     keeper.heal()
     bench.advance(5.0)
     assert bench.look.names(f"{paths.SUBS}/1") == ["1000"]

@@ -40,11 +40,12 @@ class Bench:
             return children(path, **options)
 
         self.ours.children = counted  # type: ignore[method-assign]
-        self.context = LeaderContext(
+        context = LeaderContext(
             self.ours, MemoryStore(), self.mailbox, epoch_version=0, epoch=1, io=Inline(), deposed=print, may_act=lambda: True,
             log=structlog.wrap_logger(None), metrics=LeaderMetrics(), clock=lambda: self.now_s,
         )  # fmt: skip
-        self.list = LongList(self.context, PENDING, lambda: None, lambda: self.took)
+        self.tree = context.tree
+        self.list = LongList(self.tree, PENDING, lambda: None, lambda: self.took)
         self.list.pace_s = 0.05
         self.taken: set[str] = set()
         self.list.refresh()
@@ -76,7 +77,7 @@ class Bench:
             self.took += 1
             self.taken.add(name)
 
-        self.context.commit(Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no")), answered)
+        self.tree.commit(Multi(name="PLACE", ops=(Delete(f"{PENDING}/{name}"),), proof=Exists("/no")), answered)
 
     def known(self) -> list[str]:
         return sorted(set(self.list.value or ()) - self.taken)

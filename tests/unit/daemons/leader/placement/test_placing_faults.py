@@ -13,7 +13,6 @@ import pytest
 from rmgr.adapters.policy_files import recorded
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.views import answers
-from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.placement.faults import BENCH_S, Faults
 from rmgr.daemons.leader.placement.orders import PlanExecution
 from rmgr.daemons.leader.placement.passes import Passes
@@ -118,8 +117,8 @@ def test_a_policy_that_sleeps_is_left_behind_and_left_out_for_a_while() -> None:
     bench = Bench()
     bench.lead()
     assert bench.leader is not None
-    context: LeaderContext = bench.leader.nodes._context
-    passes, policy = Passes(context, Faults(context), limit_s=2.0), Sleeps()
+    tree, term = bench.leader.nodes._tree, bench.leader.nodes._term
+    passes, policy = Passes(tree, term, Faults(tree, term), limit_s=2.0), Sleeps()
     plans: list[Plan] = []
     lost: list[str] = []
 
