@@ -10,11 +10,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice, repeat, takewhile
+from itertools import repeat, takewhile
 from typing import TypeVar
 
 from rmgr.coord.decisions.dependencies import SubmissionEnd
-from rmgr.coord.decisions.ends import stated
 from rmgr.coord.decisions.keeping import Bar, Facts, FailedSeen, ReconcileAction
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
@@ -24,7 +23,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import StoreCalls, Thunk, TreeReads
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
-from rmgr.daemons.leader.submissions.fragments import reaches, read_pages
+from rmgr.daemons.leader.submissions.fragments import apply, reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
@@ -36,8 +35,6 @@ T = TypeVar("T")
 WINDOW = 64
 #: The answer to a commit comes within this after what its watches tell, or it is lost.
 _ANSWER_S = 1.0
-#: Outcomes of one fragment, far more than a commit can have.
-_MOST_OUTCOMES = 100_000
 
 
 class Followed:
@@ -499,13 +496,5 @@ class Followed:
     def _apply(self, fragment: Fragment) -> None:
         if fragment.row:
             self.rows.append(fragment)
-        told = stated(fragment, end=self.progress.tail.next) if fragment.row else fragment.outcomes
-        self._has_news, ends = True, self.progress.ends
-        known, strange = ends.duplicates, ends.strange
-        self.progress.apply(self.progress.next_fragment, fragment, islice(told, _MOST_OUTCOMES), end=self.progress.tail.next)
-        if ends.strange > strange and not strange:
-            self._term.log.warning("outcomes_ignored", submission=self.number, why="of tasks that were never submitted, or no ends")
-        if ends.duplicates > known:
-            self._term.metrics.duplicates.inc(ends.duplicates - known)
-            if not known:  # once for each submission: the metric counts them all
-                self._term.log.error("outcome_committed_twice", submission=self.number, node=fragment.node, total=ends.duplicates)
+        self._has_news = True
+        apply(fragment, self.progress, self.number, self._term)

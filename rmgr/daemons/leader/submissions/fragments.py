@@ -1,12 +1,20 @@
-"""Fragments as the leader reads them: whole pages from the store, and how far one reaches. Pure but for the store."""
+"""Fragments as the leader reads them: whole pages from the store, how far one reaches, and what it changes of what is known."""
 
 from __future__ import annotations
 
+from itertools import islice
+
+from rmgr.coord.decisions.ends import stated
+from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_page
+from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import DataLost
 from rmgr.model.tasks.outcome import Fragment
+
+#: Outcomes of one fragment, far more than a commit can have.
+_MOST_OUTCOMES = 100_000
 
 
 def reaches(fragment: Fragment, end: int) -> bool:
@@ -28,3 +36,16 @@ def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tupl
         found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
         at += len(fragments)
     return found
+
+
+def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> None:
+    """Takes the next fragment of submission `number` into its progress. What it cannot truly tell is logged, and counted, not believed."""
+    told, ends = stated(fragment, end=progress.tail.next) if fragment.row else fragment.outcomes, progress.ends
+    known, strange = ends.duplicates, ends.strange
+    progress.apply(progress.next_fragment, fragment, islice(told, _MOST_OUTCOMES), end=progress.tail.next)
+    if ends.strange > strange and not strange:
+        term.log.warning("outcomes_ignored", submission=number, why="of tasks that were never submitted, or no ends")
+    if ends.duplicates > known:
+        term.metrics.duplicates.inc(ends.duplicates - known)
+        if not known:  # once for each submission: the metric counts them all
+            term.log.error("outcome_committed_twice", submission=number, node=fragment.node, total=ends.duplicates)
