@@ -32,7 +32,7 @@ class LoopTimers(Protocol):
         ...
 
 
-class TreeReads(LoopTimers, Protocol):
+class LeaderReads(LoopTimers, Protocol):
     """Reads ZooKeeper; answers come into the loop, `failed` when there is none in time."""
 
     def get(self, path: str, then: Callable[[Stamped | None], None], *, watch: Thunk | None = None, failed: Failed | None = None) -> None:
@@ -54,7 +54,7 @@ class TreeReads(LoopTimers, Protocol):
         ...
 
 
-class TreeCommits(TreeReads, Protocol):
+class LeaderCommits(LeaderReads, Protocol):
     """Reads ZooKeeper, and commits under the leader fence."""
 
     def commit(self, multi: Multi, then: Callable[[Outcome], None] | None = None, *, urgent: bool = False) -> None:

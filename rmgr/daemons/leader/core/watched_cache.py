@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from rmgr.coord.protocol.multi import Stamped
-from rmgr.daemons.leader.core.doors import Thunk, TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads, Thunk
 from rmgr.runtime import machine
 from rmgr.runtime.timers import Timer
 
@@ -48,7 +48,7 @@ class WatchedCache(Generic[T]):
         "value",
     )
 
-    def __init__(self, tree: TreeReads, ask: Callable[..., None], path: str, changed: Thunk) -> None:
+    def __init__(self, tree: LeaderReads, ask: Callable[..., None], path: str, changed: Thunk) -> None:
         self.path = path
         self.value: T | None = None
         self.is_known = False
@@ -128,12 +128,12 @@ class WatchedCache(Generic[T]):
             self._timer = None
 
 
-def data_of(tree: TreeReads, path: str, changed: Thunk) -> WatchedCache[Stamped]:
+def data_of(tree: LeaderReads, path: str, changed: Thunk) -> WatchedCache[Stamped]:
     """A cache of the data and stat of a znode."""
     return WatchedCache(tree, tree.get, path, changed)
 
 
-def names_below(tree: TreeReads, path: str, changed: Thunk) -> WatchedCache[list[str]]:
+def names_below(tree: LeaderReads, path: str, changed: Thunk) -> WatchedCache[list[str]]:
     """A cache of the names of the children of a znode."""
     return WatchedCache(tree, tree.children, path, changed)
 

@@ -16,7 +16,7 @@ from rmgr.coord.ops.leader import fail
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Check, Committed, Conflict, ConflictKind, Delete, Gone, Multi, Outcome, Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
@@ -46,7 +46,7 @@ class Clearer:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
         queue_of: Callable[[int, Callable[[str | None], None]], None],
         turn: Callable[[], float],

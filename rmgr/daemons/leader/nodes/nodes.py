@@ -18,7 +18,7 @@ from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped, Unknown
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import user_mark
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
@@ -59,7 +59,7 @@ class NodeKeeper:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
         settings: Callable[[], ClusterSettings],
         queue_of: Callable[[int, Callable[[str | None], None]], None],

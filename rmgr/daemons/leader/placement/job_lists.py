@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from rmgr.coord.protocol import paths
-from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
 from rmgr.daemons.leader.placement.lists import LongList
 from rmgr.daemons.leader.records.job_table import JobTable
@@ -38,7 +38,7 @@ class JobLists:
     Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.
     """
 
-    def __init__(self, tree: TreeReads, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, tree: LeaderReads, job_table: JobTable, wake: Callable[[], None]) -> None:
         self.pending: dict[str, WatchedCache[list[str]]] = {}
         self.running: dict[str, WatchedCache[list[str]]] = {}
         self.news: set[str] = set()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from rmgr.coord.protocol.multi import Stat
-from rmgr.daemons.leader.core.doors import Thunk, TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads, Thunk
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 
 #: Names below which a list is simply read.
@@ -26,7 +26,7 @@ class LongList(WatchedCache[list[str]]):
 
     __slots__ = ("_count", "_creates", "_moved_s", "_noted", "_took", "_took_before", "_took_then")
 
-    def __init__(self, tree: TreeReads, path: str, changed: Thunk, took: Callable[[], int]) -> None:
+    def __init__(self, tree: LeaderReads, path: str, changed: Thunk, took: Callable[[], int]) -> None:
         super().__init__(tree, tree.children, path, changed)
         self._took = took
         self._noted: int | None = None  # creations when the list that is on its way was asked for

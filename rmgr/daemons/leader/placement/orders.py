@@ -1,6 +1,6 @@
 """What a pass decided, carried out: blocks are read, one fenced PLACE is committed (several when it is large), the state is told.
 
-And what follows a placed job of several nodes: holds that its end leaves behind are deleted, its head hears of a node that was lost.
+What follows a placed job of several nodes is in `holds.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, Unknown, size_of
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, size_of
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.calls import WaitingCalls
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
-from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob, Waiting
+from rmgr.daemons.leader.records.job_table import JobTable, Waiting
 from rmgr.daemons.leader.records.records import encode_records
 from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
-from rmgr.model.cluster.node import InboxOrder, NodeRecord, NodeState, OrderKind
+from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.tasks.block import BlockData
-from rmgr.model.tasks.placing import Allocation, job_id, task_of
+from rmgr.model.tasks.placing import Allocation, task_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running
@@ -57,7 +56,6 @@ from rmgr.sched.state.cluster import ClusterState
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
 MOST_OPS, MOST_BYTES = 180, MAX_MULTI_BYTES - 24 * 1024
 _NOTHING = WakeAt(0, Why("", ""))
-_RETRY_S = 1.0
 
 
 def _is_order(decision: Decision) -> bool:
@@ -95,25 +93,23 @@ class PlanExecution:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
-        calls: WaitingCalls,
         placings: Placings,
         job_table: JobTable,
         names: Names,
         nodes: FencedNodes,
         stops: Stops,
         placed: Callable[[str], None],
-        broke: Callable[[str, str], None] = lambda _partition, _error: None,
-        promises: Promises | None = None,
+        broke: Callable[[str, str], None],
+        promises: Promises,
     ) -> None:
-        self.promises = promises if promises is not None else Promises(tree, job_table, names, lambda _why: None)
+        self._promises = promises
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
         self._tree = tree
         self._term = term
-        self._calls = calls
         self._placings = placings
         self._job_table = job_table
         self._names = names
@@ -211,7 +207,7 @@ class PlanExecution:
                 self._problem = self._problem or f"job {decision.job_id} cannot be placed as it was planned"
                 continue
             state.carried_out(decision, now_us)
-            self.promises.started(decision.job_id)
+            self._promises.started(decision.job_id)
             jobs.append((decision.job_id, assigned))
         for job, (run, move) in left.items():
             self._at = move
@@ -221,7 +217,7 @@ class PlanExecution:
             asked.append(SentOrder(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
         for job, assigned in jobs:
             self._stops.started(state, job, assigned.data)
-        self._send(state, jobs, asked, self.promises.changed(state, promised))
+        self._send(state, jobs, asked, self._promises.changed(state, promised))
 
     def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
         """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
@@ -345,7 +341,7 @@ class PlanExecution:
                 incarnation=one.incarnation,
                 guid=paths.start_order(chance[:12], one.name),
                 stamp=chance[12:],
-                reserved=self.promises.taken_over(job),
+                reserved=self._promises.taken_over(job),
             )
         return made
 
@@ -436,58 +432,6 @@ class PlanExecution:
         done, self._done = self._done, None
         assert done is not None
         done(self._problem)
-
-    # -- what follows a job
-
-    def prepare(self, nodes: list[str]) -> None:
-        """Makes the places where cores of these nodes are held for jobs whose head is elsewhere."""
-        wanted = [paths.hold(node) for node in nodes]
-        self._calls.coordinator(lambda zookeeper: zookeeper.ensure(wanted), lambda _: None, lambda _: self._prepare_later(nodes))
-
-    def _prepare_later(self, nodes: list[str]) -> None:
-        self._tree.after(_RETRY_S, partial(self.prepare, nodes))
-
-    def look_for_holds(self, nodes: list[str]) -> None:
-        """Deletes those of jobs that are gone: the leader before did not come to it. The job table must be whole."""
-        for node in nodes:
-            again = partial(self._tree.after, _RETRY_S, partial(self.look_for_holds, [node]))
-            self._tree.children(paths.hold(node), partial(self._on_holds, node), failed=again)
-
-    def _on_holds(self, node: str, names: list[str] | None) -> None:
-        self.promises.look_after(node, names)
-        for _, (submission, index, attempt) in paths.holds_in(names):
-            placed = self._job_table.placed.get(job_id(submission, index))
-            if placed is None or placed.key.attempt != attempt:
-                self._unhold(node, submission, index, attempt)
-
-    def _unhold(self, node: str, submission: int, index: int, attempt: int) -> None:
-        """Until it is known to be gone: what is forgotten here would keep cores from everybody."""
-
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Unknown):
-                self._tree.after(_RETRY_S, partial(self._unhold, node, submission, index, attempt))
-
-        self._tree.commit(place_ops.unhold(node, submission, index, attempt), answered)
-
-    def release(self, job: int, placed: PlacedJob) -> None:
-        """It has ended: nothing is held for it any more."""
-        submission, index = task_of(job)
-        for node, _ in placed.allocation.helpers:
-            self._unhold(node, submission, index, placed.key.attempt)
-
-    def look_for_losses(self) -> None:
-        """Heads of jobs that have lost a node elsewhere are told, once."""
-        for job, placed in self._job_table.placed.items():
-            if placed.is_lost or not placed.allocation.helpers:
-                continue
-            for node, _ in placed.allocation.helpers:
-                record = self._nodes.records.get(node)
-                if record is not None and record.state is NodeState.FENCED:
-                    placed.is_lost = True
-                    submission, index = task_of(job)
-                    order = InboxOrder(order=OrderKind.LOST, submission=submission, index=index, detail=node, extra={"block": placed.name})
-                    self._tree.commit(leader_ops.order(placed.node, machine.guid()[:12], order), urgent=True)
-                    break
 
 
 #: (the commit, jobs that it starts, orders in it)

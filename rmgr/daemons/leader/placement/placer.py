@@ -23,6 +23,7 @@ from rmgr.daemons.leader.placement.building import StateBuilding
 from rmgr.daemons.leader.placement.classes import ClassMetrics, views_of
 from rmgr.daemons.leader.placement.faults import INSTEAD, Faults
 from rmgr.daemons.leader.placement.foreign import Foreign
+from rmgr.daemons.leader.placement.holds import PlacedHolds
 from rmgr.daemons.leader.placement.job_lists import JobLists
 from rmgr.daemons.leader.placement.next_starts import NextStarts
 from rmgr.daemons.leader.placement.node_backoffs import NodeBackoffs
@@ -106,8 +107,9 @@ class Placer:
             submission=self._records.get, mark_of=self._next_starts.mark_of, refuse=self._arrivals.refuse,
         )  # fmt: skip
         self._promises = Promises(tree, table, names, self.rebuild)
+        self._holds = PlacedHolds(tree, calls, table, self._promises, nodes.records)
         self._orders = PlanExecution(
-            tree, term, calls, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises
+            tree, term, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises
         )
         self.user_requests = UserRequests(
             tree, term, calls, table, self._stops, self._next_starts, self._orders, nodes.drains,
@@ -241,7 +243,7 @@ class Placer:
         if job not in self._stops.by_job:  # else it was asked to
             self._backoffs.left(job, placed)
         self._lists.watch_head(placed.node)
-        self._orders.release(job, placed)
+        self._holds.release(job, placed)
         if self._stops.vacated(job, placed):
             return
         self._updates.tell(state, "job_ended", job, placed.partition, now=now_us)
@@ -257,7 +259,7 @@ class Placer:
             self._look_at_nodes()
             self._nodes.tell(turn.state)
             self._next_starts.look_again(turn.state)
-            self._orders.look_for_losses()
+            self._holds.look_for_losses()
         return True
 
     def _tell_arrivals(self, turn: Turn) -> bool:
@@ -347,7 +349,7 @@ class Placer:
     def _look_at_nodes(self) -> None:
         """Lists of the nodes in partitions with place queues; where they are held for others is made ready."""
         if fresh := self._lists.look_on(self._nodes.learn(self.served.partitions)):
-            self._orders.prepare(fresh)
+            self._holds.prepare(fresh)
 
     # -- everything again
 
@@ -388,7 +390,7 @@ class Placer:
         self.user_requests.rebuilt()
         for node in {placed.node for placed in self.job_table.placed.values()}:
             self._lists.watch_head(node)
-        self._orders.look_for_holds(sorted(self._lists.running))
+        self._holds.look_for_holds(sorted(self._lists.running))
         self._lists.all_are_news()
         self._nodes_changed = True
         # Whatever had happened before, and was decided by a pass whose commit was never made, is decided now.

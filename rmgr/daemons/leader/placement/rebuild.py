@@ -17,7 +17,7 @@ import msgspec
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
@@ -56,7 +56,7 @@ class Rebuild:
 
     def __init__(
         self,
-        tree: TreeReads,
+        tree: LeaderReads,
         term: Term,
         placings: Placings,
         job_table: JobTable,

@@ -14,7 +14,7 @@ from functools import partial
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.facts import Known, known_of, with_known
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
@@ -96,7 +96,7 @@ def stop_order(
 class Stops:
     """All of them, by job. They are touched in the leader's loop while no pass is under way."""
 
-    def __init__(self, tree: TreeReads, term: Term, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
+    def __init__(self, tree: LeaderReads, term: Term, job_table: JobTable, lists: PendingLists, updates: StateUpdates) -> None:
         self.by_job: dict[int, PendingStop] = {}
         self.refusals: dict[int, str] = {}  #: job that goes on -> why
         self._learned: dict[int, Known] = {}  # what blocks have told

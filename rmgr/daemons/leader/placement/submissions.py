@@ -9,7 +9,7 @@ from itertools import islice
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.errors import RmgrError
@@ -27,7 +27,7 @@ class SubmissionRecords:
     """Records by number, kept in the job table. nobodys: those that were not there, or cannot be read, when they were read last.
     odd: why the latter cannot."""
 
-    def __init__(self, tree: TreeReads, term: Term, job_table: JobTable, wake: Callable[[], None]) -> None:
+    def __init__(self, tree: LeaderReads, term: Term, job_table: JobTable, wake: Callable[[], None]) -> None:
         self.nobodys: set[int] = set()
         self._tree = tree
         self._term = term

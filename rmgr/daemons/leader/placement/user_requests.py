@@ -16,7 +16,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Outcome, Stamped, Unknown
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of
 from rmgr.daemons.leader.placement.next_starts import NextStarts, only
@@ -83,7 +83,7 @@ class UserRequests:
         wake: asks for a turn.
     """
 
-    tree: TreeCommits
+    tree: LeaderCommits
     term: Term
     calls: StoreCalls
     job_table: JobTable

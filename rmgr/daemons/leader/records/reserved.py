@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rmgr.coord.ops import place as place_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Op, Outcome, Unknown
-from rmgr.daemons.leader.core.doors import TreeCommits, TreeReads
+from rmgr.daemons.leader.core.doors import LeaderCommits, LeaderReads
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.model.base.resources import MIB
@@ -37,7 +37,7 @@ _RETRY_S = 0.5
 class Promises:
     """What stands below `/holds` of waiting jobs. broken: told why everything must be read again."""
 
-    def __init__(self, tree: TreeCommits, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
+    def __init__(self, tree: LeaderCommits, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
         self._tree = tree
         self._job_table = job_table
         self._names = names
@@ -133,7 +133,7 @@ class Promises:
 class Standing:
     """Reads which promises stand, of all jobs that a record says something is held for. Cost: a list of each node in such a record."""
 
-    def __init__(self, tree: TreeReads, records: Iterable[Records], came: Callable[[], None]) -> None:
+    def __init__(self, tree: LeaderReads, records: Iterable[Records], came: Callable[[], None]) -> None:
         self.found: dict[int, list[str]] = {}
         self._tree = tree
         self._came = came

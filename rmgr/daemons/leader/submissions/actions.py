@@ -45,7 +45,7 @@ from rmgr.coord.protocol.records import (
 )
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import history_rows, paged_with, summary
-from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import version_of
 from rmgr.daemons.leader.submissions.follow import Followed
@@ -64,7 +64,7 @@ Done = Callable[[bool], None]
 class ReconcileActions:
     """The doing of what `keeping.plan` says, but for sweeps, dependencies and collection."""
 
-    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, settings: Callable[[], ClusterSettings]) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, settings: Callable[[], ClusterSettings]) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls

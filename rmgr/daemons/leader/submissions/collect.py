@@ -20,7 +20,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import kept_outputs, removal
-from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
 from rmgr.daemons.leader.submissions.follow import Followed
@@ -50,7 +50,7 @@ class Collector:
         ended: writes down what has ended; nothing goes before that.
     """
 
-    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, is_known: Callable[[int], bool], ended: EndedKeeper) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls
@@ -110,7 +110,7 @@ class Collector:
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(self, tree: TreeCommits, term: Term, calls: StoreCalls, followed: Followed, ended: EndedKeeper, done: Done) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: Followed, ended: EndedKeeper, done: Done) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls

@@ -15,7 +15,7 @@ from rmgr.coord.decisions.ended import BUCKET, Ended
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.runtime.failpoint import failpoint
@@ -33,7 +33,7 @@ _DIGITS = 18
 class EndedKeeper:
     """All that one leader writes below `/ended`. In its loop."""
 
-    def __init__(self, tree: TreeCommits, term: Term) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term) -> None:
         self._tree = tree
         self._term = term
         self._bits: dict[int, bytes] = {}  #: as committed, of directories that this leader has had to do with

@@ -20,7 +20,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.doors import StoreCalls, Thunk, TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads, StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.submissions.fragments import apply, reaches, read_pages
@@ -50,7 +50,7 @@ class Followed:
 
     def __init__(
         self,
-        tree: TreeReads,
+        tree: LeaderReads,
         term: Term,
         calls: StoreCalls,
         number: int,

@@ -13,7 +13,7 @@ from rmgr.coord.ops.owner import is_owner
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.doors import TreeReads
+from rmgr.daemons.leader.core.doors import LeaderReads
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import SubmitterEntry
@@ -29,7 +29,7 @@ class LivingOwners:
     Cost: an entry is read once, when a submission names its guid first: whoever makes others makes nobody read them.
     """
 
-    def __init__(self, tree: TreeReads, log: Log, changed: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, tree: LeaderReads, log: Log, changed: Callable[[Collection[str]], None]) -> None:
         self._tree = tree
         self._log = log
         self._changed = changed

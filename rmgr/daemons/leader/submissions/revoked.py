@@ -15,7 +15,7 @@ from rmgr.coord.ops.leader import order
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
@@ -38,7 +38,7 @@ class RevokedKeeper:
     """
 
     def __init__(
-        self, tree: TreeCommits, log: Log, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
+        self, tree: LeaderCommits, log: Log, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
     ) -> None:
         self._tree = tree
         self._log = log

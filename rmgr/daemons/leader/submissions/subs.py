@@ -32,7 +32,7 @@ from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import decode_summary
-from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import version_of
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, names_below
@@ -73,7 +73,7 @@ class SubmissionKeeper:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
         calls: StoreCalls,
         settings: Callable[[], ClusterSettings],

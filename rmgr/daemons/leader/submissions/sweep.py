@@ -18,7 +18,7 @@ from rmgr.coord.ops.work import bring_back, set_aside
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.validity import records as validity
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import RmgrError
@@ -56,7 +56,7 @@ class Sweeper:
         is_known: a submission of this number is in memory.
     """
 
-    def __init__(self, tree: TreeCommits, term: Term, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
+    def __init__(self, tree: LeaderCommits, term: Term, nodes: Callable[[], list[str]], is_known: Callable[[int], bool]) -> None:
         self._tree = tree
         self._term = term
         self._nodes = nodes

@@ -15,7 +15,7 @@ from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
-from rmgr.daemons.leader.core.doors import StoreCalls, TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.errors import WrongCluster
 from rmgr.model.base.version import raised
@@ -30,7 +30,7 @@ class ReleaseKeeper:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
         calls: StoreCalls,
         starters: Callable[[], Iterable[NodeRecord]],

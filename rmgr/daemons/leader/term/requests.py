@@ -19,7 +19,7 @@ from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.calls import WaitingCalls
-from rmgr.daemons.leader.core.doors import TreeCommits
+from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.errors import RmgrError
@@ -41,7 +41,7 @@ class RequestKeeper:
 
     def __init__(
         self,
-        tree: TreeCommits,
+        tree: LeaderCommits,
         term: Term,
         calls: WaitingCalls,
         stop: Callable[[str, StopRequest, Callable[[StopRequest], None]], None],
