@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmgr.adapters.zookeeper.bulk import BulkRead, MomentRead
+from rmgr.adapters.zookeeper.bulk import BulkRead
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble
 from rmgr.adapters.zookeeper.ops import Commit, to_stamped
 from rmgr.adapters.zookeeper.session import SessionCoordinator
@@ -120,8 +120,6 @@ class _MemoryLink:
         if not self._tree.is_alive(self._session):
             raise SessionGone
         if isinstance(request, BulkRead):
-            return [self._found(path) for path in request.paths], []
-        if isinstance(request, MomentRead):
             return [*map(self._found, request.paths), *map(self._names, request.lists)], []
         watch = None if request.watch is None else self
         match request.kind:

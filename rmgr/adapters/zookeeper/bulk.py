@@ -34,47 +34,7 @@ class Refused(NamedTuple):
 
 
 class BulkRead:
-    """The request, as kazoo takes it. `paths`: absolute, at most `MOST`."""
-
-    __slots__ = ("paths",)
-    type = 22
-
-    def __init__(self, paths: Sequence[str]) -> None:
-        self.paths = paths
-
-    def serialize(self) -> bytes:
-        """The request's body."""
-        out = bytearray()
-        for path in self.paths:
-            name = path.encode()
-            out += _ITEM.pack(_GET, 0, -1, len(name)) + name + b"\0"
-        return bytes(out + _END)
-
-    def deserialize(self, buffer: bytes, offset: int) -> list[Stamped | None] | Refused:
-        """What stands at each path, None where nothing does. Cost: O(paths), 2 us each."""
-        found: list[Stamped | None] = []
-        unpack, at = _RESULT.unpack_from, offset
-        while True:
-            kind, done, _ = unpack(buffer, at)
-            at += 9
-            if done:
-                return found
-            (size,) = _INT.unpack_from(buffer, at)
-            at += 4
-            if kind == _ERROR:
-                if size != _NO_NODE:
-                    return Refused(len(found), size)
-                found.append(None)
-                continue
-            data = buffer[at : at + size] if size > 0 else b""
-            at += max(0, size)
-            czxid, mzxid, _, mtime, version, changes, _, owner, _, children, _ = _STAT.unpack_from(buffer, at)
-            at += _STAT.size
-            found.append(Stamped(bytes(data), Stat(version, mzxid, children, (changes + children) // 2, owner, mtime, czxid)))
-
-
-class MomentRead:
-    """Data at `paths`, then names below `lists`, all as they stood at one moment.
+    """The request, as kazoo takes it: data at `paths`, then names below `lists`, all as they stood at one moment.
 
     A server answers a multiRead while it applies no write: a stand-alone one has one thread for both, and the CommitProcessor of
     an ensemble's member "allows no read requests to be processed in parallel with write requests". So writes wait meanwhile: about
@@ -84,20 +44,21 @@ class MomentRead:
     __slots__ = ("lists", "paths")
     type = 22
 
-    def __init__(self, paths: Sequence[str], lists: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], lists: Sequence[str] = ()) -> None:
         self.paths = paths
         self.lists = lists
 
     def serialize(self) -> bytes:
         """The request's body."""
         out = bytearray()
-        for kind, path in [*((_GET, path) for path in self.paths), *((_CHILDREN, path) for path in self.lists)]:
-            name = path.encode()
-            out += _ITEM.pack(kind, 0, -1, len(name)) + name + b"\0"
+        for kind, paths in ((_GET, self.paths), (_CHILDREN, self.lists)):
+            for path in paths:
+                name = path.encode()
+                out += _ITEM.pack(kind, 0, -1, len(name)) + name + b"\0"
         return bytes(out + _END)
 
     def deserialize(self, buffer: bytes, offset: int) -> list[Stamped | list[str] | None] | Refused:
-        """What stands at each path and below each list, None where nothing does."""
+        """What stands at each path and below each list, None where nothing does. Cost: O(paths), 2 us each."""
         found: list[Stamped | list[str] | None] = []
         unpack, at = _RESULT.unpack_from, offset
         while True:

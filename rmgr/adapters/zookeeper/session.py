@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Self
 
 from rmgr.adapters.zookeeper.acl import AccessLists, lists_of
-from rmgr.adapters.zookeeper.bulk import MOST, BulkRead, MomentRead, flatten, gather
+from rmgr.adapters.zookeeper.bulk import MOST, BulkRead, flatten, gather
 from rmgr.adapters.zookeeper.guard import Guard
 from rmgr.adapters.zookeeper.link import LinkState, LinkTrouble, ZookeeperLink
 from rmgr.adapters.zookeeper.ops import Commit, Nobody, Proof, ProofPart, Read, Watch, allowed, to_stamped, to_stat
@@ -117,7 +117,7 @@ class SessionCoordinator(abc.ABC):
         self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
     ) -> Future[list[Stamped | list[str] | None]]:
         """See `coord.ports.MomentReader`."""
-        request = MomentRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
+        request = BulkRead([self._absolute(path) for path in paths], [self._absolute(path) for path in lists])
         every = [*request.paths, *request.lists]
         return self._read(request, partial(allowed, every), timeout_s, f"{every[0]} and others")
 
