@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable, UsageError, ValueTooLarge, WrongCluster
@@ -157,30 +157,6 @@ def verify(key: str, value: bytes, size: int, digest: bytes) -> bytes:
     if len(value) != size or sha256(value).digest() != digest:
         raise data_lost(key, f"{len(value):,} of {size:,} bytes found, hash {'differs' if len(value) == size else 'not compared'}")
     return value
-
-
-def get_hashed(store: Store, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
-    """`Store.get` and the SHA-256 of what was read: taken once where the adapter tells what it found while it checked."""
-    hashed: Any = getattr(store, "get_hashed", None)
-    if hashed is not None:
-        found: tuple[bytes, Encoding, bytes] | None = hashed(key, timeout_s=timeout_s)
-        return found
-    plain = store.get(key, timeout_s=timeout_s)
-    return None if plain is None else (*plain, sha256(plain[0]).digest())
-
-
-def fetch(store: Store, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
-    """A value for who wants large ones as a file: never whole in memory, and not copied where the store has it as a file of this machine.
-
-    Returns: (the value, or None: it is the file `path`, never to be changed; its SHA-256, which was compared), None when it is not there.
-    Raises: DataLost, StoreUnavailable; OSError (a full disk). There is no file then.
-    """
-    ask: Any = getattr(store, "fetch", None)
-    if ask is not None:
-        found: tuple[bytes | None, bytes] | None = ask(key, path, timeout_s=timeout_s)
-        return found
-    whole = get_hashed(store, key, timeout_s=timeout_s)
-    return None if whole is None else (whole[0], whole[2])
 
 
 # How encoding and note stand in one column: "raw", or "raw <note in base64>". Who knows no notes refuses the second, and none is

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from rmgr.adapters.store_rules import fetch, get_hashed, remembered
+from rmgr.adapters.store_rules import remembered
 from rmgr.adapters.stores import open_store, shown
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
@@ -52,7 +52,7 @@ def meet_store(url: str, *, log: Log, patience_s: float, create: bool = True) ->
     return store, known
 
 
-class WatchedStore:
+class WatchedStore(Store):
     """A `Store` (coord/protocol/ports.py) that knows whether it serves. Thread-safe.
 
     Args:
@@ -173,34 +173,14 @@ class WatchedStore:
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
         self._through(lambda store: store.put_many(rows, replaces=replaces, **told))
 
-    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`."""
-        return self._through(lambda store: store.get(key, timeout_s=timeout_s))
-
-    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
-        """See `store_rules.get_hashed`."""
-        return self._through(lambda store: get_hashed(store, key, timeout_s=timeout_s))
-
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
-        """See `store_rules.fetch`."""
-        return self._through(lambda store: fetch(store, key, path, timeout_s=timeout_s))
-
-    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`."""
-        return self._through(lambda store: store.get_many(keys, timeout_s=timeout_s))
+        """See `Store.fetch`."""
+        return self._through(lambda store: store.fetch(key, path, timeout_s=timeout_s))
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""
         chunks = self._through(lambda store: store.stream(key, timeout_s=timeout_s))
         return None if chunks is None else self._streamed(chunks)
-
-    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        return self._through(lambda store: store.head(key, timeout_s=timeout_s))
-
-    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """See `Store.about`."""
-        return self._through(lambda store: store.about(key, timeout_s=timeout_s))
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
@@ -215,10 +195,6 @@ class WatchedStore:
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
         return self._through(lambda store: store.get_noted_many(keys, largest=largest, timeout_s=timeout_s))
-
-    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`."""
-        return self._through(lambda store: store.delete(key, timeout_s=timeout_s))
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`."""

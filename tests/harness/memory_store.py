@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
@@ -54,7 +54,7 @@ _SHELVES: dict[str, _Shelf] = {}
 _SHELVES_LOCK = threading.Lock()
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A `Store` (coord/protocol/ports.py). Stores of one (non-empty) name share their rows; one without a name is its own."""
 
     def __init__(self, name: str = "", *, clock_ms: Callable[[], int] = now_ms) -> None:
@@ -129,37 +129,12 @@ class MemoryStore:
             for (key, value), note in zip(rows, notes_of(rows, notes), strict=True):
                 self._set(key, _Row(value, sha256(value).digest(), encoding, ttl_ms, note))
 
-    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`."""
-        self._begin(timeout_s, f"read {key!r}")
-        check_key(key)
-        with self._shelf.lock:
-            row = self._alive(key)
-        return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.encoding)
-
-    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`."""
-        found = {key: self.get(key, timeout_s=timeout_s) for key in keys}
-        return {key: value for key, value in found.items() if value is not None}
-
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""
         found = self.get(key, timeout_s=timeout_s)
         if found is None:
             return None
         return (found[0][start : start + CHUNK_BYTES] for start in range(0, len(found[0]), CHUNK_BYTES))
-
-    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        self._begin(timeout_s, f"read {key!r}")
-        check_key(key)
-        with self._shelf.lock:
-            row = self._alive(key)
-        return None if row is None else (len(row.value), row.encoding)
-
-    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """See `Store.about`."""
-        return self.about_many([key], timeout_s=timeout_s).get(key)
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
@@ -189,18 +164,15 @@ class MemoryStore:
             if row is not None
         }
 
-    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`."""
-        self._begin(timeout_s, f"delete {key!r}")
-        check_key(key)
-        with self._shelf.lock:
-            found = self._alive(key) is not None
-            self._remove(key)
-        return found
-
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`."""
-        return [key for key in dict.fromkeys(map(check_key, keys)) if self.delete(key, timeout_s=timeout_s)]
+        self._begin(timeout_s, f"delete {counted(len(keys), 'value')}")
+        wanted = list(dict.fromkeys(map(check_key, keys)))
+        with self._shelf.lock:
+            found = [key for key in wanted if self._alive(key) is not None]
+            for key in wanted:
+                self._remove(key)
+        return found
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`."""

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from itertools import chain
-from typing import Self
 from uuid import uuid4
 
 from rmgr.adapters.cassandra.calls import Calls
@@ -51,13 +50,12 @@ from rmgr.adapters.store_rules import (
     check_prefix,
     check_size,
     cut,
-    encoding_of,
     key_exists,
     marked,
     notes_of,
     patience_s,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 
@@ -69,7 +67,7 @@ _CLOSE_S = 1.0
 _GROUP_BYTES = 4 * 2**20
 
 
-class CassandraStore:
+class CassandraStore(Store):
     """A `Store`. Opening it never waits and never fails because the cluster is away: see `CassandraLink`."""
 
     def __init__(
@@ -159,10 +157,6 @@ class CassandraStore:
             manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
             self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing, encoding=encoding)
 
-    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`. A marker takes the value's place for a day; chunks are freed by `sweep`."""
-        return bool(self.delete_many([key], timeout_s=timeout_s))
-
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
         deadline = CallDeadline(timeout_s)
@@ -190,39 +184,19 @@ class CassandraStore:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`. A damaged or missing piece is asked for at other nodes before it is `DataLost`."""
-        check_key(key)
-        found = self._reader.get(key, CallDeadline(timeout_s))
-        return None if found is None else (found[0], found[1].encoding)
-
-    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
-        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
-        found = self.get_noted(key, timeout_s=timeout_s)
-        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
-
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
         check_key(key)
         return self._reader.get(key, CallDeadline(timeout_s))
-
-    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """See `Store.about`."""
-        return self.about_many([key], timeout_s=timeout_s).get(key)
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
         return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s))
 
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
-        """See `store_rules.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
+        """See `Store.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
         check_key(key)
         return self._reader.fetch(key, path, CallDeadline(timeout_s))
-
-    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`. One request a key, many at a time."""
-        found = self.get_noted_many(keys, timeout_s=timeout_s)
-        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
 
     def get_noted_many(
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
@@ -237,12 +211,6 @@ class CassandraStore:
         """
         check_key(key)
         return self._reader.stream(key, timeout_s)
-
-    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        check_key(key)
-        manifest = self._reader.manifest(key, CallDeadline(timeout_s), f"read {key!r}")
-        return None if manifest is None else (manifest.size, encoding_of(manifest.encoding))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Cheap for a prefix that names its family (and submission): 16 requests; see `Listing`."""
@@ -288,12 +256,6 @@ class CassandraStore:
         """See `Store.close`. Everything that was acknowledged is in Cassandra already; claims are withdrawn."""
         self._calls.settle_forgotten(_CLOSE_S)
         self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- private ------------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ from rmgr.adapters.store_rules import (
     patience_s,
     pieces,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import KeyExists, QueueFull, RmgrError, StoreUnavailable, Unavailable, UsageError
 from rmgr.model.base.units import counted
 from rmgr.v1 import gateway_pb2 as pb
@@ -60,7 +60,7 @@ _AHEAD = 4  # parts of a large value that wait to be sent
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 0.5
 
 
-class GatewayStore:
+class GatewayStore(Store):
     """A `Store` (coord/protocol/ports.py) behind `gateways` ("HOST:PORT,..."). Opens nothing until it is asked.
 
     credentials: who we are, None in an open cluster.
@@ -154,23 +154,18 @@ class GatewayStore:
         return bool(reply.deleted or doubt)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
-        """See `Store.delete_many`. After a lost answer all are said to have been there; from an older gateway they are asked one by one."""
+        """See `Store.delete_many`. After a lost answer all are said to have been there."""
         deadline = CallDeadline(timeout_s)
         gone: set[str] = set()
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
             request = pb.KeysRequest(keys=[key for key, _ in some])
             doubt: list[bool] = []
 
-            def ask(stub: Any, request: Any = request) -> list[str]:
-                try:
-                    return list(self._call(stub.DeleteMany, request, deadline).keys)
-                except grpc.RpcError as error:
-                    if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                        raise
-                return [key for key in request.keys if self._call(stub.Delete, pb.KeyRequest(key=key), deadline).deleted]
+            def ask(stub: Any, request: Any = request) -> Any:
+                return self._call(stub.DeleteMany, request, deadline)
 
             told = self._repeat(ask, deadline, f"delete {counted(len(some), 'value')}", doubt=doubt)
-            gone.update(request.keys if doubt else told)
+            gone.update(request.keys if doubt else told.keys)
         return [key for key in dict.fromkeys(keys) if key in gone]
 
     def sweep(self, *, timeout_s: float = 30.0) -> int:
@@ -182,11 +177,6 @@ class GatewayStore:
         self._ask("Bind", pb.BindRequest(cluster_id=cluster_id), timeout_s, "be bound")
 
     # -- reading
-
-    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`. Peak memory is about twice the value."""
-        found = self.get_noted(key, timeout_s=timeout_s)
-        return None if found is None else (found[0], found[1].encoding)
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
@@ -210,10 +200,6 @@ class GatewayStore:
 
         return self._repeat(read, deadline, f"read {key!r}")
 
-    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """See `Store.about`."""
-        return self.about_many([key], timeout_s=timeout_s).get(key)
-
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`."""
         deadline = CallDeadline(timeout_s)
@@ -229,15 +215,10 @@ class GatewayStore:
                 found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
         return found
 
-    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`."""
-        found = self.get_noted_many(keys, timeout_s=timeout_s)
-        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
-
     def get_noted_many(
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
-        """See `Store.get_noted_many`. Values above 2 MiB one by one after the others, and from an older gateway all."""
+        """See `Store.get_noted_many`. Values above 2 MiB one by one after the others."""
         deadline = CallDeadline(timeout_s)
         found: dict[str, tuple[bytes | None, About]] = {}
         for some in batches([(check_key(key), b"") for key in dict.fromkeys(keys)]):
@@ -248,10 +229,9 @@ class GatewayStore:
                 return [row for rows in call for row in rows.rows]
 
             for row in self._repeat(read, deadline, f"read {counted(len(some), 'value')}"):
-                is_known = bool(row.sha256)  # an older gateway says neither this nor what was noted
-                if is_known and not row.large:
+                if not row.large:
                     found[row.key] = row.data, told_about(row, row.data)
-                elif is_known and row.size > largest:
+                elif row.size > largest:
                     found[row.key] = None, About(row.size, Encoding(row.encoding), row.sha256, row.note)
                 elif (value := self.get_noted(row.key, timeout_s=deadline.left_s())) is not None:
                     found[row.key] = value if len(value[0]) <= largest else (None, value[1])

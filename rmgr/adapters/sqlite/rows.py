@@ -62,14 +62,6 @@ def select_many(connection: sqlite3.Connection, keys: list[str], largest: int) -
     return [ManifestRow(*row) for row in connection.execute(sql, (largest, *keys, now_ms()))]
 
 
-def select_head(connection: sqlite3.Connection, key: str) -> tuple[int, str] | None:
-    """Size and encoding of `key`; the value is not read."""
-    row: tuple[int, str] | None = connection.execute(
-        f"SELECT size, encoding FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())
-    ).fetchone()
-    return row
-
-
 def select_heads(connection: sqlite3.Connection, keys: list[str]) -> list[tuple[str, int, str, bytes]]:
     """(key, size, encoding, SHA-256) of up to `KEYS_PER_STATEMENT` keys; no value is read."""
     sql = f"SELECT key, size, encoding, sha256 FROM manifest WHERE key IN ({_marks(keys)}) AND {ALIVE}"
@@ -115,15 +107,8 @@ def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: M
         raise key_exists(taken)
 
 
-def delete(connection: sqlite3.Connection, key: str) -> bool:
-    """Removes the row of `key`; True if it was there and had not expired. Its file becomes unreferenced."""
-    found = connection.execute(f"SELECT 1 FROM manifest WHERE key = ? AND {ALIVE}", (key, now_ms())).fetchone()
-    connection.execute("DELETE FROM manifest WHERE key = ?", (key,))
-    return found is not None
-
-
 def delete_many(connection: sqlite3.Connection, keys: list[str]) -> list[str]:
-    """The same of many; returns those that were there, unsorted."""
+    """Removes rows; returns the keys that were there and had not expired, unsorted. Their files become unreferenced."""
     found: list[str] = []
     for start in range(0, len(keys), KEYS_PER_STATEMENT):
         some = keys[start : start + KEYS_PER_STATEMENT]
@@ -161,11 +146,6 @@ def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwri
     if took.rowcount != 1:
         raise Swept(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
     insert(connection, [manifest])
-
-
-def abandon_upload(connection: sqlite3.Connection, generation: int) -> None:
-    """Gives the generation to the next sweep."""
-    connection.execute("UPDATE unreferenced SET since_ms = 0 WHERE generation = ?", (generation,))
 
 
 def remove_expired(connection: sqlite3.Connection, limit: int) -> int:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
 from itertools import chain
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from rmgr.adapters.sqlite import rows as table
 from rmgr.adapters.sqlite.file import StoreFile
@@ -32,7 +32,6 @@ from rmgr.adapters.store_rules import (
     check_prefix,
     check_size,
     cut,
-    encoding_of,
     expiry_ms,
     key_exists,
     marked,
@@ -40,7 +39,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 
@@ -55,7 +54,7 @@ _SWEEP_ROWS = 500
 _DELETED_ROWS = 2000
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """A `Store` (coord/protocol/ports.py) in one SQLite file."""
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, timeout_s: float = 10.0, grace_s: float = GRACE_S) -> None:
@@ -155,11 +154,6 @@ class SqliteStore:
         for key, value, note in large:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
-    def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
-        """See `Store.delete`. The file of a large value goes with a `sweep`."""
-        check_key(key)
-        return self._write(lambda connection: table.delete(connection, key), CallDeadline(timeout_s), _ROW_BYTES, f"delete {key!r}")
-
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A commit for every 2,000 keys."""
         deadline = CallDeadline(timeout_s)
@@ -167,7 +161,7 @@ class SqliteStore:
         gone: set[str] = set()
         for start in range(0, len(wanted), _DELETED_ROWS):
             some = wanted[start : start + _DELETED_ROWS]
-            doing = f"delete {counted(len(wanted), 'value')} ({some[0]!r} ...)"
+            doing = f"delete {counted(len(wanted), 'value')} ({some[0]!r} ...)" if len(wanted) > 1 else f"delete {some[0]!r}"
             gone.update(self._write(partial(table.delete_many, keys=some), deadline, len(some) * _ROW_BYTES, doing))
         return [key for key in wanted if key in gone]
 
@@ -176,16 +170,6 @@ class SqliteStore:
         bind(self, cluster_id, timeout_s=timeout_s)
 
     # -- reading ------------------------------------------------------------------------------------------------------
-
-    def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`."""
-        found = self.get_hashed(key, timeout_s=timeout_s)
-        return None if found is None else found[:2]
-
-    def get_hashed(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding, bytes] | None:
-        """As `get`, and the SHA-256 that the value was found to have: who compares it with another one need not hash again."""
-        found = self.get_noted(key, timeout_s=timeout_s)
-        return None if found is None else (found[0], found[1].encoding, found[1].sha256)
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """See `Store.get_noted`."""
@@ -200,10 +184,6 @@ class SqliteStore:
         row, value = found
         return verify(key, value, row.size, row.sha256), about_of(row.size, row.encoding, row.sha256)
 
-    def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """See `Store.about`."""
-        return self.about_many([key], timeout_s=timeout_s).get(key)
-
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
         """See `Store.about_many`. One statement for every 256 keys."""
         deadline = CallDeadline(timeout_s)
@@ -217,21 +197,15 @@ class SqliteStore:
         return found
 
     def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
-        """See `store_rules.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
+        """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
         deadline = CallDeadline(timeout_s)
         row = self._select(key, deadline)
         if row is not None and row.chunks and self._large.fetch(row, path, deadline):
             return None, row.sha256
         if row is None or row.chunks:  # replaced just now
-            found = self.get_hashed(key, timeout_s=deadline.left_s()) if row is not None else None
-            return None if found is None else (found[0], found[2])
-        return _whole(row)[0], row.sha256
-
-    def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`. One statement for every 256 keys."""
-        found = self.get_noted_many(keys, timeout_s=timeout_s)
-        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+            return super().fetch(key, path, timeout_s=deadline.left_s()) if row is not None else None
+        return _whole(row), row.sha256
 
     def get_noted_many(
         self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
@@ -251,7 +225,7 @@ class SqliteStore:
                 elif row.chunks:
                     chunked.append(row.key)
                 else:
-                    found[row.key] = _whole(row)[0], about_of(row.size, row.encoding, row.sha256)
+                    found[row.key] = _whole(row), about_of(row.size, row.encoding, row.sha256)
         for key in chunked:
             value = self.get_noted(key, timeout_s=deadline.left_s())
             if value is not None:
@@ -266,15 +240,8 @@ class SqliteStore:
             return None
         if row.chunks:
             return self._large.stream(row, timeout_s)
-        value, _ = _whole(row)
+        value = _whole(row)
         return iter((value,) if value else ())
-
-    def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        check_key(key)
-        with self._reading(CallDeadline(timeout_s), f"read {key!r} from", key) as connection:
-            row = table.select_head(connection, key)
-        return None if row is None else (row[0], encoding_of(row[1]))
 
     def keys(self, prefix: str = "", *, after: str = "", limit: int = 1000, timeout_s: float = 30.0) -> list[str]:
         """See `Store.keys`. Reads `limit` entries of the key index, however large the store is."""
@@ -327,12 +294,6 @@ class SqliteStore:
         self._writer.close()
         self._readers.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -- private ------------------------------------------------------------------------------------------------------
 
     def _select(self, key: str, deadline: CallDeadline) -> ManifestRow | None:
@@ -361,5 +322,5 @@ class SqliteStore:
         self._write(run, deadline, weight, doing)
 
 
-def _whole(row: ManifestRow) -> tuple[bytes, Encoding]:
-    return verify(row.key, row.inline or b"", row.size, row.sha256), encoding_of(row.encoding)
+def _whole(row: ManifestRow) -> bytes:
+    return verify(row.key, row.inline or b"", row.size, row.sha256)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
 
@@ -119,7 +119,8 @@ class Store(Protocol):
     """Immutable values by key, chunked at 512 KiB, with size and SHA-256 checked on every read. Thread-safe.
 
     Keys are UTF-8 strings of 1 to 1,024 bytes without NUL; by convention `<family>/...` (see `coord/protocol/keys.py`).
-    Every call ends within `timeout_s` or raises `errors.StoreUnavailable`.
+    Every call ends within `timeout_s` or raises `errors.StoreUnavailable`. An adapter derives from it, and writes what has a body here only
+    where it knows a cheaper way.
     Raises on read: `errors.DataLost` when a chunk is missing or a hash differs; never wrong bytes.
     """
 
@@ -163,21 +164,43 @@ class Store(Protocol):
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """Reads one value whole, None when there is none (or it was deleted)."""
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].encoding)
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
         """Reads many values; absent keys are left out."""
+        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
+
+    def fetch(
+        self,
+        key: str,
+        path: str,  # noqa: ARG002 - only some adapters make a file
+        *,
+        timeout_s: float = 30.0,
+    ) -> tuple[bytes | None, bytes] | None:
+        """A value for who wants large ones as a file: not copied where the store has it as a file of this machine.
+
+        Returns: (the value, or None: it is the file `path`, never to be changed; its SHA-256, which was compared), None when it is absent.
+        Raises: OSError (a full disk). There is no file then.
+        """
+        found = self.get_noted(key, timeout_s=timeout_s)
+        return None if found is None else (found[0], found[1].sha256)
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """Reads one value in chunks; the hash is checked as they pass and `DataLost` raised at the end if it differs."""
 
     def head(self, key: str, *, timeout_s: float = 30.0) -> tuple[int, Encoding] | None:
         """Size in bytes and encoding, without reading the value."""
+        about = self.about(key, timeout_s=timeout_s)
+        return None if about is None else about[:2]
 
     def about(self, key: str, *, timeout_s: float = 30.0) -> About | None:
-        """What is known of a value, without reading it. Cost: as `head`."""
+        """What is known of a value, without reading it."""
+        return self.about_many([key], timeout_s=timeout_s).get(key)
 
     def about_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, About]:
-        """The same of many; absent keys are left out."""
+        """The same of many, without reading them; absent keys are left out."""
 
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
@@ -193,6 +216,7 @@ class Store(Protocol):
 
     def delete(self, key: str, *, timeout_s: float = 30.0) -> bool:
         """Makes the key absent for all readers; True if it was there."""
+        return bool(self.delete_many([key], timeout_s=timeout_s))
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """Makes many absent; returns those that were there, in the order of `keys`. After a failure any of them may be gone."""
@@ -217,3 +241,9 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Flushes what was accepted and lets go. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

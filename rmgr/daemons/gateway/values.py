@@ -14,7 +14,7 @@ from typing import Any
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.decisions.rights import Person, check_operator
-from rmgr.coord.protocol import keys
+from rmgr.coord.protocol import keys as names
 from rmgr.coord.protocol.ports import About, Encoding, Note, Store
 from rmgr.daemons.gateway.rights import OwnerOf
 from rmgr.daemons.gateway.rows import submission_of_row
@@ -28,7 +28,7 @@ _NAMED, _SHARED, _FINAL = "name", "share", "final"
 _PAGE = 1000
 
 
-class OwnedStore:
+class OwnedStore(Store):
     """A `Store` for one person of a secured cluster. Raises PermissionDenied, audited, beside what the store raises.
 
     Args: inputs: finds what pointers lead to. owner_of: whose submission a number is.
@@ -44,9 +44,18 @@ class OwnedStore:
 
     # -- writing
 
-    def put(self, key: str, value: bytes | Iterable[bytes], *, encoding: Encoding, overwrite: bool, note: Note = b"", **how: Any) -> None:
+    def put(
+        self,
+        key: str,
+        value: bytes | Iterable[bytes | memoryview],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        overwrite: bool = True,
+        note: Note = b"",
+        **how: Any,
+    ) -> None:
         """See `Store.put`."""
-        if keys.family(key) not in {_NAMED, _SHARED}:
+        if names.family(key) not in {_NAMED, _SHARED}:
             self._store.put(key, value, encoding=encoding, overwrite=overwrite, note=note, **how)
             return
         with self._audited("PUT", key):
@@ -60,10 +69,16 @@ class OwnedStore:
             self._store.put(key, value, encoding=encoding, overwrite=overwrite and held is not None, note=checked, **how)
 
     def put_many(
-        self, rows: Sequence[tuple[str, bytes]], *, encoding: Encoding, overwrite: bool, notes: Sequence[bytes] = (), **how: Any
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding = Encoding.RAW,
+        overwrite: bool = True,
+        notes: Sequence[bytes] = (),
+        **how: Any,
     ) -> None:
         """See `Store.put_many`. Rows under free names go first: in one step they are there, or none is."""
-        owned = [key for key, _ in rows if keys.family(key) in {_NAMED, _SHARED}]
+        owned = [key for key, _ in rows if names.family(key) in {_NAMED, _SHARED}]
         if not owned:
             self._store.put_many(rows, encoding=encoding, overwrite=overwrite, notes=notes, **how)
             return
@@ -72,7 +87,7 @@ class OwnedStore:
             free: list[tuple[tuple[str, bytes], bytes]] = []
             other: list[tuple[tuple[str, bytes], bytes]] = []
             for (key, value), note in zip(rows, notes or (b"",) * len(rows), strict=True):
-                if keys.family(key) not in {_NAMED, _SHARED}:
+                if names.family(key) not in {_NAMED, _SHARED}:
                     other.append(((key, value), note))
                     continue
                 held = self._writable(key, there.get(key))
@@ -83,34 +98,29 @@ class OwnedStore:
                     told = {"encoding": encoding, "overwrite": again, "notes": [note for _, note in some], **how}
                     self._store.put_many([row for row, _ in some], **told)
 
-    def delete(self, key: str, **how: Any) -> bool:
-        """See `Store.delete`."""
-        self._check_deleted([key])
-        return self._store.delete(key, **how)
-
-    def delete_many(self, wanted: Sequence[str], **how: Any) -> list[str]:
+    def delete_many(self, keys: Sequence[str], **how: Any) -> list[str]:
         """See `Store.delete_many`. One that he may not delete refuses them all."""
-        self._check_deleted(wanted)
-        return self._store.delete_many(wanted, **how)
+        self._check_deleted(keys)
+        return self._store.delete_many(keys, **how)
 
     def _check_deleted(self, wanted: Sequence[str]) -> None:
-        there = self._store.about_many([key for key in wanted if keys.family(key) in {_NAMED, _SHARED, _FINAL}])
+        there = self._store.about_many([key for key in wanted if names.family(key) in {_NAMED, _SHARED, _FINAL}])
         for key in wanted:
             with self._audited("DELETE", key):
-                if keys.family(key) in {_NAMED, _SHARED}:
+                if names.family(key) in {_NAMED, _SHARED}:
                     self._writable(key, there.get(key))
-                elif keys.family(key) == _FINAL:
+                elif names.family(key) == _FINAL:
                     self._check_final(key, there.get(key))
 
     def _writable(self, key: str, about: About | None) -> Holder | None:
         """Whose the value there is; None: the name is free. Raises PermissionDenied when he may not replace it."""
         person = self._person
-        if keys.family(key) == _SHARED:
-            owner, _ = keys.parse_share(key)
+        if names.family(key) == _SHARED:
+            owner, _ = names.parse_share(key)
             if not (person.is_free or person.owns(owner)):
                 raise PermissionDenied(f"{owner} says whom {owner}'s values are shared with", hint="share your own: rmgr store share")
             return Holder(owner=owner)
-        return None if about is None else self._deeds.check_write(self._store, keys.user_key(key), key, about, person)
+        return None if about is None else self._deeds.check_write(self._store, names.user_key(key), key, about, person)
 
     def _check_deed(self, key: str, encoding: Encoding, digest: bytes, note: bytes, held: Holder | None) -> None:
         """What he puts he has signed, for whom it belongs to."""
@@ -134,14 +144,14 @@ class OwnedStore:
 
     def _row(self, key: str) -> str:
         """The row that he means, if he may have it. Raises also NotFound: nothing is there yet."""
-        name = keys.parse_led(key)
+        name = names.parse_led(key)
         if name is None:
-            if keys.family(key) == _NAMED:
+            if names.family(key) == _NAMED:
                 self._readable(key, self._store.about(key))
-            elif keys.family(key) == _FINAL:
+            elif names.family(key) == _FINAL:
                 self._check_final(key, self._store.about(key))
             return key
-        row = keys.named(name)
+        row = names.named(name)
         about = self._store.about(row)
         holder = self._readable(row, about)
         if about is None or holder is None:
@@ -160,34 +170,24 @@ class OwnedStore:
         if about is None:
             return None
         look = self._deeds.look(self._store, row, about, self._person)
-        ownership.check_seen(look, keys.user_key(row))
+        ownership.check_seen(look, names.user_key(row))
         return look.holder
-
-    def get(self, key: str, **how: Any) -> tuple[bytes, Encoding] | None:
-        """See `Store.get`."""
-        found = self.get_noted(key, **how)
-        return None if found is None else (found[0], found[1].encoding)
 
     def get_noted(self, key: str, **how: Any) -> tuple[bytes, About] | None:
         """See `Store.get_noted`. What is sent is what was looked at, also when it is replaced meanwhile."""
         with self._audited("GET", key):
-            if keys.family(key) != _NAMED:
+            if names.family(key) != _NAMED:
                 return self._store.get_noted(self._row(key), **how)
             found = self._store.get_noted(key, **how)
             self._readable(key, None if found is None else found[1])
             return found
 
-    def get_many(self, wanted: Sequence[str], **how: Any) -> dict[str, tuple[bytes, Encoding]]:
-        """See `Store.get_many`."""
-        found = self.get_noted_many(wanted, **how)
-        return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
-
-    def get_noted_many(self, wanted: Sequence[str], **how: Any) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], **how: Any) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. What is sent is what was looked at, also when it is replaced meanwhile."""
         rows: dict[str, str] = {}
-        for key in wanted:
+        for key in keys:
             rows[key] = key
-            if keys.parse_led(key) is not None:
+            if names.parse_led(key) is not None:
                 with self._audited("GET", key):
                     rows[key] = self._row(key)
         there = self._store.get_noted_many(list(rows.values()), **how)
@@ -201,19 +201,10 @@ class OwnedStore:
         with self._audited("GET", key):
             return self._store.stream(self._row(key), **how)
 
-    def head(self, key: str, **how: Any) -> tuple[int, Encoding] | None:
-        """See `Store.head`."""
-        about = self.about(key, **how)
-        return None if about is None else about[:2]
-
-    def about(self, key: str, **how: Any) -> About | None:
-        """See `Store.about`."""
-        return self.about_many([key], **how).get(key)
-
-    def about_many(self, wanted: Sequence[str], **how: Any) -> dict[str, About]:
+    def about_many(self, keys: Sequence[str], **how: Any) -> dict[str, About]:
         """See `Store.about_many`: the hash of what he may not read would tell him what it is."""
-        led = [key for key in wanted if keys.parse_led(key) is not None]
-        found = self._store.about_many([key for key in wanted if keys.parse_led(key) is None], **how)
+        led = [key for key in keys if names.parse_led(key) is not None]
+        found = self._store.about_many([key for key in keys if names.parse_led(key) is None], **how)
         for key, about in found.items():
             self._check_seen(key, about)
         for key in led:
@@ -226,9 +217,9 @@ class OwnedStore:
     def _check_seen(self, key: str, about: About) -> None:
         """Raises PermissionDenied, audited, unless he may have what lies under `key`."""
         with self._audited("GET", key):
-            if keys.family(key) == _NAMED:
+            if names.family(key) == _NAMED:
                 self._readable(key, about)
-            elif keys.family(key) == _FINAL:
+            elif names.family(key) == _FINAL:
                 self._check_final(key, about)
 
     # -- lists
@@ -241,19 +232,19 @@ class OwnedStore:
         """Those of `rows` that he is told of: of others' values those that are shared with him. What deeds say is not verified here."""
         if self._person.is_free:
             return list(rows)
-        there = self._store.about_many([row for row in rows if keys.family(row) == _NAMED])
-        return [row for row in rows if keys.family(row) != _NAMED or (row in there and self._is_listed(row, there[row]))]
+        there = self._store.about_many([row for row in rows if names.family(row) == _NAMED])
+        return [row for row in rows if names.family(row) != _NAMED or (row in there and self._is_listed(row, there[row]))]
 
     def _is_listed(self, row: str, about: About) -> bool:
         deed = ownership.deed_of(about)
         look = self._deeds.look_of(self._store, Holder(owner=deed.owner if deed is not None else ""), self._person)
-        return ownership.may_read(look, keys.user_key(row))
+        return ownership.may_read(look, names.user_key(row))
 
     def usage(self, prefix: str = "", **how: Any) -> tuple[int, int]:
         """See `Store.usage`: of values by name what he sees of them, of rows of submissions his own."""
         if self._person.is_free:
             return self._store.usage(prefix, **how)
-        if keys.family(prefix) == _NAMED and "/" in prefix:
+        if names.family(prefix) == _NAMED and "/" in prefix:
             return self._usage_of_names(prefix, **how)
         number = submission_of_row(prefix)
         if number is None or not self._person.owns(self._owner_of(number)):

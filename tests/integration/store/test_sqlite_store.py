@@ -24,7 +24,7 @@ from rmgr.adapters.sqlite import file as sqlite_file
 from rmgr.adapters.sqlite import writer as sqlite_writer
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.errors import DataLost, RmgrError, StoreUnavailable, UsageError
 from tests.harness.fair_time import FairTimer
 
@@ -67,8 +67,8 @@ def test_who_has_hashed_a_value_need_not_do_it_again_and_a_wrong_hash_is_never_b
     value = os.urandom(size)
     digest = hashlib.sha256(value).digest()
     store.put_hashed("k", (value[:5], value[5:]), digest)
-    assert store.get_hashed("k") == (value, Encoding.RAW, digest)
-    assert store.get_hashed("absent") is None
+    assert store.get_noted("k") == (value, About(len(value), Encoding.RAW, digest, b""))
+    assert store.get_noted("absent") is None
     store.put_hashed("k", (value,), bytes(32))
     with pytest.raises(DataLost, match="hash differs"):
         store.get("k")

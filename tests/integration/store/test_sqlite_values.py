@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
-from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
+from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
@@ -125,13 +125,13 @@ def test_a_value_becomes_a_file_without_a_copy_and_outlives_its_key(store: Sqlit
     store.put("k", LARGE)
     store.put("small", b"1")
     name = str(tmp_path / "second")
-    assert fetch(store, "k", name) == (None, hashlib.sha256(LARGE).digest())
+    assert store.fetch("k", name) == (None, hashlib.sha256(LARGE).digest())
     assert value_file(path, "k").samefile(name)  # type: ignore[union-attr]
     store.delete("k")
     store.sweep()
     assert Path(name).read_bytes() == LARGE
-    assert fetch(store, "small", name) == (b"1", hashlib.sha256(b"1").digest())
-    assert fetch(store, "absent", name) is None
+    assert store.fetch("small", name) == (b"1", hashlib.sha256(b"1").digest())
+    assert store.fetch("absent", name) is None
 
 
 def test_a_value_on_another_file_system_is_copied(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,15 +140,15 @@ def test_a_value_on_another_file_system_is_copied(store: SqliteStore, tmp_path: 
 
     monkeypatch.setattr(os, "link", refuse)
     store.put("k", LARGE)
-    assert fetch(store, "k", str(tmp_path / "copy")) == (None, hashlib.sha256(LARGE).digest())
+    assert store.fetch("k", str(tmp_path / "copy")) == (None, hashlib.sha256(LARGE).digest())
     assert (tmp_path / "copy").read_bytes() == LARGE
     with pytest.raises(FileNotFoundError):
-        fetch(store, "k", str(tmp_path / "no" / "where"))
+        store.fetch("k", str(tmp_path / "no" / "where"))
 
 
 def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_path: Path) -> None:
     store.put("k", LARGE)
     flip_bit(value_file(path, "k"), len(LARGE) - 1)  # type: ignore[arg-type]
     with pytest.raises(DataLost):
-        fetch(store, "k", str(tmp_path / "second"))
+        store.fetch("k", str(tmp_path / "second"))
     assert not (tmp_path / "second").exists()

@@ -17,7 +17,7 @@ import pytest
 
 from rmgr.adapters import store_rules
 from rmgr.adapters.sqlite.store import STAGE_BYTES
-from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES, fetch
+from rmgr.adapters.store_rules import CHUNK_BYTES, MAX_VALUE_BYTES
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.coord.views.closing import history_rows
@@ -63,7 +63,7 @@ def test_a_value_comes_back_as_it_was(store: Store, size: int, tmp_path: Path) -
     value = pattern(size)
     store.put("k", value)
     file = tmp_path / "fetched"
-    fetched = fetch(store, "k", str(file))
+    fetched = store.fetch("k", str(file))
     assert fetched is not None
     assert (file.read_bytes() if fetched[0] is None else fetched[0], fetched[1]) == (value, sha256(value).digest())
     assert file.exists() == (fetched[0] is None)

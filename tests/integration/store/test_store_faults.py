@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.store_rules import CHUNK_BYTES, fetch
+from rmgr.adapters.store_rules import CHUNK_BYTES
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import DataLost, UsageError
@@ -65,7 +65,7 @@ def assert_lost(store: Store, folder: Path) -> None:
     with pytest.raises(DataLost, match="'k'"):
         store.get("k")
     with pytest.raises(DataLost, match="'k'"):
-        fetch(store, "k", str(folder / "fetched"))
+        store.fetch("k", str(folder / "fetched"))
     assert not (folder / "fetched").exists()
     with pytest.raises(DataLost, match="'k'"):
         store.get_many(["other", "k"])

@@ -14,7 +14,6 @@ from typing import Any, overload
 
 import msgspec
 
-from rmgr.adapters.store_rules import fetch, get_hashed
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
@@ -109,13 +108,13 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
     """
     path = str(directory / f"arguments-{machine.guid()}")
     try:
-        found = fetch(store, key, path)
+        found = store.fetch(key, path)
     except OSError:  # a full disk, say: they are in memory
         head = store.head(key)
         if head is not None and head[0] > IN_MEMORY_BYTES:
             raise  # nor there: others work on this machine
-        whole = get_hashed(store, key)
-        found = None if whole is None else (whole[0], whole[2])
+        whole = store.get_noted(key)
+        found = None if whole is None else (whole[0], whole[1].sha256)
     if found is None:
         raise RowGone(f"the arguments {key} are not in the data store")
     data, digest = found

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 
 from rmgr.adapters.host.leftovers import remove_tree
-from rmgr.adapters.store_rules import fetch
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_keyed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
@@ -341,7 +340,7 @@ class Stager:
             Path(files[-1]).write_bytes(found_in.data)
         elif self._accounts is not None:
             to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
-        elif (found := fetch(store, found_in.row, files[-1])) is None:
+        elif (found := store.fetch(found_in.row, files[-1])) is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
         else:
             found_in.check(user_key, found[1])

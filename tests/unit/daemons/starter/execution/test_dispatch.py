@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from rmgr.adapters.store_rules import get_hashed
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.records import encode_payloads
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece, decode, where
@@ -199,22 +198,9 @@ def test_small_arguments_stay_in_memory_and_so_do_large_ones_on_a_full_disk(tmp_
         decode("args/3", b"\xc1" * MIB, tmp_path)
 
 
-def test_a_row_is_believed_by_its_own_hash_whoever_hashed_it() -> None:
-    value = b"arguments"
-    digest = hashlib.sha256(value)
-
-    class Plain:
-        def get(self, key: str, *, timeout_s: float) -> tuple[bytes, str]:
-            return value, "raw"
-
-    class Hashing(Plain):
-        def get_hashed(self, key: str, *, timeout_s: float) -> tuple[bytes, str, bytes]:
-            return value, "raw", digest.digest()
-
-    for store in (Plain(), Hashing()):
-        assert get_hashed(store, "args/1") == (value, "raw", digest.digest())  # type: ignore[arg-type]
+def test_a_row_is_believed_by_its_own_hash() -> None:
     with pytest.raises(PermissionDenied):
-        check_content(keys.arguments(1, 0, "0" * 64), digest.hexdigest())
+        check_content(keys.arguments(1, 0, "0" * 64), hashlib.sha256(b"arguments").hexdigest())
 
 
 def needing(number: int, **resources: int) -> ClaimedBlock:
