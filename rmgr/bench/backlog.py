@@ -29,8 +29,9 @@ _PATIENCE_S = 1800.0
 
 @dataclass(slots=True)
 class _Spent:
-    """Seconds of the processor, by who spent them."""
+    """Seconds, and seconds of the processor by who spent them."""
 
+    lasted_s: float = 0.0
     client_s: float = 0.0
     cluster_s: float = 0.0
 
@@ -53,8 +54,7 @@ def backlog(plan: MeasuringPlan) -> list[Row]:
     memory that earlier tasks have left behind would hide what these take (and so the client's is measured by the first alone).
     """
     found: dict[str, list[_Figure]] = {}
-    for number in range(1, plan.repetitions + 1):
-        plan.progress(f"backlog: repetition {number} of {plan.repetitions}")
+    for number in plan.rounds("backlog"):
         with two_slots(plan) as bench:
             for figure in _figures(plan, bench, is_first=number == 1):
                 found.setdefault(figure.what, []).append(figure)
@@ -75,11 +75,9 @@ def _figures(plan: MeasuringPlan, bench: Bench, *, is_first: bool) -> list[_Figu
     many, drained = _queued(plan, bench, _FEW, plan.count(_TASKS), weighs=True, weighs_client=is_first)
     count = plan.count(_EMPTY)
     plan.progress(f"{count} tasks, empty queue")
-    started = time.perf_counter()
     with _spending(bench) as spent:
         _run(_fill(bench, 1, count))
-    rate = count / (time.perf_counter() - started)
-    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=rate, ratio=1.0, detail=_each(spent, count))
+    empty = _Figure(what="run with an empty queue", unit="tasks/s", value=count / spent.lasted_s, ratio=1.0, detail=_each(spent, count))
     small, slow = _queued(plan, bench, min(_SMALL, plan.count(_SMALL_TASKS)), plan.count(_SMALL_TASKS))
     return [empty, *many, _against(drained, empty), *small, _against(slow, empty)]
 
@@ -92,23 +90,19 @@ def _queued(
     plan.progress(what)
     _command(bench, "drain", "n1", "--reason", "bench")
     zookeeper, client = _zookeeper_bytes(bench), _client_bytes()
-    started = time.perf_counter()
     with _spending(bench) as spent:
         queues = _fill(bench, submissions, total)
-    accepted = total / (time.perf_counter() - started)
-    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=accepted, detail=_each(spent, total))]
+    figures = [_Figure(what=f"submit {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))]
     if weighs:
         heap = (_zookeeper_bytes(bench) - zookeeper) / total
         figures.append(_Figure(what=f"{what}, ZooKeeper's heap in use", unit="B/task", value=heap))
     if weighs_client:
         memory = (_client_bytes() - client) / total
         figures.append(_Figure(what=f"{what}, client's memory", unit="B/future", value=memory))
-    started = time.perf_counter()
     with _spending(bench) as spent:
         _command(bench, "resume", "n1")
         _run(queues)
-    rate = total / (time.perf_counter() - started)
-    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=rate, detail=_each(spent, total))
+    return figures, _Figure(what=f"run {what}", unit="tasks/s", value=total / spent.lasted_s, detail=_each(spent, total))
 
 
 def _against(drained: _Figure, empty: _Figure) -> _Figure:
@@ -149,7 +143,9 @@ def _spending(bench: Bench) -> Iterator[_Spent]:
     spent = _Spent()
     pids = sorted({pid for process in bench.cluster.state.processes for pid in (process.pid, *children_of(process.pid))})
     client, cluster = cpu_s([os.getpid()]), cpu_s(pids)
+    started = time.perf_counter()
     yield spent
+    spent.lasted_s = time.perf_counter() - started
     spent.client_s, spent.cluster_s = cpu_s([os.getpid()]) - client, cpu_s(pids) - cluster
 
 

@@ -103,8 +103,7 @@ def classes(plan: MeasuringPlan) -> list[Row]:
             stage.use(pipeline_with(system, tables))
             found: list[Compared] = []
             waits: list[tuple[float, float]] = []
-            for number in range(1, plan.repetitions + 1):
-                plan.progress(f"{system}: repetition {number} of {plan.repetitions}")
+            for _ in plan.rounds(system):
                 live = stage.play(jobs)
                 found.append(compare(live, virtual))
                 waits.append((_waits(jobs, [one.start_us for one in live]), _waits(jobs, [one.start_us for one in virtual])))

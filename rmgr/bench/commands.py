@@ -55,8 +55,7 @@ def commands(plan: MeasuringPlan) -> list[Row]:
             queue.map(None, range(tasks // submissions))
         for queue in queues:
             queue.close(timeout=_PATIENCE_S)
-        for number in range(1, plan.repetitions + 1):
-            plan.progress(f"commands: repetition {number} of {plan.repetitions}")
+        for _ in plan.rounds("commands"):
             found: dict[str, list[_Run]] = {}
             for _ in range(times):
                 for name, words in _COMMANDS.items():

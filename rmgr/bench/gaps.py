@@ -65,9 +65,8 @@ class Gaps:
         self._begin(self._draft(pulled, queue="default", array=f"1-{_PULLED}"), _PULLED)
         try:
             self._round(0)
-            for number in range(1, self._plan.repetitions + 1):
-                self._plan.progress(f"jobs that take over from others: repetition {number} of {self._plan.repetitions}")
-                found.append([self._round(number * count + at) for at in range(count)])
+            rounds = self._plan.rounds("jobs that take over from others")
+            found += [[self._round(number * count + at) for at in range(count)] for number in rounds]
         finally:
             (self._directory / "stop").touch()
         what = f"a job of {self._cores} cores beside pulled work: end of the last job whose cores it was promised to its first instruction"

@@ -61,8 +61,7 @@ def idle(plan: MeasuringPlan) -> list[Row]:
         theirs, ours = [ProcessGroup("ProcessPoolExecutor(6)", (pool, *children_of(pool)))], parts_of(cluster)
         samples: list[dict[str, Cost]] = []
         memory: list[dict[str, float]] = []
-        for number in range(1, plan.repetitions + 1):
-            plan.progress(f"idle: repetition {number} of {plan.repetitions}, {window_s:g} s")
+        for _ in plan.rounds("idle", f", {window_s:g} s"):
             before = {part.name: _cost(part) for part in [*theirs, *ours]}
             started_s = time.monotonic()
             time.sleep(window_s)

@@ -117,8 +117,7 @@ class _Bench:
         found: dict[str, list[tuple[float, dict[str, float]]]] = {name: [] for name in kinds}
         for name, (count, run) in kinds.items():
             run(max(_WARM, count // 20))
-            for number in range(1, self._plan.repetitions + 1):
-                self._plan.progress(f"{name}: repetition {number} of {self._plan.repetitions}")
+            for _ in self._plan.rounds(name):
                 before = self._used()
                 run(count)
                 used = self._used() - before
@@ -191,8 +190,7 @@ class _Bench:
         ranks: list[list[float]] = []
         for _ in range(_WARM):
             self._parallel("warm")
-        for number in range(1, self._plan.repetitions + 1):
-            self._plan.progress(f"jobs of {_RANKS} ranks: repetition {number} of {self._plan.repetitions}")
+        for number in self._plan.rounds(f"jobs of {_RANKS} ranks"):
             times = [self._parallel(f"{number}-{at}") for at in range(count)]
             script.append([one[0] for one in times])
             ranks.append([one[1] for one in times])

@@ -18,7 +18,7 @@ from itertools import count as counter
 from rmgr.adapters.stores import open_store
 from rmgr.bench.idle import parts_of
 from rmgr.bench.load.process_cost import MIB, cpu_s
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percentile, row, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, percentile, row, took_s, two_slots
 from rmgr.bench.store import memory_of_starter, over
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol.ports import Store
@@ -109,8 +109,7 @@ class _Field:
                 loops: list[float] = []
                 costs: list[dict[str, float]] = []
                 at_once = self._best_at_once(shape, names, size)
-                for number in range(1, self._plan.repetitions + 1):
-                    self._plan.progress(f"{what}: repetition {number} of {self._plan.repetitions}")
+                for _ in self._plan.rounds(what):
                     pooled.append(_rate(count, partial(self._by_pool, shape, count, size)))
                     if shape.reads or shape.writes:
                         bare.append(_rate(count, partial(self._bare_program, shape, names, size, at_once)))
@@ -201,8 +200,7 @@ class _Field:
             queue = TaskQueue(_function(KeyedShape(name="", reads=True, writes=True), _SINGLE_BYTES), connection=self._bench.connection)
             plain = TaskQueue(_produce, connection=self._bench.connection)
             with queue, plain:
-                for number in range(1, self._plan.repetitions + 1):
-                    self._plan.progress(f"one keyed task alone: repetition {number} of {self._plan.repetitions}")
+                for _ in self._plan.rounds("one keyed task alone"):
                     run = next(self._fresh)
                     samples: dict[str, list[float]] = {"call": [], "bare": [], "ours": []}
                     for at, name in enumerate(names):
@@ -267,9 +265,7 @@ def _function(shape: KeyedShape, size: int) -> Callable[..., object]:
 
 
 def _rate(count: int, work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - started)
+    return count / took_s(work)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,12 @@ class MeasuringPlan:
     def count(self, tasks: int) -> int:
         """`tasks`, scaled."""
         return max(10, round(tasks * self.scale))
+
+    def rounds(self, what: str, more: str = "") -> Iterator[int]:
+        """The numbers of the repetitions, from 1; tells each before it begins."""
+        for number in range(1, self.repetitions + 1):
+            self.progress(f"{what}: repetition {number} of {self.repetitions}{more}")
+            yield number
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +116,7 @@ def paired(
     theirs: list[float] = []
     systems = [ours] if also is None else [ours, also]
     mine: list[list[float]] = [[] for _ in systems]
-    for number in range(1, plan.repetitions + 1):
-        plan.progress(f"{what}: repetition {number} of {plan.repetitions}")
+    for _ in plan.rounds(what):
         theirs.append(baseline[1]())
         for (_, _, measure), values in zip(systems, mine, strict=True):
             values.append(measure())
@@ -132,6 +138,13 @@ def row(system: str, setup: str, what: str, unit: str, values: Sequence[float], 
         ratio=ratio,
         detail=detail,
     )
+
+
+def took_s(work: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -76,8 +76,7 @@ def _uneven(
     what = f"{long} tasks of 0.2-2 s and {len(durations) - long} of 1 ms, {name}"
     theirs: list[Ran] = []
     ours: list[Ran] = []
-    for number in range(1, plan.repetitions + 1):
-        plan.progress(f"{what}: repetition {number} of {plan.repetitions}, about {shortest_s(durations, SLOTS):.0f} s")
+    for _ in plan.rounds(what, f", about {shortest_s(durations, SLOTS):.0f} s"):
         started = time.perf_counter()
         futures = [pool.submit(timed_sleep, one) for one in durations]
         ours.append(_run_ours(bench, durations))
@@ -118,8 +117,7 @@ def _late(plan: MeasuringPlan, bench: Bench) -> list[Row]:
     starts: list[float] = []
     for scene, (durations, first) in scenes.items():
         waits = []
-        for number in range(1, plan.repetitions + 1):
-            plan.progress(f"a Starter joins late, {scene}: repetition {number} of {plan.repetitions}")
+        for _ in plan.rounds(f"a Starter joins late, {scene}"):
             start_s, wait_s = _join_late(bench, f"late{len(starts) + 1}", durations, first)
             starts.append(start_s)
             waits.append(wait_s)

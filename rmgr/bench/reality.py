@@ -115,10 +115,7 @@ def reality(plan: MeasuringPlan) -> list[Row]:
         for name, document in POLICIES.items():
             virtual = simulated(jobs, document)
             stage.use(pipeline_with(name, document))
-            found: list[Compared] = []
-            for number in range(1, plan.repetitions + 1):
-                plan.progress(f"{name}: repetition {number} of {plan.repetitions}")
-                found.append(compare(stage.play(jobs, checkpoints=name == "migration"), virtual))
+            found = [compare(stage.play(jobs, checkpoints=name == "migration"), virtual) for _ in plan.rounds(name)]
             rows += _rows(name, found)
     return rows
 

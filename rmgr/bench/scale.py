@@ -116,8 +116,7 @@ def _measured(plan: MeasuringPlan, starters: int, tasks: int) -> list[_Used]:
             with TaskQueue(no_op, connection=connection) as queue:
                 _run(queue, max(50, tasks // 10))
             ran = max(50, tasks // 10)
-            for number in range(1, plan.repetitions + 1):
-                plan.progress(f"{tasks} tasks on {starters} Starters: repetition {number} of {plan.repetitions}")
+            for _ in plan.rounds(f"{tasks} tasks on {starters} Starters"):
                 before = _used(cluster, processes, 0)
                 with TaskQueue(no_op, connection=connection) as queue:
                     _run(queue, tasks)

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from rmgr.bench.load.process_cost import MIB, children_of, pss_bytes
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, two_slots
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, row, took_s, two_slots
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.cluster import OWN_CASSANDRA
 from rmgr.errors import RmgrError
@@ -174,9 +174,7 @@ def _as_arguments(bench: Bench, count: int) -> None:
 
 
 def _mb(count: int, work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return count * _INPUT_BYTES / 1e6 / (time.perf_counter() - started)
+    return count * _INPUT_BYTES / 1e6 / took_s(work)
 
 
 @contextmanager

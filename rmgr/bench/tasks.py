@@ -6,12 +6,11 @@ import operator
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, percentile, row, two_slots, zookeeper_counts
+from rmgr.bench.measuring import SETUP, SLOTS, Bench, MeasuringPlan, Row, paired, percentile, row, took_s, two_slots, zookeeper_counts
 from rmgr.client.connection import Connection
 from rmgr.client.executor import Executor
 from rmgr.client.taskqueue import TaskQueue
@@ -78,10 +77,8 @@ def _tasks(plan: MeasuringPlan, bench: Bench, setup: str) -> list[Row]:
     return rows
 
 
-def _rate(count: int, work: object) -> float:
-    started = time.perf_counter()
-    work()  # type: ignore[operator]
-    return count / (time.perf_counter() - started)
+def _rate(count: int, work: Callable[[], object]) -> float:
+    return count / took_s(work)
 
 
 def _by_map(connection: Connection, count: int) -> None:
@@ -120,21 +117,14 @@ def latency(plan: MeasuringPlan) -> list[Row]:
         for value in range(20):
             queue.submit_call(value).result(timeout=60)
         samples: dict[str, list[list[float]]] = {"ProcessPoolExecutor(2)": [], "rmgr": []}
-        for number in range(1, plan.repetitions + 1):
-            plan.progress(f"latency: repetition {number} of {plan.repetitions}")
-            samples["ProcessPoolExecutor(2)"].append([_timed(lambda: pool.submit(no_op, 1).result()) for _ in range(count)])
-            samples["rmgr"].append([_timed(lambda: queue.submit_call(1).result(timeout=60)) for _ in range(count)])
+        for _ in plan.rounds("latency"):
+            samples["ProcessPoolExecutor(2)"].append([took_s(lambda: pool.submit(no_op, 1).result()) for _ in range(count)])
+            samples["rmgr"].append([took_s(lambda: queue.submit_call(1).result(timeout=60)) for _ in range(count)])
     for system, runs in samples.items():
         for share, name in ((0.5, "p50"), (0.99, "p99")):
             values = [percentile(one, share) * 1e3 for one in runs]
             rows.append(row(system, SETUP if system == "rmgr" else "the same run", f"one task at a time, {name}", "ms", values))
     return rows
-
-
-def _timed(work: object) -> float:
-    started = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - started
 
 
 def shell(plan: MeasuringPlan) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,3 +63,9 @@ class Child:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def say(what: Mapping[str, Any]) -> None:
+    """A line of a child to who started it (`Child.told`)."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()

@@ -7,7 +7,6 @@ input `{"alive": n}`, how many sessions stand. Killing the process is killing al
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import selectors
@@ -22,6 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from rmgr.adapters.zookeeper.wire import OP_MULTI, OPEN_ACL, decode_multi, encode_acl, encode_multi
+from rmgr.bench.load.children import say
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.errors import Unavailable
@@ -135,12 +135,12 @@ class Crowd:
             self._ping()
             if not told and not self._coming and not self._connecting:
                 told = True
-                _say({"ready": len(self._alive)})
+                say({"ready": len(self._alive)})
             if not told and time.monotonic() > end_s:
                 raise Unavailable(f"{len(self._coming) + len(self._connecting)} silent Starters did not register")
             while self.questions:
                 self.questions.popleft()
-                _say({"alive": len(self._alive)})
+                say({"alive": len(self._alive)})
 
     def _connect(self) -> None:
         while self._coming and len(self._connecting) < _CONNECTING:
@@ -177,11 +177,6 @@ class Crowd:
                 silent.ping(now_s)
             except OSError:
                 silent.ping_s = now_s + self.spec.session_timeout_s / _PINGS  # the selector hears of its end
-
-
-def _say(what: dict[str, int]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

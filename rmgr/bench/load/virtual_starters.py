@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import sys
 import threading
 from collections import Counter, deque
@@ -26,6 +25,7 @@ from rmgr import log as logs
 from rmgr.adapters.host.workevents import SlotLost, SlotUp, TasksEnded, TasksReturned, WorkerReady, WorkEvent
 from rmgr.adapters.stores import open_store
 from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.bench.load.children import say
 from rmgr.config import ClusterConfig, Config, LogConfig, StarterConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Multi, Outcome
@@ -319,21 +319,16 @@ def main() -> None:
     counts: Counter[str] = Counter()
     started = start(spec, clockwork, counts)
     wait_registered(started, spec)
-    _say({"ready": spec.count})
+    say({"ready": spec.count})
     for _ in sys.stdin:
-        _say({"asked": counts})
+        say({"asked": counts})
     for running in started:
         running.parts.starter.stop()
     for running in started:
         running.thread.join(10.0)
         running.coordinator.close(timeout_s=2.0)
         running.parts.close()
-    _say({"ran": clockwork.ran})
-
-
-def _say(what: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
+    say({"ran": clockwork.ran})
 
 
 if __name__ == "__main__":
