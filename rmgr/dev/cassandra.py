@@ -291,10 +291,6 @@ class CassandraNode(ServerProcess):
             return len(answer) == 9 and answer[4] == _CQL_AUTH_SUCCESS
         return False
 
-    def times_met(self, other: CassandraNode) -> int:
-        """How often, since its start, it has found the other one alive. Read from its log."""
-        return self._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())
-
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
         """The last lines of the log of the present process, for error messages."""
         return "\n".join(self._log().decode("utf-8", "replace").splitlines()[-lines:]) or "(no log)"

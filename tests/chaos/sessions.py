@@ -6,9 +6,9 @@ A ZooKeeper server makes a session's password from its id with java.util.Random 
 
 from __future__ import annotations
 
-from rmgr.adapters.zookeeper.wire import end_session
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
+from tests.harness.ended_sessions import end_session
 
 _SECRET = 0xB3415C00
 _MULTIPLIER, _ADDEND, _MASK = 0x5DEECE66D, 0xB, (1 << 48) - 1

@@ -66,7 +66,7 @@ class CassandraRing:
         """Starts those that do not run, and waits for nothing."""
         started = [node for node in self.nodes if not node.running]
         pairs = [(node, other) for node in self.nodes for other in self.nodes if node is not other and {node, other} & set(started)]
-        self._to_meet = [(node, other, 0 if node in started else node.times_met(other)) for node, other in pairs]
+        self._to_meet = [(node, other, 0 if node in started else _times_met(node, other)) for node, other in pairs]
         for node in started:
             node.start(wait_s=0)
 
@@ -75,7 +75,7 @@ class CassandraRing:
         end = time.monotonic() + deadline_s
         wait_all_ready(self.nodes, deadline_s)
         for node, other, before in self._to_meet:
-            while node.times_met(other) <= before:
+            while _times_met(node, other) <= before:
                 if time.monotonic() > end:
                     raise node.trouble(f"does not take {other.address} for alive")
                 time.sleep(_POLL_S)
@@ -95,3 +95,8 @@ class CassandraRing:
 
     def __exit__(self, *_exc: object) -> None:
         self.kill()
+
+
+def _times_met(node: CassandraNode, other: CassandraNode) -> int:
+    """How often, since its start, it has found the other one alive. Read from its log."""
+    return node._log().count(f"InetAddress /{other.address}:{other.storage_port} is now UP".encode())

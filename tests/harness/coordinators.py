@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.ended_sessions import end_session
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
@@ -144,4 +145,4 @@ class ZkWorld(World):
 
     def expire(self, coordinator: SessionCoordinator) -> None:
         server = self.server_of[id(coordinator)]
-        end_session(server.host, server.port, *coordinator.session_credentials)
+        end_session(server.host, server.port, *coordinator._session)

@@ -11,12 +11,13 @@ from rmgr.adapters.gateway.coordinator import GatewayCoordinator
 from rmgr.adapters.gateway.rows import Rows
 from rmgr.adapters.gateway.server import Sessions
 from rmgr.adapters.rpc.server import RpcServer
-from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.coord.protocol.multi import Multi, Stamped
 from rmgr.coord.protocol.ports import Store
 from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.coordinators import ZkWorld
+from tests.harness.ended_sessions import end_session
 from tests.harness.memory_store import MemoryStore
 from tests.harness.proxy import Proxy
 
@@ -102,7 +103,7 @@ class GatewayWorld(ZkWorld):
         return self.gateways[id(coordinator)].gate.opened[-1]
 
     def expire(self, coordinator: Any) -> None:
-        end_session(self.server.host, self.server.port, *self.inner(coordinator).session_credentials)
+        end_session(self.server.host, self.server.port, *self.inner(coordinator)._session)
 
     def close(self) -> None:
         for coordinator in self.opened:

@@ -32,7 +32,7 @@ class PlainNodeTimeline:
 
     def place(self, job: Job) -> Placement | None:
         rooms = self._window(0, job)
-        return self._pools[0].pick_of(job, rooms) if isinstance(rooms, list) else None
+        return self._pools[0]._lowest(job, rooms, 0, exact=True) if isinstance(rooms, list) else None
 
     def allows(self, job: Job, placement: Placement) -> bool:
         rooms = self._window(0, job)
@@ -47,7 +47,7 @@ class PlainNodeTimeline:
         while i < len(self._times):
             rooms = self._window(i, job)
             if isinstance(rooms, list):
-                return self._times[i], self._pools[i].pick_of(job, rooms)
+                return self._times[i], self._pools[i]._lowest(job, rooms, 0, exact=True)
             i = rooms
         return None
 

@@ -224,12 +224,6 @@ class Slot:
         self.order(batch)
         return True
 
-    @property
-    def outstanding(self) -> tuple[int, ...]:
-        """Seqs of commands given and not yet accounted for, in order."""
-        with self._lock:
-            return tuple(self._commands)
-
     def recall(self, *, keep: int = 0) -> None:
         """Takes back queued commands beyond the next `keep`; answered by `TasksReturned`, empty when there were none."""
         self.order(frames.RecallCommands(keep=keep))

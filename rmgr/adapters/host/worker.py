@@ -120,12 +120,6 @@ class Worker:
     # -- the Starter's side ----------------------------------------------------------------------------------------
 
     @property
-    def outstanding(self) -> tuple[int, ...]:
-        """Seqs sent and not yet accounted for, in order."""
-        with self._lock:
-            return tuple(self._outstanding)
-
-    @property
     def load(self) -> int:
         """How many tasks are outstanding."""
         return len(self._outstanding)

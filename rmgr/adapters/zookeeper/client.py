@@ -53,10 +53,10 @@ from rmgr.adapters.zookeeper.pings import Pings
 from rmgr.adapters.zookeeper.probe import explain, look_at_all, tls_sentence
 from rmgr.adapters.zookeeper.published import PublishedLists
 from rmgr.adapters.zookeeper.session import SessionCoordinator
-from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, end_session, four_letter
+from rmgr.adapters.zookeeper.wire import OPEN_ACL, Acl, four_letter
 from rmgr.errors import ConfigError, PermissionDenied
 
-__all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "end_session", "four_letter"]
+__all__ = ["OPEN_ACL", "Acl", "ZkCoordinator", "ZkSecurity", "four_letter"]
 
 _LOG = logging.getLogger("rmgr.zookeeper")
 _LOG.addHandler(logging.NullHandler())  # kazoo warns at each reconnection: not on a terminal nobody configured

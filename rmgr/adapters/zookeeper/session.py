@@ -82,11 +82,6 @@ class SessionCoordinator(abc.ABC):
         return self._session[0]
 
     @property
-    def session_credentials(self) -> tuple[int, bytes]:
-        """(id, password) of the session: who holds them can end it."""
-        return self._session
-
-    @property
     def session_timeout_s(self) -> float:
         return self._link.session_timeout_s
 

@@ -49,11 +49,6 @@ class TreeReport:
     hidden: list[str] = field(default_factory=list)
     places: set[str] = field(default_factory=set)
 
-    @property
-    def open_to_all(self) -> list[str]:
-        """Places where anybody may do something."""
-        return [item.path for item in self.deviations if any(entry.scheme == "world" for entry in item.found)]
-
 
 def check_tree(coordinator: ZkCoordinator, *, mend: bool = False, limit: int = 0, timeout_s: float = 10.0) -> TreeReport:
     """Looks at every znode below the chroot, parents first.

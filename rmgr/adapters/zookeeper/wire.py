@@ -2,7 +2,7 @@
 
 Why not kazoo's own `Transaction`: it costs three times the processor time (110 us a commit against 35 to 50), hides
 exceptions in a list, and drops empty results.
-Also the few bytes of raw protocol that tests and `rmgr doctor` need: four-letter words, the end of a foreign session.
+Also the few bytes of raw protocol that `rmgr doctor` needs: four-letter words.
 """
 
 from __future__ import annotations
@@ -170,27 +170,3 @@ def four_letter(host: str, port: int, word: str, *, timeout_s: float = 2.0, tls:
         msg = f"ZooKeeper at {host}:{port} does not answer '{word}': {error}"
         raise Unavailable(msg, hint="is the server running, and is the word in its 4lw.commands.whitelist?") from error
     return b"".join(parts).decode("utf-8", "replace")
-
-
-def end_session(host: str, port: int, session_id: int, passwd: bytes, *, timeout_s: float = 5.0) -> None:
-    """Ends somebody's session as an expiry would: connects as its owner, and closes. For fault tests and undertakers.
-
-    Raises: Unavailable when the server did not confirm within `timeout_s`.
-    """
-    connect = struct.pack("!iqiqi", 0, 0, 10_000, session_id, len(passwd)) + passwd + b"\x00"
-    close = struct.pack("!ii", 1, -11)
-    deadline = time.monotonic() + timeout_s
-    received = b""
-    try:
-        with socket.create_connection((host, port), timeout=timeout_s) as link:
-            # Both in one write: the owner reconnects within a tenth of a second and would take the session back.
-            link.sendall(_INT.pack(len(connect)) + connect + _INT.pack(len(close)) + close)
-            while len(received) < 4 or len(received) < 8 + _INT.unpack_from(received)[0]:
-                link.settimeout(max(0.001, deadline - time.monotonic()))
-                part = link.recv(65536)
-                if not part:
-                    break
-                received += part
-    except OSError as error:
-        msg = f"ZooKeeper at {host}:{port} did not end session 0x{session_id:x}: {error}"
-        raise Unavailable(msg) from error

@@ -173,18 +173,13 @@ def decode_outcomes(data: bytes) -> tuple[Outcome, ...]:
     return _outcomes.decode(data)
 
 
-def encode_page(fragments: tuple[Fragment, ...]) -> bytes:
-    """The store row of fragments that left ZooKeeper, oldest first (their own rows stay)."""
-    return _pack.encode(fragments)
-
-
 def join_page(fragments: list[bytes]) -> bytes:
-    """The same from encoded fragments: byte for byte, whatever release wrote them."""
+    """The store row of fragments that left ZooKeeper, oldest first (their own rows stay): byte for byte, whatever release wrote them."""
     return skew.array_of(fragments)
 
 
 def decode_page(data: bytes) -> tuple[Fragment, ...]:
-    """Reverse of `encode_page`."""
+    """Reverse of `join_page`."""
     return _page.decode(data)
 
 

@@ -139,10 +139,6 @@ class NodePool:
         """How many of its processes fit on each node now. Not to be changed. O(nodes changed since this was asked)."""
         return self._counts(job.shape, self._fit(job.shape))
 
-    def pick_of(self, job: Job, rooms: list[int]) -> Placement:
-        """The nodes of lowest id where so many of its processes have room on each; there must be enough."""
-        return self._lowest(job, rooms, 0, exact=True)
-
     def _lowest(self, job: Job, counts: list[int], low: int, *, exact: bool) -> Placement:
         ids, shape, wanted = self._ids, job.shape, job.processes
         spans: list[Span] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -223,11 +223,6 @@ class PaperReport:
             "tables": [table.document() for table in self.tables],
             "notes": list(self.notes),
         }
-
-
-#: A paper's module: (seeds, checks or None for all, on_progress(done runs, all runs), processes at a time) -> its report.
-#: `CHECKS`, beside it, names every id it knows (without the letters of parts).
-Reporting: TypeAlias = Callable[[Sequence[int], Sequence[str] | None, Callable[[int, int], None], int], PaperReport]
 
 
 # -- over the seeds -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session
+from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.decisions import election
 from rmgr.coord.ops.leader import take_over
 from rmgr.coord.protocol import paths
@@ -16,6 +16,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound, Unavailable, WrongCluster
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord
+from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, committed
 from tests.harness.watchdog_thread import WatchdogThread
@@ -32,7 +33,7 @@ def watchdog(zookeeper: ZooKeeperServer, chroot: str) -> Iterator[WatchdogThread
 def test_an_expired_leader_steps_down_and_stands_again(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
     first = watchdog.wait_event("leadership_began")
     session = watchdog.coordinator.session_id
-    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
+    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator._session)
     second = watchdog.wait_event("leadership_began", count=2)
     assert watchdog.wait_event("leadership_ended")["why"] == "the session was lost"
     assert (first["epoch"], second["epoch"]) == (1, 2)
@@ -103,7 +104,7 @@ def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, ch
 def test_a_wiped_ensemble_ends_the_process_with_a_clear_error(watchdog: WatchdogThread, zookeeper: ZooKeeperServer) -> None:
     watchdog.wait_event("leadership_began")
     committed(watchdog.coordinator, Multi(name="WIPE", ops=(Delete(paths.META),), proof=Gone(paths.META)))
-    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator.session_credentials)
+    end_session(zookeeper.host, zookeeper.port, *watchdog.coordinator._session)
     watchdog.wait_ended()
     assert isinstance(watchdog.watchdog.failure, WrongCluster)
     assert "was wiped" in watchdog.watchdog.failure.message

@@ -78,8 +78,8 @@ def test_every_task_is_accounted_for_once_and_runs_at_most_once(tmp_path: Path, 
                     rng.choice(workers).recall(keep=rng.choice([0, 0, 1, 5]))
                 case 2:
                     victim = rng.choice(workers)
-                    if victim.outstanding:
-                        victim.stop(rng.choice(victim.outstanding), grace_us=rng.choice([0, 200_000]))
+                    if sent := tuple(victim._outstanding):
+                        victim.stop(rng.choice(sent), grace_us=rng.choice([0, 200_000]))
                 case 3 if rng.random() < 0.3 and (victim := rng.choice(workers)).pid:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(victim.pid, signal.SIGKILL)

@@ -214,7 +214,7 @@ def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot
 
     until(stands_still)
     time.sleep(1.0)
-    assert slot.outstanding == (seq,)
+    assert tuple(slot._commands) == (seq,)
     slot.resume(seq)
     assert node.end_of(seq).reason is Reason.TIME_LIMIT
 

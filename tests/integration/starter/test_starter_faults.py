@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
-from rmgr.adapters.zookeeper.wire import end_session
 from rmgr.coord.ops.leader import fence
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi
@@ -21,6 +20,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command, OnDisconnect
+from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 from tests.harness.starter_rig import Rig, Running, call, wait_for
@@ -42,7 +42,7 @@ def ledgered(ledger: Path, go: Path) -> Command:
 def expire(rig: Rig, running: Running) -> None:
     """Ends the session of a Starter behind its back."""
     host, _, port = rig.hosts.partition(":")
-    end_session(host, int(port), *running.coordinator.session_credentials)
+    end_session(host, int(port), *running.coordinator._session)
 
 
 def bytes_maker() -> Callable[[int], bytes]:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.zookeeper.client import ZkCoordinator, end_session, four_letter
+from rmgr.adapters.zookeeper.client import ZkCoordinator, four_letter
 from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, Unknown
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
 from tests.harness.coordinators import States, wait_for
+from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 
@@ -110,7 +111,7 @@ def test_a_session_that_expired_behind_a_cut_is_lost_on_return(proxied: tuple[Zk
     states, session = States(coord), coord.session_id
     proxy.refuse()
     states.wait(SUSPENDED)
-    end_session(zookeeper.host, zookeeper.port, *coord.session_credentials)
+    end_session(zookeeper.host, zookeeper.port, *coord._session)
     waiting = coord.commit(enqueue(1), timeout_s=20)
     proxy.refuse(False)
     states.wait(SUSPENDED, LOST, CONNECTED)

@@ -291,7 +291,7 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
     """Fragments 0 and 1 paged out, 2 in a row of the store, 3 in its znode: a newcomer sees all of them."""
     from rmgr.coord.ops.leader import page
     from rmgr.coord.protocol import keys
-    from rmgr.coord.protocol.records import encode_outcomes, encode_page
+    from rmgr.coord.protocol.records import encode_outcomes, join_page
     from rmgr.model.tasks.outcome import Fragment
     from rmgr.model.tasks.submission import Paged
 
@@ -303,13 +303,13 @@ def test_outcomes_in_rows_and_pages_are_read_in_their_order() -> None:
             queue.flush(60)
             cluster.run_one()
         number = queue.id
-        from rmgr.coord.protocol.records import decode_fragment
+        from rmgr.coord.protocol.records import decode_fragment, encode_fragment
 
         fragments = [
             decode_fragment(cluster.coordinator.get(paths.fragment(number, at)).result(60).data)  # type: ignore[union-attr]
             for at in range(4)
         ]
-        cluster.store.put(keys.page(number, 0), encode_page(tuple(fragments[:2])))
+        cluster.store.put(keys.page(number, 0), join_page([*map(encode_fragment, fragments[:2])]))
         cluster.store.put(keys.fragment(number, "g"), encode_outcomes(fragments[2].outcomes))
         from rmgr.coord.protocol.multi import Committed, Gone, Multi, Set
         from rmgr.coord.protocol.records import encode_fragment

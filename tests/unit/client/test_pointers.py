@@ -6,7 +6,7 @@ import pytest
 
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
-from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_page, encode_record
+from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, encode_record, join_page
 from rmgr.errors import NotFound
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
@@ -58,7 +58,7 @@ def test_outcomes_in_a_row_and_in_a_page_are_found(cluster: Cluster) -> None:
     cluster.store.put(keys.fragment(SUB, "g"), encode_outcomes((Outcome(index=5), Outcome(index=6))))
     paged = Fragment(attempt=4, row=keys.fragment(SUB, "g"), ranges=((State.COMPLETED, 5, 2),))
     other = Fragment(attempt=1, row=keys.fragment(SUB, "absent"), ranges=((State.COMPLETED, 8, 1),))  # never read: 8 is not asked for
-    cluster.store.put(keys.page(SUB, 0), encode_page((other, paged)))
+    cluster.store.put(keys.page(SUB, 0), join_page([encode_fragment(other), encode_fragment(paged)]))
     cluster.commit(Set(paths.done(SUB), encode_record(Paged(base=2)), 0))
     assert cluster.locate(6) == keys.output(SUB, 6, 4)
 
