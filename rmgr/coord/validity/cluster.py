@@ -10,7 +10,6 @@ from rmgr.coord.validity.rules import (
     BOOK,
     FieldFault,
     blob,
-    extra,
     flag,
     many,
     mapping,
@@ -24,7 +23,6 @@ from rmgr.coord.validity.rules import (
     words,
 )
 from rmgr.coord.validity.work import (
-    FORMAT,
     GUID,
     LINE,
     LONG,
@@ -83,7 +81,6 @@ def _is_bounded(record: Any) -> FieldFault | None:
 
 BOOK.add(
     NodeRecord,
-    format=FORMAT,
     node=NAME,
     incarnation=_COUNT,
     state=member(NodeState),
@@ -103,14 +100,12 @@ BOOK.add(
     line=WORD,
     metrics=WORD,
     leaves=flag,
-    newer=extra,
 )
 BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
 BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))
 BOOK.add(Drain, node=NAME, reason=LINE, user=USER, since_us=SPAN)
 BOOK.add(
     Trouble,
-    format=FORMAT,
     node=NAME,
     incarnation=_COUNT,
     kind=text(64),
@@ -118,11 +113,9 @@ BOOK.add(
     since_us=SPAN,
     until_us=SPAN,
     refused=mapping(text(255), _WHY, LONG),
-    newer=extra,
 )
 BOOK.add(
     EpochRecord,
-    format=FORMAT,
     epoch=_COUNT,
     leader=GUID,
     endpoint=WORD,
@@ -134,7 +127,7 @@ BOOK.add(
     protocol=_PROTOCOL,
     metrics=WORD,
 )
-BOOK.add(Meta, format=FORMAT, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN, newer=extra)
+BOOK.add(Meta, cluster_id=GUID, created_us=SPAN, protocol=_PROTOCOL, oldest=_PROTOCOL, store_bound_us=SPAN)
 BOOK.add(
     InboxOrder,
     _is_bounded,
@@ -164,13 +157,11 @@ BOOK.add(
     rank=whole(-(1 << 31), 1 << 31),
     backfill_pull=flag,
     users=many(text(255), LONG),
-    newer=extra,
 )
-BOOK.add(UserLimits, newer=extra, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))
-BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD, newer=extra)
+BOOK.add(UserLimits, **dict.fromkeys((bound.name for bound in BOUNDS), _COUNT))
+BOOK.add(PipelineSpec, partition=text(255, 1), document=text(ZNODE_BYTES), name=WORD)
 BOOK.add(
     ClusterSettings,
-    format=FORMAT,
     queues=many(BOOK.of(QueueSpec), LONG),
     default_queue=text(64),
     retention_us=SPAN,
@@ -187,11 +178,9 @@ BOOK.add(
     values=one_of(PRIVATE, SHARED),
     limits=BOOK.of(UserLimits),
     extra=mapping(text(1000), text(ZNODE_BYTES), 1000),
-    newer=extra,
 )
 BOOK.add(
     CancelRequest,
-    format=FORMAT,
     submission=NUMBER,
     tasks=_ASKED,
     detail=LINE,
@@ -201,7 +190,6 @@ BOOK.add(
 )
 BOOK.add(
     StopRequest,
-    format=FORMAT,
     kind=member(StopKind),
     submission=whole(0, MAX_NUMBER),
     index=_INDEX,
@@ -220,7 +208,6 @@ BOOK.add(
 BOOK.add(AnyRequest, kind=text(64), submission=whole(0, MAX_NUMBER))
 BOOK.add(
     Invitation,
-    format=FORMAT,
     id=GUID,
     name=USER,
     role=member(Role),
@@ -231,7 +218,6 @@ BOOK.add(
 )
 BOOK.add(
     Revocation,
-    format=FORMAT,
     key_id=_KEY_ID,
     name=USER,
     role=member(Role),
@@ -242,8 +228,8 @@ BOOK.add(
     before=text(16),
     others=flag,
 )
-BOOK.add(AclRecord, format=FORMAT, generation=_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
-BOOK.add(SealedSecret, format=FORMAT, generation=_COUNT, sealed=_SEALED)
+BOOK.add(AclRecord, generation=_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
+BOOK.add(SealedSecret, generation=_COUNT, sealed=_SEALED)
 BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
 BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES))
 BOOK.add(Ahead, serial=_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES))

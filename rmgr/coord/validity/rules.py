@@ -242,16 +242,18 @@ class _Asked:
 
 
 class Rulebook:
-    """The rules of records: field by field, and of all fields together."""
+    """The rules of records: field by field, and of all fields together. everywhere: of fields that mean the same in every record."""
 
-    def __init__(self) -> None:
+    def __init__(self, **everywhere: Rule) -> None:
+        self._everywhere = everywhere
         self._fields: dict[type, tuple[tuple[str, Rule], ...]] = {}
         self._wholes: dict[type, tuple[Rule, ...]] = {}
         self._asked: dict[type, _Asked] = {}
 
     def add(self, kind: type, /, *together: Rule, **fields: Rule) -> None:
         """Rules of a record. together: of the record as a whole, asked when each field alone is well."""
-        self._fields[kind] = tuple(fields.items())
+        common = {name: rule for name, rule in self._everywhere.items() if hasattr(kind, name)}
+        self._fields[kind] = (*common.items(), *fields.items())
         self._wholes[kind] = together
 
     def kinds(self) -> dict[type, frozenset[str]]:
@@ -293,4 +295,4 @@ class Rulebook:
 
 
 #: Filled by `validity/work.py` and `validity/cluster.py`.
-BOOK = Rulebook()
+BOOK = Rulebook(format=whole(1, 1), newer=extra)

@@ -14,7 +14,6 @@ from rmgr.coord.validity.rules import (
     FieldFault,
     Rule,
     blob,
-    extra,
     flag,
     many,
     mapping,
@@ -98,7 +97,6 @@ _NODE = optional(NAME, "")
 USER = words(r"[^/\0-\x1f\x7f]{1,255}", "a name of 1 to 255 characters without '/'")
 RESOURCES = mapping(words(r"[A-Za-z][A-Za-z0-9._-]{0,63}", "letters, digits and . _ - after the first letter"), whole(0, MOST), 256)
 FEATURES = many(text(255, 1), 1000)
-FORMAT = whole(1, 1)
 _KEY = text(1000, 1)
 _ROW = words(r"args/[0-9]{10}/[0-9]{10}/[^/\0]{1,200}", "a key args/NUMBER/FIRST/NAME")
 _OUTCOMES_ROW = words(r"frag/[0-9]{10}/[^/\0]{1,200}", "a key frag/NUMBER/NAME")
@@ -191,12 +189,11 @@ BOOK.add(
     time_limit_us=SPAN,
     features=FEATURES,
     resources=RESOURCES,
-    newer=extra,
 )
-BOOK.add(Capacity, cores=whole(0, 1 << 31), memory_bytes=whole(0, 1 << 62), resources=mapping(text(255, 1), _COUNT, 1000), newer=extra)
-BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES, newer=extra)
-BOOK.add(Dependency, condition=member(Condition), submission=NUMBER, newer=extra)
-BOOK.add(Upload, name=_BELOW, sha256=SHA256, is_dir=flag, newer=extra)
+BOOK.add(Capacity, cores=whole(0, 1 << 31), memory_bytes=whole(0, 1 << 62), resources=mapping(text(255, 1), _COUNT, 1000))
+BOOK.add(NodeAttributes, partition=text(255, 1), site=WORD, speed=real(0.0, 1e12), features=FEATURES)
+BOOK.add(Dependency, condition=member(Condition), submission=NUMBER)
+BOOK.add(Upload, name=_BELOW, sha256=SHA256, is_dir=flag)
 BOOK.add(
     Command,
     _has_words,
@@ -211,7 +208,6 @@ BOOK.add(
     uploads=many(BOOK.of(Upload), 10_000),
     input_files=many(row(_KEY, _BELOW), LONG),
     output_files=many(row(_KEY, _BELOW), LONG),
-    newer=extra,
 )
 BOOK.add(
     PythonEnvironment,
@@ -222,7 +218,6 @@ BOOK.add(
     modules=many(SHA256, 1000),
     initializer=_SHA256,
     worker_group=GUID,
-    newer=extra,
 )
 BOOK.add(
     Rigid,
@@ -241,12 +236,10 @@ BOOK.add(
     queue_class=WORD,
     checkpoint=flag,
     max_moves=whole(0, MOST_ATTEMPTS),
-    newer=extra,
 )
 BOOK.add(
     Submission,
     _runs_something,
-    format=FORMAT,
     id=NUMBER,
     name=WORD,
     user=USER,
@@ -278,10 +271,9 @@ BOOK.add(
     rigid=optional(BOOK.of(Rigid)),
     ends_with_owner=flag,
     spec_sha256=_SHA256,
-    newer=extra,
 )
-BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000), newer=extra)
-BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3), newer=extra)
+BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))
+BOOK.add(Paged, base=_COUNT, counts=mapping(words("COMPLETED|FAILED|CANCELLED", "COMPLETED, FAILED or CANCELLED"), _TASKS, 3))
 
 BOOK.add(
     BlockKey,
@@ -417,7 +409,6 @@ BOOK.add(
     shares=many(row(text(100), whole(0, 1 << 31)), LONG),
     memory_mib=whole(0, 1 << 40),
     resources=many(row(text(255, 1), _COUNT), 1000),
-    newer=extra,
 )
 BOOK.add(
     NodeHold,
@@ -427,5 +418,4 @@ BOOK.add(
     memory_mib=whole(0, 1 << 40),
     processes=_COUNT,
     whole=flag,
-    newer=extra,
 )
