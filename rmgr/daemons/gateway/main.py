@@ -52,6 +52,7 @@ from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.gateway.written import WrittenKeeper
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_voice, ending
@@ -69,10 +70,10 @@ from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper, zookeeper_options
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
-from rmgr.runtime.store_watch import WatchedStore, meet_store
+from rmgr.runtime.store_watch import WatchedStore
 
 #: Clients at once: each costs four threads and a session of ZooKeeper.
 MAX_SESSIONS = 200
@@ -258,20 +259,11 @@ def run(config: Config, *, insecure: bool = False) -> int:
     check_exposure(credentials, listen=config.submitter.listen, metrics=config.submitter.metrics, insecure=insecure)
     sys.setswitchinterval(_SWITCH_S)
     log = logs.setup(config.log, "submitter")
-    wait_s = config.cluster.connect_timeout_s
-    coordinator = open_zookeeper(config, credentials, insecure=insecure)
-    try:
-        coordinator.require_connected(wait_s)
-        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s, create=False)
-        try:
-            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=wait_s, log=log)
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
-            log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
-            return _serve(config, coordinator, store, meta, log, credentials)
-        finally:
-            store.close()
-    finally:
-        coordinator.close(timeout_s=2.0)
+    with opened(config, credentials, log, insecure=insecure, create=False) as (coordinator, store, known):
+        meta, credentials = recognise(coordinator, credentials, config, known, wait_s=config.cluster.connect_timeout_s, log=log)
+        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+        log.info("submitter_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
+        return _serve(config, coordinator, store, meta, log, credentials)
 
 
 def _owned(

@@ -37,6 +37,7 @@ from rmgr.daemons.leader.term.limits import LeaderUse
 from rmgr.daemons.leader.term.view import LeaderAnswering
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.service.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
@@ -53,10 +54,10 @@ from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
-from rmgr.runtime.store_watch import WatchedStore, meet_store
+from rmgr.runtime.store_watch import WatchedStore
 
 Thunk = Callable[[], None]
 
@@ -316,24 +317,15 @@ def run(config: Config, *, insecure: bool = False) -> int:
     check_exposure(credentials, listen=config.watchdog.listen, metrics=config.watchdog.metrics, insecure=insecure)
     log = logs.setup(config.log, "watchdog")
     metrics = LeaderMetrics()
-    coordinator = open_zookeeper(config, credentials, insecure=insecure)
-    try:
-        wait_s = config.cluster.connect_timeout_s
-        coordinator.require_connected(wait_s)
-        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
-        try:
-            meta = bootstrap(coordinator, config.cluster.cluster_id or known)
-            if credentials is not None and (mended := secure_tree(coordinator).mended):
-                log.warning("tree_secured", count=mended)
-            if credentials is not None:
-                publish(coordinator, credentials, timeout_s=wait_s)  # for those who read what it signs
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
-            log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
-            return _serve(config, coordinator, store, meta, log, metrics, credentials)
-        finally:
-            store.close()
-    finally:
-        coordinator.close(timeout_s=2.0)
+    with opened(config, credentials, log, insecure=insecure) as (coordinator, store, known):
+        meta = bootstrap(coordinator, config.cluster.cluster_id or known)
+        if credentials is not None and (mended := secure_tree(coordinator).mended):
+            log.warning("tree_secured", count=mended)
+        if credentials is not None:
+            publish(coordinator, credentials, timeout_s=config.cluster.connect_timeout_s)  # for those who read what it signs
+        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+        log.info("watchdog_started", cluster_id=meta.cluster_id, zookeeper=coordinator.hosts, store=config.cluster.store)
+        return _serve(config, coordinator, store, meta, log, metrics, credentials)
 
 
 def _serve(

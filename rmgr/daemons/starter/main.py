@@ -28,6 +28,7 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.core.seals import placings_of
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
+from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, telling
 from rmgr.daemons.service.working import Working
@@ -67,10 +68,10 @@ from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, open_zookeeper
+from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
-from rmgr.runtime.store_watch import WatchedStore, meet_store
+from rmgr.runtime.store_watch import WatchedStore
 
 __all__ = ["run"]
 
@@ -93,23 +94,14 @@ def run(config: Config, *, insecure: bool = False) -> int:
     check_exposure(credentials, listen=config.starter.listen, metrics=config.starter.metrics, insecure=insecure)
     log = logs.setup(config.log, "starter", nodes=list(names))
     directory = work_directory(config.starter, names[0], shared=runs_as_user(config.security, euid=os.geteuid()))
-    coordinator = open_zookeeper(config, credentials, insecure=insecure)
-    try:
-        wait_s = config.cluster.connect_timeout_s
-        coordinator.require_connected(wait_s)
-        store, known = meet_store(config.cluster.store, log=log, patience_s=wait_s)
-        try:
-            meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
-            store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
-            where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
-            log.info("starter_started", cluster_id=meta.cluster_id, **where)
-            if credentials is not None:
-                publish(coordinator, credentials)  # for those who read what it signs
-            return _serve(config, names, directory, coordinator, store, meta, log, credentials)
-        finally:
-            store.close()
-    finally:
-        coordinator.close(timeout_s=2.0)
+    with opened(config, credentials, log, insecure=insecure) as (coordinator, store, known):
+        meta, credentials = recognise(coordinator, credentials, config, known, wait_s=_META_WAIT_S, log=log)
+        store.belong_to(meta.cluster_id, was_bound=bool(meta.store_bound_us))
+        where = {"zookeeper": coordinator.hosts, "store": config.cluster.store, "directory": str(directory)}
+        log.info("starter_started", cluster_id=meta.cluster_id, **where)
+        if credentials is not None:
+            publish(coordinator, credentials)  # for those who read what it signs
+        return _serve(config, names, directory, coordinator, store, meta, log, credentials)
 
 
 def node_names(config: StarterConfig) -> tuple[str, ...]:
