@@ -20,15 +20,6 @@ from tests.test_house import PACKAGE, ROOT, sources, tree_of
 #: Modules that still stand in circles of imports, those for typing and inside functions counted. Nobody adds to it.
 IN_CIRCLES: frozenset[str] = frozenset(
     {
-        "rmgr.cli.admin_nodes",
-        "rmgr.cli.admin_rotate",
-        "rmgr.cli.checks",
-        "rmgr.cli.checks_security",
-        "rmgr.cli.checks_work",
-        "rmgr.cli.context",
-        "rmgr.cli.past",
-        "rmgr.cli.query",
-        "rmgr.cli.reach",
         "rmgr.client.connection",
         "rmgr.client.core",
         "rmgr.client.echo",

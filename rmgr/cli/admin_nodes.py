@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from rmgr.cli.admin_authority import GRACE_S, as_admin, authority_option
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, listed, one_of
-from rmgr.errors import NotConnected, PermissionDenied, UsageError
+from rmgr.errors import NotConnected, UsageError
 from rmgr.model.cluster.identity import Role, check_name
 from rmgr.model.cluster.joining import RevokedWork
 
 if TYPE_CHECKING:
-    from rmgr.adapters.identity.pki import Authority
     from rmgr.procedures.securing import KnownIdentity
 
 _EXITS = "0 done, 2 usage, 3 nobody of that name, 4 not the admin's directory, 5 ZooKeeper cannot be reached"
 _LASTS_S = 3600.0
-#: How long daemons have to fetch a new secret.
-GRACE_S = 15.0
 _DAEMONS = ("starter", "watchdog", "submitter")
 _WORKS = tuple(work.value for work in RevokedWork)
 _TOLD = {
@@ -31,40 +28,6 @@ _TOLD = {
     RevokedWork.CANCEL: "all of his work ends",
 }
 _ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
-
-
-def authority_option(function: Any) -> Any:
-    """`--authority DIR`: where the cluster's authority lies."""
-    return click.option(
-        "--authority",
-        metavar="DIR",
-        help="the admin's directory, made by rmgr admin init  [[security] dir where that is one, else ~/.config/rmgr/authority]",
-    )(function)
-
-
-def as_admin(session: Session, directory: str | None) -> Authority:
-    """The cluster's authority; from now on the session has the admin's rights. Raises ConfigError, PermissionDenied."""
-    authority, where = open_authority(session, directory)
-    session.config({"security": {"dir": str(where)}})
-    return authority
-
-
-def open_authority(session: Session, directory: str | None) -> tuple[Authority, Path]:
-    """The cluster's authority and where it lies. Raises ConfigError, PermissionDenied."""
-    from rmgr.adapters.identity.credentials import load_ca
-    from rmgr.config import authority_directory
-
-    own = Path(session.config().security.dir).expanduser()
-    # One's own bundle may be the authority, or lie below the one that made it (AUTHORITY/bundles/NAME).
-    places = (Path(directory).expanduser(),) if directory else (own, own.parent.parent, authority_directory())
-    where = next((place for place in places if (place / "ca.key").exists()), None)
-    if where is None and not directory:
-        raise PermissionDenied(
-            "this is for who has the cluster's authority, and it is not here",
-            hint="name the directory that rmgr admin init made: --authority DIR",
-        )
-    found = where or places[0]
-    return load_ca(found), found
 
 
 @command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.admin_nodes import GRACE_S, as_admin, authority_option, open_authority
+from rmgr.cli.admin_authority import GRACE_S, as_admin, authority_option, open_authority
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.params import DURATION, one_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.admin_nodes import as_admin, authority_option
+from rmgr.cli.admin_authority import as_admin, authority_option
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.render import emit

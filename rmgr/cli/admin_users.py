@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rmgr.cli.admin_nodes import authority_option, open_authority
+from rmgr.cli.admin_authority import authority_option, open_authority
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.errors import UsageError

@@ -13,10 +13,10 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmgr.cli.check_result import CheckResult
 from rmgr.cli.checks_security import credentials, root, talkative
 from rmgr.cli.checks_work import containment
 from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
@@ -35,16 +35,6 @@ _SKEW_S = 2.0
 _LOW_FILES = 4096
 _MOST_ZNODES = 20_000
 _MOST_PARTS = 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """What one look found. fix: what to type or change; with `ok` it is advice."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
 
 
 Checks = Iterator[CheckResult]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rmgr.cli.check_result import CheckResult
 from rmgr.errors import RmgrError
 from rmgr.model.base.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rmgr.cli.checks import CheckResult
     from rmgr.cli.context import Session
 
 #: Certificates that end within so many days are mentioned.
@@ -22,7 +22,6 @@ _FULL_SHARE = 0.8
 def credentials(session: Session) -> Iterator[CheckResult]:
     """Whose bundle it is; nothing where none is named: an open cluster."""
     from rmgr.adapters.identity.pki import day
-    from rmgr.cli.checks import CheckResult
 
     try:
         mine = session.credentials()
@@ -45,8 +44,6 @@ def credentials(session: Session) -> Iterator[CheckResult]:
 
 def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
     """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
-    from rmgr.cli.checks import CheckResult
-
     if words:
         detail = f"tells everybody who reaches it about itself and its clients ({', '.join(sorted(words))})"
         yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
@@ -55,7 +52,6 @@ def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
 def root(session: Session) -> Iterator[CheckResult]:
     """Whether strangers can fill ZooKeeper beside a secured cluster, and how full it is. Nothing in an open one, or behind a gateway."""
     from rmgr.adapters.zookeeper.root import look_at_root
-    from rmgr.cli.checks import CheckResult
     from rmgr.runtime.secured import zookeeper_security
 
     config = session.config()

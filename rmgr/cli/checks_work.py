@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmgr.cli.check_result import CheckResult
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rmgr.cli.checks import CheckResult
 
 _SYS_RESOURCE = 24  #: number of the capability
 
@@ -23,8 +23,6 @@ def containment() -> Iterator[CheckResult]:
 
 def _cgroups() -> CheckResult:
     """Whether tasks started here can be put into cgroups of their own (memory limits, whole kills, counted processes)."""
-    from rmgr.cli.checks import CheckResult
-
     root = Path("/sys/fs/cgroup")
     try:
         own = Path("/proc/self/cgroup").read_text()
@@ -50,8 +48,6 @@ def _cgroups() -> CheckResult:
 
 
 def _scores() -> CheckResult:
-    from rmgr.cli.checks import CheckResult
-
     try:
         return judged(Path("/proc/self/status").read_text(), Path("/proc/self/oom_score_adj").read_text())
     except OSError as error:
@@ -60,8 +56,6 @@ def _scores() -> CheckResult:
 
 def judged(status: str, score: str) -> CheckResult:
     """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc tells of this process."""
-    from rmgr.cli.checks import CheckResult
-
     held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     if held >> _SYS_RESOURCE & 1:
         return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")

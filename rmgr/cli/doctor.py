@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from rmgr.cli.checks import CheckResult, everything
+from rmgr.cli.check_result import CheckResult
+from rmgr.cli.checks import everything
 from rmgr.cli.command import command
 from rmgr.cli.context import Session
 from rmgr.cli.errors import WorkEnded

@@ -11,12 +11,12 @@ from rmgr.errors import RmgrError, UsageError
 from rmgr.model.views import JobView
 
 if TYPE_CHECKING:
-    from rmgr.cli.context import Session
+    from rmgr.cli.connected import ConnectedInvocation
 
 _PAGE = 500
 
 
-def read_past(session: Session, number: int) -> JobView | None:
+def read_past(session: ConnectedInvocation, number: int) -> JobView | None:
     """The summary of one submission, None when there is none (or no store is configured)."""
     store = session.store_or_none()
     if store is None:
@@ -25,7 +25,7 @@ def read_past(session: Session, number: int) -> JobView | None:
     return None if found is None else decode_summary(found[0])
 
 
-def list_past(session: Session, *, user: str | None) -> Iterator[JobView]:
+def list_past(session: ConnectedInvocation, *, user: str | None) -> Iterator[JobView]:
     """Summaries, newest first, one page of them in memory. Raises StoreUnavailable. Cost: two reads for each 500."""
     store = session.data_store()
     try:

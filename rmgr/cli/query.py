@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.rpc.server import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
-    from rmgr.cli.context import Session
+    from rmgr.cli.connected import ConnectedInvocation
     from rmgr.coord.views.snapshot import ClusterSnapshot
     from rmgr.model.tasks.submission import Submission
 
@@ -28,7 +28,7 @@ ASK_S = 1.0
 class Query:
     """Questions of one command line. Every call raises Unavailable when ZooKeeper does not answer within `--timeout`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ConnectedInvocation) -> None:
         self._session = session
         self._leader: LeaderClient | None = None
         self._thin: ThinLeader | None = None

@@ -10,7 +10,7 @@ from rmgr.errors import NotConnected, WrongCluster
 if TYPE_CHECKING:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
-    from rmgr.cli.context import Session
+    from rmgr.cli.invocation import Invocation
     from rmgr.coord.protocol.ports import Store
     from rmgr.model.cluster.node import EpochRecord, Meta
 
@@ -21,7 +21,7 @@ SILENCE_S = 1.0
 STORE_READ_S = 8.0
 
 
-def leader_at_a_glance(session: Session) -> EpochRecord | None:
+def leader_at_a_glance(session: Invocation) -> EpochRecord | None:
     """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations: then `open_coordinator` has them."""
     config = session.config()
     if config.cluster.uses_gateway or not config.cluster.zk:
@@ -58,7 +58,7 @@ def leader_at_a_glance(session: Session) -> EpochRecord | None:
     return leader if leader.endpoint and leader.candidate in seen.children[paths.WATCHDOGS] else None
 
 
-def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
+def open_coordinator(session: Invocation) -> ZkCoordinator | GatewayCoordinator:
     """A session in ZooKeeper, in the right cluster; through a gateway where one is configured instead.
 
     Waits while no server answers, saying so: up to `--timeout`, else `connect_timeout_s` of the configuration.
@@ -89,7 +89,7 @@ def open_coordinator(session: Session) -> ZkCoordinator | GatewayCoordinator:
     return coordinator
 
 
-def _through_gateway(session: Session) -> GatewayCoordinator:
+def _through_gateway(session: Invocation) -> GatewayCoordinator:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.procedures.bootstrap import verify
 
@@ -109,7 +109,7 @@ def _through_gateway(session: Session) -> GatewayCoordinator:
     return coordinator
 
 
-def open_data_store(session: Session) -> Store:
+def open_data_store(session: Invocation) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
@@ -131,7 +131,7 @@ def open_data_store(session: Session) -> Store:
     return store
 
 
-def belong_together(session: Session, *, tree: Meta | None = None, store: str | None = None) -> None:
+def belong_together(session: Invocation, *, tree: Meta | None = None, store: str | None = None) -> None:
     """Remembers whose tree and whose data store these are ("": a store without an owner).
 
     Raises: WrongCluster when they are of different clusters, or the cluster has used a store and this one is empty.
@@ -150,7 +150,7 @@ def belong_together(session: Session, *, tree: Meta | None = None, store: str | 
         )
 
 
-def _nobody_there(session: Session) -> str:
+def _nobody_there(session: Invocation) -> str:
     if session.zk or not session.config().source:
         return "start a cluster: rmgr dev   (or name another: --zk HOSTS, RMGR_ZK); rmgr doctor looks closer"
     return f"is it running? its address comes from {session.config().source}; rmgr doctor looks closer"
