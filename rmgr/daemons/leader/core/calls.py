@@ -30,14 +30,11 @@ class WaitingCalls:
 
     def store(self, call: Callable[[Store], T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
         """Carries out `call` on the store in another thread; its result goes into `then`, an error into `failed`."""
-        self._await(self._io.submit(call, self._store), then, failed)
+        self._io.submit(call, self._store).add_done_callback(lambda done: self._soon(partial(self._done, done, then, failed)))
 
     def coordinator(self, call: Callable[[Coordinator], T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
         """The same with ZooKeeper, for what waits there. What it commits has no leader fence."""
-        self._await(self._io.submit(call, self._coordinator), then, failed)
-
-    def _await(self, future: Future[T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
-        future.add_done_callback(lambda done: self._soon(partial(self._done, done, then, failed)))
+        self._io.submit(call, self._coordinator).add_done_callback(lambda done: self._soon(partial(self._done, done, then, failed)))
 
     def _done(self, future: Future[T], then: Callable[[T], None], failed: Callable[[RmgrError], None]) -> None:
         try:

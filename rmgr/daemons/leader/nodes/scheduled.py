@@ -40,11 +40,12 @@ class ScheduledNodes:
     Args:
         listed: names of nodes that take part: of those it is known what runs there.
         is_left_alone: says of a node that nothing is to be placed there now.
-    Attributes: names: numbers of nodes.
+    Attributes: names: numbers of nodes. mark_of: the feature of nodes that run work of a user.
     """
 
     def __init__(self, nodes: KnownNodes, listed: Collection[str], is_left_alone: Callable[[str], bool], updates: StateUpdates) -> None:
         self.names = Names()
+        self.mark_of = nodes.mark_of
         self._nodes = nodes
         self._listed = listed
         self._is_left_alone = is_left_alone
@@ -75,10 +76,6 @@ class ScheduledNodes:
             return False
         self._marks.add(mark)
         return True
-
-    def mark_of(self, user: str) -> str:
-        """The feature of nodes that run work of the user, "" = all do."""
-        return self._nodes.mark_of(user)
 
     def _node(self, name: str) -> Node:
         record, nodes = self._nodes.records[name], self._nodes
