@@ -18,6 +18,7 @@ OWNERS = {
     "LeaderContext": {"leader.core.context", "leader.term.leader", "leader.watchdog"},
     "Leader": {"leader.term.leader", "leader.watchdog"},
     "SubmissionKeeper": {"leader.submissions.subs", "leader.term.leader"},
+    "Followed": {"leader.submissions.follow", "leader.submissions.subs"},
 }
 
 

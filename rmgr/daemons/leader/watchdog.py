@@ -31,7 +31,7 @@ from rmgr.daemons.leader.core.metrics import LeaderMetrics
 from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
-from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.submissions.usage import CountedSubmission
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
 from rmgr.daemons.leader.term.view import LeaderAnswering
@@ -150,7 +150,7 @@ class Watchdog:
         self.mailbox.put(run)
         return future
 
-    def followed(self) -> Mapping[int, Followed] | None:
+    def followed(self) -> Mapping[int, CountedSubmission] | None:
         """Submissions by number, None while it does not lead. From any thread; to be looked into in the loop."""
         return None if (leader := self.leader) is None else leader.submissions.followed
 

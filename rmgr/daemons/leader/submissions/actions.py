@@ -48,7 +48,7 @@ from rmgr.coord.views.closing import history_rows, paged_with, summary
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import version_of
-from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.submissions.doors import ChangingRecord, EndingSubmission, EndingTail, FailedRanges, PagedFragments
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.base.states import LOSSES
 from rmgr.model.cluster.queue import ClusterSettings
@@ -72,11 +72,11 @@ class ReconcileActions:
 
     # -- failed ranges
 
-    def resubmit(self, followed: Followed, action: Resubmit, done: Done) -> None:
+    def resubmit(self, followed: FailedRanges, action: Resubmit, done: Done) -> None:
         """A failed range waits again, or ends."""
         self._read_failed(followed, action, partial(self._resubmit, followed, action, done), done)
 
-    def _resubmit(self, followed: Followed, action: Resubmit, done: Done, found: Stamped) -> None:
+    def _resubmit(self, followed: FailedRanges, action: Resubmit, done: Done, found: Stamped) -> None:
         submission = followed.submission
         assert submission is not None
         if submission.phase is Phase.CANCELLED:
@@ -97,7 +97,7 @@ class ReconcileActions:
         failpoint("leader.before_resubmit")
         self._tree.commit(multi, partial(self._resubmitted, followed, action, failed, final, done))
 
-    def _believed(self, followed: Followed, action: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
+    def _believed(self, followed: FailedRanges, action: Resubmit | DropFailed, done: Done, found: Stamped) -> FailedRange | None:
         """The record, if it is what may stand there; else its tasks end UNTRUSTED, and nothing of it goes into any queue."""
         path, submission = _failed_path(followed, action), followed.submission
         assert submission is not None
@@ -111,7 +111,7 @@ class ReconcileActions:
             return None
         return failed
 
-    def _waits(self, followed: Followed, action: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
+    def _waits(self, followed: FailedRanges, action: Resubmit, failed: FailedRange, backoff_us: int, max_losses: int) -> bool:
         """Its back-off, known only now that the record was read, is not over."""
         name = f"{action.first}.{action.count}.{action.attempt}"
         seen = followed.failed.get(name)
@@ -123,7 +123,7 @@ class ReconcileActions:
         return seen.seen_s + backoff_s > self._tree.clock()
 
     def _resubmitted(
-        self, followed: Followed, action: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
+        self, followed: FailedRanges, action: Resubmit, failed: FailedRange, final: model.Outcome | None, done: Done, outcome: Outcome
     ) -> None:
         if isinstance(outcome, Committed):
             self._told_of(followed, action)
@@ -153,11 +153,11 @@ class ReconcileActions:
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
 
-    def drop(self, followed: Followed, action: DropFailed, done: Done) -> None:
+    def drop(self, followed: FailedRanges, action: DropFailed, done: Done) -> None:
         """A failed range of a cancelled submission ends CANCELLED."""
         self._read_failed(followed, action, partial(self._drop, followed, action, done), done)
 
-    def _drop(self, followed: Followed, action: DropFailed, done: Done, found: Stamped) -> None:
+    def _drop(self, followed: FailedRanges, action: DropFailed, done: Done, found: Stamped) -> None:
         submission = followed.submission
         assert submission is not None
         failed = self._believed(followed, action, done, found)
@@ -172,7 +172,7 @@ class ReconcileActions:
 
     def _dropped(
         self,
-        followed: Followed,
+        followed: FailedRanges,
         action: Resubmit | DropFailed,
         done: Done,
         outcome: Outcome,
@@ -187,7 +187,7 @@ class ReconcileActions:
             followed.refresh_failed()
         done(isinstance(outcome, Committed) or _was_done(outcome, _failed_path(followed, action)))
 
-    def _read_failed(self, followed: Followed, action: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:
+    def _read_failed(self, followed: FailedRanges, action: Resubmit | DropFailed, then: Callable[[Stamped], None], done: Done) -> None:
         def arrived(found: Stamped | None) -> None:
             if found is None or followed.submission is None:  # its owner was faster
                 self._told_of(followed, action)
@@ -198,12 +198,12 @@ class ReconcileActions:
 
         self._tree.get(_failed_path(followed, action), arrived, failed=partial(done, False))
 
-    def _told_of(self, followed: Followed, action: Resubmit | DropFailed) -> None:
+    def _told_of(self, followed: FailedRanges, action: Resubmit | DropFailed) -> None:
         followed.failed.pop(f"{action.first}.{action.count}.{action.attempt}", None)
 
     # -- revoked
 
-    def bar(self, followed: Followed, action: Bar, done: Done) -> None:
+    def bar(self, followed: ChangingRecord, action: Bar, done: Done) -> None:
         """The key of its user was revoked."""
         submission = followed.submission
         assert submission is not None
@@ -211,7 +211,7 @@ class ReconcileActions:
         failpoint("leader.before_bar")
         self._tree.commit(multi, partial(self._barred, followed, changed, done))
 
-    def _barred(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+    def _barred(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             why = changed.reason_detail
             self._term.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._term.epoch)
@@ -222,7 +222,7 @@ class ReconcileActions:
 
     # -- too many failures
 
-    def break_off(self, followed: Followed, _action: BreakOff, done: Done) -> None:
+    def break_off(self, followed: ChangingRecord, _action: BreakOff, done: Done) -> None:
         """More of its tasks have failed than its user allows."""
         submission, failures = followed.submission, followed.progress.failures
         assert submission is not None
@@ -233,7 +233,7 @@ class ReconcileActions:
         failpoint("leader.before_break_off")
         self._tree.commit(multi, partial(self._broken_off, followed, changed, done))
 
-    def _broken_off(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+    def _broken_off(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.log.info(
                 "submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._term.epoch
@@ -246,7 +246,7 @@ class ReconcileActions:
 
     # -- a list of jobs that was never released
 
-    def abandon(self, followed: Followed, _action: Abandon, done: Done) -> None:
+    def abandon(self, followed: ChangingRecord, _action: Abandon, done: Done) -> None:
         """Who submitted it went before it was all there."""
         submission = followed.submission
         assert submission is not None
@@ -257,7 +257,7 @@ class ReconcileActions:
         failpoint("leader.before_abandon")
         self._tree.commit(multi, partial(self._abandoned, followed, changed, done))
 
-    def _abandoned(self, followed: Followed, changed: Submission, done: Done, outcome: Outcome) -> None:
+    def _abandoned(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.log.info("submission_abandoned", submission=followed.number, epoch=self._term.epoch)
             followed.put_record(changed, version_of(outcome))
@@ -268,7 +268,7 @@ class ReconcileActions:
 
     # -- the end
 
-    def end_tail(self, followed: Followed, _action: EndTail, done: Done) -> None:
+    def end_tail(self, followed: EndingTail, _action: EndTail, done: Done) -> None:
         """Nothing will be added any more."""
         tail = replace(followed.progress.tail, complete=True, enqueued=f"leader-{self._term.epoch}")
         path = paths.tail(followed.number)
@@ -277,7 +277,7 @@ class ReconcileActions:
         failpoint("leader.before_end_tail")
         self._tree.commit(multi, partial(self._tail_ended, followed, tail, done))
 
-    def _tail_ended(self, followed: Followed, tail: Tail, done: Done, outcome: Outcome) -> None:
+    def _tail_ended(self, followed: EndingTail, tail: Tail, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.log.info("tail_ended", submission=followed.number, total=tail.next, epoch=self._term.epoch)
             followed.put_tail(tail, version_of(outcome))
@@ -285,12 +285,14 @@ class ReconcileActions:
             followed.refresh()
         done(isinstance(outcome, Committed))
 
-    def close(self, followed: Followed, _action: Close, done: Done) -> None:
+    def close(self, followed: EndingSubmission, _action: Close, done: Done) -> None:
         """The summary goes to the history, then the record becomes CLOSED."""
         rows = followed.rows
         self._calls.store(partial(_read_rows, rows=rows), partial(self._summarise, followed, len(rows), done), lambda _: done(False))
 
-    def _summarise(self, followed: Followed, known: int, done: Done, found: list[tuple[Fragment, tuple[model.Outcome, ...]]]) -> None:
+    def _summarise(
+        self, followed: EndingSubmission, known: int, done: Done, found: list[tuple[Fragment, tuple[model.Outcome, ...]]]
+    ) -> None:
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             done(True)
@@ -301,7 +303,7 @@ class ReconcileActions:
         rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()))
         self._calls.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
 
-    def _close(self, followed: Followed, done: Done) -> None:
+    def _close(self, followed: EndingSubmission, done: Done) -> None:
         submission = followed.submission
         if submission is None or submission.phase is Phase.CLOSED:
             done(True)
@@ -312,7 +314,7 @@ class ReconcileActions:
         followed.will_change()
         self._tree.commit(multi, partial(self._closed, followed, closed, done))
 
-    def _closed(self, followed: Followed, closed: Submission, done: Done, outcome: Outcome) -> None:
+    def _closed(self, followed: EndingSubmission, closed: Submission, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.metrics.closed.inc()
             self._term.log.info(
@@ -326,7 +328,7 @@ class ReconcileActions:
 
     # -- pages
 
-    def page(self, followed: Followed, action: Page, done: Done) -> None:
+    def page(self, followed: PagedFragments, action: Page, done: Done) -> None:
         """The oldest fragments go to one row of the store; /done says that they are there."""
         fragments: list[bytes] = []
         last = action.first + action.count - 1
@@ -347,7 +349,7 @@ class ReconcileActions:
             self._tree.get(paths.fragment(followed.number, number), arrived)
         self._tree.get(paths.fragment(followed.number, last), complete, failed=partial(done, False))
 
-    def _write_page(self, followed: Followed, action: Page, encoded: list[bytes], done: Done) -> None:
+    def _write_page(self, followed: PagedFragments, action: Page, encoded: list[bytes], done: Done) -> None:
         fragments = tuple(read_fragment(data) for data in encoded)
         # As they are: a newer release may know more. What is no fragment would spoil the page.
         kept = [encode_fragment(NOTHING) if known is NOTHING else data for known, data in zip(fragments, encoded, strict=True)]
@@ -364,7 +366,7 @@ class ReconcileActions:
 
         self._calls.store(lambda store: store.put(key, data), commit, lambda _: done(False))
 
-    def _paged(self, followed: Followed, paged: Paged, done: Done, outcome: Outcome) -> None:
+    def _paged(self, followed: PagedFragments, paged: Paged, done: Done, outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
             self._term.metrics.pages.inc()
             followed.put_paged(paged, version_of(outcome))
@@ -374,7 +376,7 @@ class ReconcileActions:
         done(isinstance(outcome, Committed))
 
 
-def _failed_path(followed: Followed, action: Resubmit | DropFailed) -> str:
+def _failed_path(followed: FailedRanges, action: Resubmit | DropFailed) -> str:
     return paths.failed_range(followed.number, action.first, action.count, action.attempt)
 
 

@@ -14,12 +14,14 @@ from typing import Protocol, TypeAlias
 
 from rmgr.coord.decisions import nowhere
 from rmgr.coord.decisions.codes import Codes
+from rmgr.coord.decisions.keeping import FailedSeen
+from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.submissions.doors import KnownSubmission
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
 
@@ -42,6 +44,26 @@ class _Facts:
     total: int
     settled: Codes
     failed: tuple[tuple[int, int], ...]
+
+
+class WatchedSubmission(KnownSubmission, Protocol):
+    """A submission whose tasks must be somewhere. is_spoilt: part of it cannot be read."""
+
+    progress: Progress
+    failed: dict[str, FailedSeen]
+
+    @property
+    def is_loaded(self) -> bool: ...
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_spoilt(self) -> bool: ...
+
+    def refresh(self) -> None:
+        """Reads everything again."""
+        ...
 
 
 class MomentReads(Protocol):
@@ -73,7 +95,7 @@ class Census:
     """
 
     def __init__(
-        self, tree: MomentReads, term: Term, calls: StoreCalls, followed: Mapping[int, Followed], nodes: Callable[[], list[str]]
+        self, tree: MomentReads, term: Term, calls: StoreCalls, followed: Mapping[int, WatchedSubmission], nodes: Callable[[], list[str]]
     ) -> None:
         self.nowhere: dict[int, frozenset[int]] = {}
         self._tree = tree
@@ -198,7 +220,7 @@ class Census:
             item.refresh()
 
 
-def _facts(item: Followed) -> _Facts | None:
+def _facts(item: WatchedSubmission) -> _Facts | None:
     """Of a submission with tasks that are neither final nor failed, as far as memory knows."""
     if item.submission is None or not item.is_loaded or item.is_closed or item.is_spoilt:
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.keeping import Collect
@@ -22,12 +23,12 @@ from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import kept_outputs, removal
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.submissions.doors import KnownSubmission
 from rmgr.daemons.leader.submissions.ended import EndedKeeper
-from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.tasks.submission import Paged, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -40,6 +41,16 @@ ORPHANS_S = 3600.0
 SWEEP_S = 600.0
 _TOP = "\U0010ffff"
 _SETTLED = 1000  # fragments read at once
+
+
+class CollectedSubmission(KnownSubmission, Protocol):
+    """A submission that has ended for good."""
+
+    paged: Paged
+
+    def refresh(self) -> None:
+        """Reads everything again."""
+        ...
 
 
 class Collector:
@@ -56,7 +67,7 @@ class Collector:
         self._calls = calls
         self._ended = ended
         self._is_known = is_known
-        self._line: list[tuple[Followed, Done]] = []
+        self._line: list[tuple[CollectedSubmission, Done]] = []
         self._busy = False
 
     def start(self) -> None:
@@ -64,7 +75,7 @@ class Collector:
         self._tree.after(machine.uniform(0.5, 1.0) * ORPHANS_S, self._look_for_orphans)
         self._tree.after(machine.uniform(0.5, 1.0) * SWEEP_S, self._sweep)
 
-    def collect(self, followed: Followed, _action: Collect, done: Done) -> None:
+    def collect(self, followed: CollectedSubmission, _action: Collect, done: Done) -> None:
         """Removes a submission whose retention is over."""
         self._line.append((followed, done))
         self._next()
@@ -110,7 +121,9 @@ class Collector:
 class _Collection:
     """One submission on its way out."""
 
-    def __init__(self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: Followed, ended: EndedKeeper, done: Done) -> None:
+    def __init__(
+        self, tree: LeaderCommits, term: Term, calls: StoreCalls, followed: CollectedSubmission, ended: EndedKeeper, done: Done
+    ) -> None:
         self._tree = tree
         self._term = term
         self._calls = calls

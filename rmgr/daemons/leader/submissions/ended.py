@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from rmgr.coord.decisions import ended
 from rmgr.coord.decisions.ended import BUCKET, Ended
@@ -17,7 +18,6 @@ from rmgr.coord.protocol.multi import Committed, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.runtime.failpoint import failpoint
 
 #: How long ends are gathered, and how long to wait after a commit that met another one.
@@ -28,6 +28,15 @@ _TOGETHER = 64
 _MOST = 10_000
 #: Of a number; submitters create among them what they like.
 _DIGITS = 18
+
+
+class EndedSubmission(Protocol):
+    """A submission that may have ended."""
+
+    number: int
+
+    @property
+    def is_closed(self) -> bool: ...
 
 
 class EndedKeeper:
@@ -53,7 +62,7 @@ class EndedKeeper:
         """It is written down that the submission has ended, as far as this leader knows."""
         return number // BUCKET < self._below or ended.holds(self._bits.get(number // BUCKET, b""), number)
 
-    def is_put_back(self, followed: Followed) -> bool:
+    def is_put_back(self, followed: EndedSubmission) -> bool:
         """What ended was closed: somebody has written its record again, and nothing is done for it. (It would change its history.)"""
         if followed.is_closed or not self.holds(followed.number):
             return False

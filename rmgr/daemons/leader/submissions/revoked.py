@@ -7,8 +7,9 @@ revocation are not looked at: with new credentials the same user works on, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from rmgr.coord.decisions.keeping import Bar
 from rmgr.coord.ops.leader import order
@@ -17,17 +18,26 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.watched_cache import WatchedCache, data_of, names_below
-from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.errors import WrongCluster
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation, RevokedWork
 from rmgr.model.cluster.node import InboxOrder, OrderKind
-from rmgr.model.tasks.submission import Phase
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.runtime.logger import Log
 
 #: What may still begin when a revocation is heard has begun by then: what runs is looked at again after these times.
 _AGAIN_S = (0.0, 1.0, 5.0)
+
+
+class BarredSubmission(Protocol):
+    """A submission whose user's key may have been revoked. made: the transaction that created its record."""
+
+    submission: Submission | None
+    made: int
+
+    @property
+    def is_loaded(self) -> bool: ...
 
 
 class RevokedKeeper:
@@ -38,7 +48,12 @@ class RevokedKeeper:
     """
 
     def __init__(
-        self, tree: LeaderCommits, log: Log, followed: dict[int, Followed], mark: Callable[[Followed], None], nodes: Callable[[], list[str]]
+        self,
+        tree: LeaderCommits,
+        log: Log,
+        followed: Mapping[int, BarredSubmission],
+        mark: Callable[[int], None],
+        nodes: Callable[[], list[str]],
     ) -> None:
         self._tree = tree
         self._log = log
@@ -59,7 +74,7 @@ class RevokedKeeper:
         for cache in self._caches.values():
             cache.refresh()
 
-    def bar_of(self, followed: Followed) -> Bar | None:
+    def bar_of(self, followed: BarredSubmission) -> Bar | None:
         """What is asked of a submission, None: its user has lost no key since it was made. Cost: 0.2 us where he has lost none ever."""
         found = self._standing(followed)
         if found is None:
@@ -67,7 +82,7 @@ class RevokedKeeper:
         detail = f"the credentials of {found.name} were revoked" + (f": {found.reason[:200]}" if found.reason else "")
         return Bar(cancels=found.work == RevokedWork.CANCEL, detail=detail)
 
-    def _standing(self, followed: Followed) -> Revocation | None:
+    def _standing(self, followed: BarredSubmission) -> Revocation | None:
         """The newest revocation that concerns it."""
         submission = followed.submission
         known = self._of_user.get(submission.user) if submission is not None else None
@@ -94,9 +109,9 @@ class RevokedKeeper:
             self._caches[name].is_watched = False
             return
         self._of_user.setdefault(record.name, {})[name] = found.stat.czxid, record
-        for followed in self._followed.values():
+        for number, followed in self._followed.items():
             if followed.submission is not None and followed.submission.user == record.name and followed.is_loaded:
-                self._mark(followed)
+                self._mark(number)
         if record.work == RevokedWork.HOLD:
             self._stand(record.name, OrderKind.SUSPEND)
         elif record.work == RevokedWork.KEEP and record.before == RevokedWork.HOLD:

@@ -126,7 +126,7 @@ class SubmissionKeeper:
             if followed.number % RESYNC_TURNS == self._turn % RESYNC_TURNS and followed.is_loaded and not followed.is_closed:
                 followed.swept = False
                 followed.refresh()
-                self._mark(followed)
+                self._mark(followed.number)
 
     @property
     def is_loaded(self) -> bool:
@@ -225,7 +225,7 @@ class SubmissionKeeper:
     def _on_owners(self, changed: Collection[str]) -> None:
         for followed in self.followed.values():
             if followed.submission is not None and followed.submission.owner in changed:
-                self._mark(followed)
+                self._mark(followed.number)
 
     # -- loading: all records, then what is open, then what is closed
 
@@ -279,20 +279,20 @@ class SubmissionKeeper:
                     self._waiting.append(followed)
                 self._load()
         if followed.is_loaded:
-            self._mark(followed)
+            self._mark(followed.number)
 
     # -- actions
 
     def reconsider(self) -> None:
         """The settings have changed: what any submission needs, and when, may be something else now."""
         for followed in self.followed.values():
-            self._mark(followed)
+            self._mark(followed.number)
 
-    def _mark(self, followed: Followed) -> None:
+    def _mark(self, number: int) -> None:
         """Asks soon what it needs; often marked, once asked."""
         if not self._dirty:
             self._tree.soon(self._consider_all)
-        self._dirty[followed.number] = None
+        self._dirty[number] = None
 
     def _consider_all(self) -> None:
         numbers, self._dirty = list(self._dirty), {}
@@ -333,7 +333,7 @@ class SubmissionKeeper:
             followed.timer = None
         if again:
             # A day at most: the wall clock, which retention is counted on, may have moved by then.
-            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed))
+            followed.timer = self._tree.after(min(86_400.0, max(0.0, min(again) - now_s)), partial(self._mark, followed.number))
 
     def _do(self, followed: Followed, action: ReconcileAction, done: Callable[[bool], None]) -> None:
         match action:
@@ -368,7 +368,7 @@ class SubmissionKeeper:
             delay_s = min(_LONGEST_RETRY_S, followed.retry_s.get(action, (-math.inf, _RETRY_S / 2))[1] * 2)
             followed.retry_s[action] = (self._tree.clock() + delay_s * machine.uniform(0.5, 1.0), delay_s)
         if self.followed.get(followed.number) is followed and not (success and isinstance(action, Weigh)):
-            self._mark(followed)
+            self._mark(followed.number)
 
     # -- dependencies
 
@@ -417,10 +417,10 @@ class SubmissionKeeper:
 
     def _on_history(self, followed: Followed, number: int, row: tuple[bytes, object] | None) -> None:
         followed.endings[number] = SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row[0]).state)
-        self._mark(followed)
+        self._mark(followed.number)
 
     def _mark_later(self, followed: Followed) -> None:
-        self._tree.after(1.0, partial(self._mark, followed))
+        self._tree.after(1.0, partial(self._mark, followed.number))
 
     def _weighed(self, followed: Followed, changed: Submission, event: str, done: Callable[[bool], None], outcome: Outcome) -> None:
         if isinstance(outcome, Committed):
@@ -436,7 +436,7 @@ class SubmissionKeeper:
             if followed is None or followed.submission is None or followed.submission.phase is not Phase.HELD:
                 del self._dependents[number][waiting]
             else:
-                self._mark(followed)
+                self._mark(followed.number)
         if not self._dependents.get(number):
             self._dependents.pop(number, None)
 

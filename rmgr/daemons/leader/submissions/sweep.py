@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from typing import Protocol
 
 from rmgr.coord.decisions.keeping import BringBack, EndBlock, Move, SetBlockAside, cancel_reason, end_block, moves, room_of
+from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.leader import order
 from rmgr.coord.ops.work import bring_back, set_aside
 from rmgr.coord.protocol import paths
@@ -20,7 +22,7 @@ from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, S
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.daemons.leader.submissions.doors import KnownSubmission
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
@@ -33,11 +35,25 @@ PACE_S, PACE_A_BLOCK_S = 0.02, 20e-6
 _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 15.0
 
 
+class SweptSubmission(KnownSubmission, Protocol):
+    """A submission whose blocks may be set aside, or come back. held_tasks: that are. sweep_s: when it is looked at again."""
+
+    progress: Progress
+    held_tasks: int
+    swept: bool
+    sweep_s: float
+
+    @property
+    def is_ended(self) -> bool:
+        """All of its tasks have ended."""
+        ...
+
+
 @dataclass(slots=True)
 class _Turn:
     """One submission in one look at its queue."""
 
-    followed: Followed
+    followed: SweptSubmission
     done: Callable[[bool], None]
     final: int  # when the look began: see `keeping.room_of`
     pending: list[BlockKey] = field(default_factory=list)
@@ -61,12 +77,12 @@ class Sweeper:
         self._term = term
         self._nodes = nodes
         self._is_known = is_known
-        self._wanted: dict[str, dict[int, tuple[Followed, Callable[[bool], None]]]] = {}
+        self._wanted: dict[str, dict[int, tuple[SweptSubmission, Callable[[bool], None]]]] = {}
         self._next_s: dict[str, float] = {}  # when a queue may be looked at again
         self._busy: set[str] = set()
         self._again_s: dict[int, float] = {}
 
-    def sweep(self, followed: Followed, done: Callable[[bool], None]) -> None:
+    def sweep(self, followed: SweptSubmission, done: Callable[[bool], None]) -> None:
         """Looks after the blocks of a submission soon; then `done` (True: it could be done)."""
         assert followed.submission is not None
         queue = followed.submission.queue
@@ -259,7 +275,7 @@ class Sweeper:
         for node in self._nodes():
             self._tree.children(paths.running_node(node), partial(self._on_running, node, wanted))
 
-    def _on_running(self, node: str, wanted: dict[int, Followed], names: list[str] | None) -> None:
+    def _on_running(self, node: str, wanted: dict[int, SweptSubmission], names: list[str] | None) -> None:
         numbers = sorted(key.submission for name in names or () if (key := _parse(name)) is not None and key.submission in wanted)
         for number, _ in groupby(numbers):
             submission = wanted[number].submission

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
-from rmgr.daemons.leader.submissions.follow import Followed
+from rmgr.coord.decisions.keeping import FailedSeen
+from rmgr.coord.decisions.view import Progress
+from rmgr.model.tasks.submission import Paged, Submission
 
 #: The other znodes of a submission, with what ZooKeeper keeps of each (bytes).
 _ZNODES_BYTES = 1000
@@ -23,7 +26,24 @@ class UserTotals:
     znodes: int = 0
 
 
-def usage(followed: Iterable[Followed]) -> dict[str, UserTotals]:
+class CountedSubmission(Protocol):
+    """A submission that counts for its user. record_bytes, fragment_bytes: in ZooKeeper, as far as they were read."""
+
+    submission: Submission | None
+    progress: Progress
+    paged: Paged
+    failed: dict[str, FailedSeen]
+    record_bytes: int
+    fragment_bytes: int
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_ended(self) -> bool: ...
+
+
+def usage(followed: Iterable[CountedSubmission]) -> dict[str, UserTotals]:
     """By user. Cost: about 1 us a submission.
 
     A submission that was made a moment ago counts as open, its tasks when its tail has been read (half a second).

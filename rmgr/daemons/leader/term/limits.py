@@ -13,8 +13,7 @@ from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.coord.decisions.rights import check_operator
-from rmgr.daemons.leader.submissions.follow import Followed
-from rmgr.daemons.leader.submissions.usage import UserTotals, usage
+from rmgr.daemons.leader.submissions.usage import CountedSubmission, UserTotals, usage
 from rmgr.daemons.service.people import person_of
 from rmgr.errors import Unavailable
 from rmgr.model.cluster.identity import Role
@@ -46,7 +45,7 @@ class LeaderUse:
 
     def __init__(
         self,
-        followed: Callable[[], Mapping[int, Followed] | None],
+        followed: Callable[[], Mapping[int, CountedSubmission] | None],
         call: Callable[[Callable[[], Any]], Future[Any]],
         bounds: Bounds,
         operators: Sequence[str] = (),
