@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness.second_goes import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
+from tests.harness.second_goes import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -63,6 +63,9 @@ _LONGEST = (
     "tests/papers/",
 )
 
+#: Of bytes and texts that are compared, larger ones are not printed.
+_MOST_SHOWN = 20_000
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real processes get a second go; what is computed never does. Several workers take the longest files first."""
@@ -71,6 +74,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: next((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), len(_LONGEST)))
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Large bytes and texts that differ: how long they are and where they part, instead of all of them in the log."""
+    if op != "==" or type(left) is not type(right) or not isinstance(left, bytes | str) or not isinstance(right, bytes | str):
+        return None
+    if max(len(left), len(right)) <= _MOST_SHOWN:
+        return None
+    at = next((at for at, (mine, other) in enumerate(zip(left, right, strict=False)) if mine != other), min(len(left), len(right)))
+    parts = f"{left[at : at + 40]!r} and {right[at : at + 40]!r}"
+    return [f"{len(left)} and {len(right)} {type(left).__name__} differ from position {at} on: {parts}"]
 
 
 def need_zookeeper(release: str = "") -> None:

@@ -93,7 +93,9 @@ def agent(place: dict[str, str], *words: str, **more: object) -> subprocess.Comp
 
 def test_large_input_and_output_pass_through_another_node(place: dict[str, str], tmp_path: Path) -> None:
     data = os.urandom(5 << 20)
-    assert agent(place, "b", "cat", input=data).stdout == data
+    ended = agent(place, "b", "cat", input=data)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout == data
     (tmp_path / "file").write_bytes(data)
     with (tmp_path / "file").open("rb") as file:
         ended = agent(place, "b", "sha256sum; exit 4", stdin=file)
