@@ -13,7 +13,6 @@ MOST = 18  #: modules of a room, its `__init__` aside
 #: Rooms with more.
 FULL: frozenset[str] = frozenset(
     {
-        "rmgr.cli",
         "rmgr.sim.plots",
     }
 )
@@ -21,7 +20,6 @@ FULL: frozenset[str] = frozenset(
 #: Rooms whose docstring does not yet say in two sentences what they are, and what they may touch.
 SILENT: frozenset[str] = frozenset(
     {
-        "rmgr.cli",
         "rmgr.dev",
         "rmgr.runtime",
         "rmgr.sched.policies",

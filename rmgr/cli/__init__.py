@@ -1,4 +1,8 @@
-"""The command line: one file per group of commands."""
+"""The command line: a room for each kind of command, top files for daemons and what belongs to this machine.
+
+Each command is imported only when it is used (`main.py` has the table). Commands parse words, call the client and its
+procedures, and draw answers; they must not decide what the client or the leader decides.
+"""
 
 import os
 import signal

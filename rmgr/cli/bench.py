@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from rmgr.cli.command import command
-from rmgr.cli.context import Session
-from rmgr.cli.params import nearest
-from rmgr.cli.render import emit
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import nearest
 from rmgr.errors import UsageError
 
 _MAX_VALUE_BYTES = 64 * 2**20

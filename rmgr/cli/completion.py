@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from rmgr.cli.command import command
-from rmgr.cli.context import Session
-from rmgr.cli.params import one_of
-from rmgr.cli.render import emit
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import one_of
 
 _WHERE = {
     "bash": "source <(rmgr completion bash)        # in ~/.bashrc",

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from rmgr.cli.command import command
-from rmgr.cli.context import Session
-from rmgr.cli.errors import WorkEnded
-from rmgr.cli.params import DURATION, RESOURCE, SIZE, one_of
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.words.params import DURATION, RESOURCE, SIZE, one_of
 from rmgr.config import MAX_NODES
 from rmgr.runner.host import dispositions
 

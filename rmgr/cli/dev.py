@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmgr.cli.command import command, command_group
-from rmgr.cli.context import Session
-from rmgr.cli.errors import WorkEnded
-from rmgr.cli.params import RESOURCE
-from rmgr.cli.render import Column, Layout, clock, emit, iso, paint, table
+from rmgr.cli.display.render import Column, Layout, clock, emit, iso, paint, table
+from rmgr.cli.session.command import command, command_group
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.words.params import RESOURCE
 from rmgr.errors import NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources
 from rmgr.runner.host import dispositions

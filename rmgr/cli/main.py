@@ -13,48 +13,49 @@ from collections.abc import Sequence
 
 import click
 
-from rmgr.cli import IS_PROGRAM, errors
-from rmgr.cli.command import TableGroup, global_options, load
-from rmgr.cli.context import Session
+from rmgr.cli import IS_PROGRAM
+from rmgr.cli.session import errors
+from rmgr.cli.session.command import TableGroup, global_options, load
+from rmgr.cli.session.context import Session
 
 #: section -> name -> (module:function, what it does). A command stands here when it exists.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Work": {
-        "submit": ("submit:submit", "Submit a command or a script"),
-        "run": ("run:run", "Submit a command, stream its output, exit with its code"),
-        "jobs": ("work:jobs", "Live (and with -a ended) submissions"),
-        "tasks": ("work:tasks", "The tasks of a submission"),
-        "show": ("show:show", "All that is known of a submission or a task"),
-        "explain": ("show:explain", "Why it waits, or how it ended"),
-        "logs": ("logs:logs", "Output of tasks, live or stored"),
-        "wait": ("wait:wait", "Wait for submissions and exit with their code"),
-        "cancel": ("control:cancel", "End queued and running work"),
-        "hold": ("control:hold", "Keep waiting work from starting"),
-        "release": ("control:release", "Let held work start"),
-        "checkpoint": ("migrate:checkpoint", "Have a running job save its state"),
-        "migrate": ("migrate:migrate", "Have a running job go on on other nodes"),
-        "history": ("history:history", "Work that has ended"),
-        "report": ("report:report", "Usage by user, account, queue or day; utilisation; waits"),
+        "submit": ("submit.submit:submit", "Submit a command or a script"),
+        "run": ("submit.run:run", "Submit a command, stream its output, exit with its code"),
+        "jobs": ("listing.work:jobs", "Live (and with -a ended) submissions"),
+        "tasks": ("listing.work:tasks", "The tasks of a submission"),
+        "show": ("listing.show:show", "All that is known of a submission or a task"),
+        "explain": ("listing.show:explain", "Why it waits, or how it ended"),
+        "logs": ("listing.logs:logs", "Output of tasks, live or stored"),
+        "wait": ("waiting.wait:wait", "Wait for submissions and exit with their code"),
+        "cancel": ("control.gate:cancel", "End queued and running work"),
+        "hold": ("control.gate:hold", "Keep waiting work from starting"),
+        "release": ("control.gate:release", "Let held work start"),
+        "checkpoint": ("control.migrate:checkpoint", "Have a running job save its state"),
+        "migrate": ("control.migrate:migrate", "Have a running job go on on other nodes"),
+        "history": ("listing.history:history", "Work that has ended"),
+        "report": ("listing.report:report", "Usage by user, account, queue or day; utilisation; waits"),
     },
     "Cluster": {
-        "status": ("cluster:status", "Leader, health of ZooKeeper and store, counts"),
-        "nodes": ("cluster:nodes", "Nodes, their state and what they have"),
-        "queues": ("cluster:queues", "Queues, their limits and what stands in them"),
-        "limits": ("limits:limits", "What one user may have of what all share, and has"),
-        "drain": ("draining:drain", "Let nodes finish what they have and take nothing new"),
-        "resume": ("draining:resume", "Let drained nodes take work again"),
-        "policy": ("policy:policy", "Scheduling policies: list, show, set, check"),
-        "config": ("config:config", "Configuration and cluster settings: show, check, apply"),
+        "status": ("listing.cluster:status", "Leader, health of ZooKeeper and store, counts"),
+        "nodes": ("listing.cluster:nodes", "Nodes, their state and what they have"),
+        "queues": ("listing.cluster:queues", "Queues, their limits and what stands in them"),
+        "limits": ("control.limits:limits", "What one user may have of what all share, and has"),
+        "drain": ("control.draining:drain", "Let nodes finish what they have and take nothing new"),
+        "resume": ("control.draining:resume", "Let drained nodes take work again"),
+        "policy": ("policy.commands:policy", "Scheduling policies: list, show, set, check"),
+        "config": ("control.config:config", "Configuration and cluster settings: show, check, apply"),
     },
     "Security": {
-        "admin": ("admin:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
-        "join": ("join:join", "Make this machine a part of a secured cluster"),
+        "admin": ("admin.group:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
+        "join": ("admin.join:join", "Make this machine a part of a secured cluster"),
     },
     "Data": {
-        "store": ("store:store", "Values in the data store: ls, put, get, rm, share, du"),
+        "store": ("store.commands:store", "Values in the data store: ls, put, get, rm, share, du"),
     },
     "Research": {
-        "sim": ("sim:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
+        "sim": ("sim.group:sim", "Policies on a virtual clock: traces in, schedules and measures out"),
     },
     "Daemons": {
         "starter": ("daemons:starter", "Run work on this machine"),
@@ -63,20 +64,20 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "This machine": {
         "dev": ("dev:dev", "A whole cluster on this machine"),
-        "doctor": ("doctor:doctor", "What is wrong, and how to mend it"),
+        "doctor": ("doctor.command:doctor", "What is wrong, and how to mend it"),
         "bench": ("bench:bench", "Measure: tasks, latency, shell, backlog, sim, pass"),
         "completion": ("completion:completion", "Completion for bash, zsh or fish"),
-        "version": ("version:version", "Versions of rmgr, Python and the protocol"),
+        "version": ("session.version:version", "Versions of rmgr, Python and the protocol"),
     },
 }
 
 #: Inside a placed job: `run` starts its ranks, `agent` is what mpirun takes for ssh.
 _INSIDE = {
-    "ranks": ("ranks:ranks", "One process a rank, on all nodes of this job"),
-    "agent": ("ranks:agent", "Run a command on a node of this job"),
+    "ranks": ("submit.ranks:ranks", "One process a rank, on all nodes of this job"),
+    "agent": ("submit.ranks:agent", "Run a command on a node of this job"),
 }
 #: Commands below one whose other words are ids.
-_BELOW = {("history", "purge"): "history_purge:purge"}
+_BELOW = {("history", "purge"): "listing.history_purge:purge"}
 _COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()} | _INSIDE
 #: Words of command lines whose process lives long, or starts others; all others make a few thousand objects and end.
 _LONG = {*SECTIONS["Daemons"], *SECTIONS["Research"], "dev", "bench", "drill"}
@@ -109,7 +110,7 @@ class _Table(TableGroup):
         if (below := _BELOW.get(tuple(args[:2]))) is not None:  # type: ignore[arg-type]  # of two words
             return " ".join(args[:2]), load(below), args[2:]
         if name not in _COMMANDS and not name.startswith("-"):
-            from rmgr.cli.foreign import command_for
+            from rmgr.cli.words.foreign import command_for
 
             meant = command_for(args) or " ".join(f"rmgr {close}" for close in difflib.get_close_matches(name, _COMMANDS, 1))
             error = click.UsageError(f"there is no command {name!r}", ctx)

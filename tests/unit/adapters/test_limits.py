@@ -15,7 +15,7 @@ from rmgr.adapters.access.pace import Handshakes
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
-from rmgr.cli.settings import parse_settings, to_document, to_toml
+from rmgr.cli.control.settings import parse_settings, to_document, to_toml
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Gone, Multi, Set
 from rmgr.daemons.gateway.limits import ASK_S, SETTLE_S, ClusterUse, added

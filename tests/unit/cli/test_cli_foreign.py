@@ -7,7 +7,8 @@ import re
 import click
 import pytest
 
-from rmgr.cli import foreign, main
+from rmgr.cli import main
+from rmgr.cli.words import foreign
 
 
 def test_every_answer_is_a_command_that_there_is() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
-from rmgr.cli import main, store_values
-from rmgr.cli.store_values import Opened, find
+from rmgr.cli import main
+from rmgr.cli.store import values as store_values
+from rmgr.cli.store.values import Opened, find
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding

@@ -14,7 +14,7 @@ import pytest
 
 import rmgr
 from rmgr import errors
-from rmgr.cli import columns
+from rmgr.cli.display import columns
 from rmgr.cli.main import _BELOW, cli, load
 from rmgr.sim.runs.output import COLUMNS as JOB_COLUMNS
 from tests import places

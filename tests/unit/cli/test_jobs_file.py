@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from rmgr.cli.context import Session
-from rmgr.cli.jobs_file import ListedJob, in_order, read_jobs
-from rmgr.cli.submit import submit
+from rmgr.cli.sending.jobs_file import ListedJob, in_order, read_jobs
+from rmgr.cli.session.context import Session
+from rmgr.cli.submit.submit import submit
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Condition, Dependency
 

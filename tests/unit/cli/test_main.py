@@ -14,8 +14,8 @@ import pytest
 
 from rmgr import errors
 from rmgr.cli import main
-from rmgr.cli.command import GlobalOption, command
-from rmgr.cli.context import Session
+from rmgr.cli.session.command import GlobalOption, command
+from rmgr.cli.session.context import Session
 
 
 def commands(group: click.Group, path: str = "rmgr") -> Iterator[tuple[str, click.Command]]:
@@ -183,7 +183,7 @@ def test_closed_streams_and_other_encodings_end_no_command(closed: str, told: by
 def test_readers_that_are_gone_are_told_by_one_exit_code(names: str) -> None:
     """Python itself would try to write the rest once more, and end with 120."""
     lines = (
-        "import os, sys; from rmgr.cli import errors; there, here = os.pipe(); os.close(there)",
+        "import os, sys; from rmgr.cli.session import errors; there, here = os.pipe(); os.close(there)",
         f"for stream in (sys.{names},): os.dup2(here, stream.fileno()); stream.write('unread')",
         "sys.exit(errors.flush(0))",
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.ends import expand, how
-from rmgr.cli.follow import AwaitedSubmission, FollowedEnd
-from rmgr.cli.output import JsonLines, Labelled, Plain, ToFiles
+from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
+from rmgr.cli.waiting.ends import expand, how
+from rmgr.cli.waiting.follow import AwaitedSubmission, FollowedEnd
 from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord.protocol import keys

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.context import Session
-from rmgr.cli.options import WorkOptions, read_work
-from rmgr.cli.placed_options import parse_begin, parse_nodes
-from rmgr.cli.submit import submit
+from rmgr.cli.sending.options import WorkOptions, read_work
+from rmgr.cli.session.context import Session
+from rmgr.cli.submit.submit import submit
+from rmgr.cli.words.placed_options import parse_begin, parse_nodes
 from rmgr.errors import UsageError
 from rmgr.model.tasks.placing import Rigid
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from rmgr.cli import render
-from rmgr.cli.render import Column, Layout, folded, table, told_counts, width_of
+from rmgr.cli.display import render
+from rmgr.cli.display.render import Column, Layout, folded, table, told_counts, width_of
 from rmgr.errors import UsageError
 
 COLUMNS = (

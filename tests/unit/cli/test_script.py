@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.script import looks_like_script, read_script, refused, translation
+from rmgr.cli.words.script import looks_like_script, read_script, refused, translation
 from rmgr.errors import UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.cli.selectors import Filter, Target, parse, parse_one, resolve
+from rmgr.cli.words.selectors import Filter, Target, parse, parse_one, resolve
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.views import JobView

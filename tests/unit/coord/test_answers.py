@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.cli.columns import nodes_or_reason
+from rmgr.cli.display.columns import nodes_or_reason
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.views.answers import explain, jobs, nodes, queues, status
 from rmgr.coord.views.nodes import allowed_whys, nobody_up, nobody_up_anywhere, room_whys, state_words

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmgr.cli.follow import read_ends
+from rmgr.cli.waiting.follow import read_ends
 from rmgr.client.values.fates import Fates
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import Progress

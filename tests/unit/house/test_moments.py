@@ -22,7 +22,7 @@ EXEMPT = {
     ("runner/command/queue.py", "lease_end_ns"): "as it comes in that frame",
     ("runner/python/workers.py", "lease_end_ns"): "as it comes in that frame, and goes on into words of shared memory",
     ("runner/host/board.py", "words"): "shared memory: words are integers; a task that has a start has a sequence number above 0",
-    ("cli/placed_options.py", "round(moment_s * 1000000.0)"): "begin_us of a record: 0 = at once",
+    ("cli/words/placed_options.py", "round(moment_s * 1000000.0)"): "begin_us of a record: 0 = at once",
     ("bench/sched.py", "now"): "the engine's clock",
 }
 

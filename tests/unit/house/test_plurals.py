@@ -30,14 +30,14 @@ NEVER_ONE = {
     "found.nodes_up": "adapters/cassandra/schema.py",
     "places.most": "adapters/gateway/bounds.py",
     "len(rows)": "adapters/store_rules.py",
-    "_hours(total.core_us)": "cli/report.py",
-    "view.moves": "cli/show.py",
+    "_hours(total.core_us)": "cli/listing/report.py",
+    "view.moves": "cli/listing/show.py",
     "rigid.nodes": "procedures/feasible.py",
     "most": "coord/validity/rules.py",
     "len(inner)": "coord/validity/rules.py",
     "len(record.shares)": "coord/validity/work.py",
     "nodes": "dev/cluster.py",
-    "found['jobs_per_second']": "cli/sim_run.py",
+    "found['jobs_per_second']": "cli/sim/run.py",
 }
 
 

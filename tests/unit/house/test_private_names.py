@@ -59,7 +59,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "kazoo.exceptions": (Private("EXCEPTIONS", ZK),),
     "cassandra.cluster:ResponseFuture": tuple(Private(name, CASSANDRA) for name in ("_final_result", "_timer", "message", "query_plan")),
     "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/threads.py"),),
-    "click:Parameter": (Private("_custom_shell_complete", "cli/command.py"),),
+    "click:Parameter": (Private("_custom_shell_complete", "cli/session/command.py"),),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),

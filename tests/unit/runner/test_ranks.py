@@ -105,7 +105,7 @@ def test_large_input_and_output_pass_through_another_node(place: dict[str, str],
 
 
 def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmgr.cli import ranks as typed
+    from rmgr.cli.submit import ranks as typed
 
     monkeypatch.setenv("RMGR_THREADS", "2")
     place = rank_client.OwnAllocation(here="a", shares=(("a", 1), ("b", 2)), door="")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.cli.sim_paper import parse_seed_count, tolerance
+from rmgr.cli.sim.paper import parse_seed_count, tolerance
 from rmgr.errors import RmgrError, UsageError
 from rmgr.sched.policy import Stage
 from rmgr.sim.engine.driver import simulate

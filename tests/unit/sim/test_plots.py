@@ -421,7 +421,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path) -> No
 
 
 def test_the_command_knows_every_kind_and_form_without_importing_them() -> None:
-    from rmgr.cli import sim_plot
+    from rmgr.cli.sim import plot as sim_plot
 
     assert tuple(pictures.KINDS) == sim_plot.KINDS
     assert tuple(pictures.FORMS) == sim_plot.FORMS

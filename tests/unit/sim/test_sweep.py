@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.cli.main import run
-from rmgr.cli.sim_sweep import parse_seeds
+from rmgr.cli.sim.sweep import parse_seeds
 from rmgr.errors import UsageError
 
 WORDS = ["sim", "sweep", "--policy", "fcfs,easy", "--load", ".7", "--seeds", "1-2", "lublin99", "--count", "1500", "--jobs", "2"]

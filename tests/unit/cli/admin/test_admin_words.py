@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.identity.credentials import Credentials, load_ca
-from rmgr.cli import admin_rotate
-from rmgr.cli.context import Session
+from rmgr.cli.admin import rotate as admin_rotate
+from rmgr.cli.control.operate import drain_node, resume_node
 from rmgr.cli.main import run
-from rmgr.cli.operate import drain_node, resume_node
+from rmgr.cli.session.context import Session
 from rmgr.daemons.service.secret_keeper import let_in
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
@@ -88,7 +88,7 @@ def test_bundles_of_a_rotated_role_beside_the_authority_get_the_new_secret(autho
 
 def test_what_is_for_operators_is_said_in_words(authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMGR_SECURITY_DIR", str(authority / "bundles" / "bob"))
-    monkeypatch.setattr("rmgr.cli.operate.read_drain", lambda *_: object())
+    monkeypatch.setattr("rmgr.cli.control.operate.read_drain", lambda *_: object())
     with pytest.raises(PermissionDenied, match="draining a node is for operators"):
         drain_node(Session(), "n1", "x")
     with pytest.raises(PermissionDenied, match="resuming a node is for operators"):

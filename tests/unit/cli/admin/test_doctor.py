@@ -7,7 +7,8 @@ from importlib import metadata
 import pytest
 
 from rmgr.adapters.zookeeper import wire as zk_wire
-from rmgr.cli import checks, checks_work
+from rmgr.cli.doctor import checks
+from rmgr.cli.doctor import containment as checks_work
 
 _SAID = {"conf": "clientPort=2181\nmaxClientCnxns=0\n"}
 

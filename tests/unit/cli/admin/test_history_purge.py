@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rmgr.adapters.sqlite.store import SqliteStore
-from rmgr.cli import main, store_usage
+from rmgr.cli import main
+from rmgr.cli.store import usage as store_usage
 from rmgr.coord.protocol import keys
 from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
@@ -101,7 +102,7 @@ def test_a_purge_is_for_operators(store: SqliteStore, run: Callable[..., tuple[i
     def refuse(_session: Any, what: str) -> None:
         raise PermissionDenied(f"{what} is for operators")
 
-    monkeypatch.setattr("rmgr.cli.history_purge.for_operators", refuse)
+    monkeypatch.setattr("rmgr.cli.listing.history_purge.for_operators", refuse)
     assert run("history", "purge", "--older-than", "7d")[0] == 4
     assert len(left(store)) == 10
 

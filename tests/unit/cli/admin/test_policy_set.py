@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli import policy as commands
 from rmgr.cli.main import run
+from rmgr.cli.policy import commands
 from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 

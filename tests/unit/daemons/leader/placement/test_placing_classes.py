@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from rmgr.cli.selectors import Filter
+from rmgr.cli.words.selectors import Filter
 from rmgr.coord.protocol import paths
 from rmgr.coord.views import answers
 from rmgr.daemons.leader.records.what_if import copied

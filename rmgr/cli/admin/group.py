@@ -1,0 +1,31 @@
+"""`rmgr admin`: the table of the admin's commands, each imported only when it is used."""
+
+from __future__ import annotations
+
+from rmgr.cli.session.command import TableGroup, command_group
+from rmgr.cli.session.context import Session
+
+#: name -> (module:function, what it does). A command stands here when it exists.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("admin.init:init", "Make a cluster's authority, its daemons' credentials and the first user's"),
+    "init-store": ("admin.store:init_store", "Make the data store, or bring its schema to this release"),
+    "add-node": ("admin.nodes:add_node", "Invite a machine: prints the one command to type there"),
+    "add-user": ("admin.users:add_user", "Make credentials for a person"),
+    "export-events": ("admin.events:export_events", "The scheduler's log of a leader, to be replayed"),
+    "identities": ("admin.nodes:identities", "Who is known to the cluster, and who was revoked"),
+    "revoke": ("admin.nodes:revoke", "Believe a node or a user no longer"),
+    "rotate": ("admin.rotate:rotate", "New secrets of ZooKeeper while the cluster works"),
+}
+
+
+@command_group(
+    "admin",
+    kind=TableGroup,
+    table=COMMANDS,
+    examples="""\
+    rmgr admin init                   # an authority, and credentials for daemons and you
+    rmgr admin add-node n4            # prints what to type on the new machine
+    rmgr admin revoke n4              # and it never comes back""",
+)
+def admin(_session: Session) -> None:
+    """Setting up and securing a cluster."""

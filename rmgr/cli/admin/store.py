@@ -1,0 +1,243 @@
+"""`rmgr admin init-store`: makes the data store, or brings its schema to this release; one at a time, under a lock in ZooKeeper.
+
+With --accept-loss it also gives an emptied store back to its cluster, which refuses one otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.admin.authority import as_admin, authority_option
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, StateConflict, StoreUnavailable, UsageError
+from rmgr.model.cluster.identity import Role
+
+if TYPE_CHECKING:
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+
+_EXITS = (
+    "0 done, or nothing to do; 2 wrong URL, keyspace, data centre or replication factor; 4 not admitted; 5 store or ZooKeeper unavailable"
+)
+_MAY_LOCK = (Role.ADMIN, Role.WATCHDOG)
+_WAIT_S = 60.0
+_POLL_S = 0.3
+
+
+@command(
+    "init-store",
+    examples="""\
+    rmgr admin init-store --dry-run              what it would do, statement by statement
+    rmgr admin init-store                        make it, or upgrade it to this release
+    rmgr admin init-store --replication-factor 3
+    rmgr admin init-store --accept-loss          the store was emptied: go on without all that was in it""",
+    exits=_EXITS,
+)
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    help="copies of everything; changes a keyspace that exists  [the URL's, for a new one]",
+)
+@click.option("--dry-run", is_flag=True, help="look, print the statements, change nothing")
+@click.option("--force", is_flag=True, help="more copies than there are nodes now")
+@click.option("--accept-loss", is_flag=True, help="give an emptied store to its cluster again: values, functions and history are lost")
+@authority_option
+def init_store(
+    session: Session, replication_factor: int | None, dry_run: bool, force: bool, accept_loss: bool, authority: str | None
+) -> None:
+    """Makes the data store that --store names, or brings its schema to this release. May be typed again at any time.
+
+    For Cassandra it holds a lock in ZooKeeper; in a secured cluster the admin or a WatchDog may do that.
+    """
+    url = session.config().cluster.store
+    if not url:
+        raise NotConnected("no data store is configured", hint="name it: --store cassandra://host1,host2/rmgr or RMGR_STORE")
+    if accept_loss and dry_run:
+        raise UsageError("--accept-loss changes the store; it has no --dry-run")
+    if url.startswith("cassandra:"):
+        if not dry_run:
+            _as_who_may_lock(session, authority)
+        _cassandra(session, url, replication_factor, dry_run=dry_run, force=force)
+    elif url.startswith("sqlite:"):
+        if replication_factor or force:
+            raise UsageError("a SQLite store is one file: it has no replication factor")
+        _sqlite(session, url, dry_run=dry_run)
+    else:
+        raise UsageError(f"{url!r} needs no preparation")
+    if accept_loss:
+        _accept_loss(session, url)
+
+
+def _accept_loss(session: Session, url: str) -> None:
+    """Binds an empty store to the cluster in ZooKeeper. Raises NotConnected, StoreUnavailable; WrongCluster for another cluster's store."""
+    from rmgr.adapters.store_rules import remembered
+    from rmgr.adapters.stores import open_store
+    from rmgr.procedures.bootstrap import read_meta
+
+    wait_s = session.left_s(_WAIT_S) or _WAIT_S
+    coordinator = _connected(session, time.monotonic() + wait_s)
+    try:
+        meta = read_meta(coordinator)
+    finally:
+        coordinator.close(timeout_s=2.0)
+    if meta is None:
+        raise NotConnected("there is no rmgr cluster in ZooKeeper: nothing was lost", hint="start a WatchDog: rmgr watchdog")
+    store = open_store(url, create=False)
+    try:
+        was_empty = remembered(store, timeout_s=wait_s) is None
+        store.bind_cluster(meta.cluster_id, timeout_s=wait_s)
+    finally:
+        store.close()
+    told = "is the empty store of cluster" if was_empty else "was not emptied; it is the store of cluster"
+    session.note(f"{url} {told} {meta.cluster_id}; start the daemons (again)")
+
+
+def _as_who_may_lock(session: Session, authority: str | None) -> None:
+    """The session gets the admin's rights where its own do not reach. Raises ConfigError, PermissionDenied."""
+    credentials = session.credentials()
+    if credentials is None or (authority is None and credentials.identity.role in _MAY_LOCK):
+        return
+    try:
+        as_admin(session, authority)
+    except PermissionDenied:
+        raise PermissionDenied(
+            f"init-store holds a lock in ZooKeeper, which {credentials.identity.role} {credentials.identity.name} may not make",
+            hint="type it where the authority is (--authority DIR), or with a WatchDog's bundle in RMGR_SECURITY_DIR",
+        ) from None
+
+
+def _cassandra(session: Session, url: str, replication_factor: int | None, *, dry_run: bool, force: bool) -> None:
+    from rmgr.adapters.cassandra.setup.init import init_store as prepare
+    from rmgr.adapters.cassandra.url import parse_url
+
+    with contextlib.ExitStack() as stack:
+        still_ours: Callable[[], None] = (lambda: None) if dry_run else stack.enter_context(schema_lock(session))
+
+        def tell(line: str) -> None:
+            still_ours()
+            session.note(f"{'would ' if dry_run and not line.startswith('waiting') else ''}{line}")
+
+        found = prepare(
+            parse_url(url),
+            replication_factor=replication_factor,
+            dry_run=dry_run,
+            force=force,
+            timeout_s=session.left_s(_WAIT_S) or _WAIT_S,
+            tell=tell,
+        )
+    for line in found.advice:
+        session.note(line)
+    if session.json:
+        emit(
+            {
+                "store": url,
+                "version": found.version,
+                "dry_run": dry_run,
+                "done": [*found.done],
+                "statements": [*found.statements],
+                "advice": [*found.advice],
+            }
+        )
+    elif dry_run:
+        sys.stdout.write("".join(f"{statement};\n" for statement in found.statements))
+        if not found.statements:
+            session.note(f"nothing to do: {url} has schema version {found.version}")
+    else:
+        sys.stdout.write(f"{url} is ready, schema version {found.version}{'' if found.done else ' (nothing to do)'}\n")
+
+
+def _sqlite(session: Session, url: str, *, dry_run: bool) -> None:
+    from rmgr.adapters.stores import open_store
+
+    try:
+        store = open_store(url, create=not dry_run)
+    except StoreUnavailable:
+        if not dry_run:
+            raise
+        session.note(f"would make {url}")
+        problem = None
+    else:
+        problem = store.health()
+        store.close()
+    if problem:
+        raise StoreUnavailable(f"{url} cannot be used: {problem}")
+    if session.json:
+        emit({"store": url, "dry_run": dry_run})
+    elif not dry_run:
+        sys.stdout.write(f"{url} is ready\n")
+
+
+# -- one at a time ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def schema_lock(session: Session) -> Iterator[Callable[[], None]]:
+    """Holds the lock; yields a check that it is still held, to be called before each step.
+
+    The lock is an ephemeral znode: it goes with this process, however that ends. Losing it in mid-step is harmless, for
+    steps may be repeated and tables have ids of their own; the check only ends the command before the next one.
+
+    Raises: `StateConflict` when another holds it until the deadline; `NotConnected`, `CoordinationUnavailable`.
+    """
+    from rmgr.coord.protocol import paths
+    from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi
+
+    end = time.monotonic() + (session.left_s(_WAIT_S) or _WAIT_S)
+    coordinator = _connected(session, end)
+    try:
+        coordinator.ensure([paths.LOCKS])
+        me = f"{socket.gethostname()} pid {os.getpid()} {time.time_ns()}".encode()
+        take = Multi(name="LOCK", ops=(Create(paths.SCHEMA_LOCK, me, ephemeral=True),), proof=Exists(paths.SCHEMA_LOCK, me))
+        told = False
+        while True:
+            match coordinator.commit(take, timeout_s=10.0).result(11.0):
+                case Committed():
+                    break
+                case Conflict():
+                    holder = coordinator.get(paths.SCHEMA_LOCK).result(11.0)
+                    who = " ".join(holder.data.decode(errors="replace").split()[:3]) if holder else "somebody"
+                case _:
+                    raise CoordinationUnavailable("ZooKeeper did not answer in time; the lock is not held", hint="type the command again")
+            if time.monotonic() > end:
+                raise StateConflict(f"another rmgr admin init-store is at work ({who})", hint="wait for it, then type this again")
+            if not told:
+                session.note(f"another rmgr admin init-store is at work ({who}); waiting for it")
+                told = True
+            time.sleep(_POLL_S)
+        held = coordinator.session_id
+
+        def check() -> None:
+            if coordinator.session_id != held:
+                raise CoordinationUnavailable("the session that held the lock has ended", hint="type the command again: it goes on")
+
+        yield check
+    finally:
+        coordinator.close(timeout_s=2.0)
+
+
+def _connected(session: Session, end: float) -> ZkCoordinator:
+    """A session of its own: there may be no cluster yet, which other commands would refuse."""
+    from rmgr.runtime.secured import open_zookeeper
+
+    config = session.config()
+    if config.cluster.uses_gateway or not config.cluster.zk:
+        raise NotConnected(
+            "init-store holds a lock in ZooKeeper while it changes the schema, and no ZooKeeper is configured", hint="--zk HOSTS or RMGR_ZK"
+        )
+    coordinator = open_zookeeper(config, session.credentials())
+    try:
+        coordinator.require_connected(max(0.1, end - time.monotonic()))
+    except BaseException:
+        coordinator.close(timeout_s=1.0)
+        raise
+    return coordinator

@@ -1,0 +1,243 @@
+"""Cluster settings as people write them (TOML) and the record that all processes agree on; unknown keys name file and line.
+
+default_queue = "default"
+retention = "1h"            # an ended submission leaves ZooKeeper, and its arguments and results the store
+log_retention = "7d"        # its captured output; 0 = never. Counted from when it was written
+history_retention = "365d"  # its line in `rmgr history`; 0 = never
+values = "private"          # what nobody shared is for its owner only; "shared": every user may read it
+
+[queues.default]
+max_time = "12h"
+
+[queues.fast]
+partition = "default"
+max_cores = 4
+default_priority = 10
+
+[queues.batch]
+dispatch = "place"
+
+[pipelines.default]
+policy = "easy"
+
+[limits]                    # of each user; rmgr limits shows them, 0 = none
+sessions = 150
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from rmgr.cli.control.settings_pipelines import check_pipelines, check_queue_policy, document_of, read_pipelines, toml_of
+from rmgr.config import line_of
+from rmgr.errors import ConfigError, UsageError
+from rmgr.model.base.ids import check_name
+from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
+from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.tasks.block import PRIORITY_RANGE
+
+_STATES = ("open", "closed", "stopped")
+_TOP_HIDDEN = {"format", "queues", "pipelines", "limits"}
+#: Whole numbers may be below 0; all are far within the integers of every codec.
+_SIGNED = frozenset({"default_priority", "max_priority", "rank"})
+_MOST = 10**12
+_SUFFIXES = ("_us", "_bytes")
+#: Units of durations, the largest that fits first.
+_UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"))
+#: The longest that a row of the data store may be told to live (Cassandra's limit is 20 years).
+_MAX_ROW_US = 19 * 365 * 24 * 3_600_000_000
+
+
+def read_settings_file(path: Path) -> ClusterSettings:
+    """Settings written in a TOML file. Raises ConfigError naming file and line."""
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {getattr(error, 'strerror', error)}", hint="rmgr config show --cluster prints one"
+        ) from error
+    return parse_settings(text, str(path))
+
+
+def parse_settings(text: str, name: str) -> ClusterSettings:
+    """Settings from TOML text; `name` is told in errors. Raises ConfigError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not valid TOML: {error}", hint="rmgr config show --cluster prints a valid one") from error
+    queues, pipelines, limits = document.pop("queues", {}), document.pop("pipelines", {}), document.pop("limits", {})
+    values = _values(ClusterSettings, document, text, name, section="", hidden=_TOP_HIDDEN)
+    if not isinstance(queues, dict) or not queues:
+        raise ConfigError(f"{name}: there is no queue", hint="add one: [queues.default]")
+    specs = tuple(_queue(queue, table, text, name) for queue, table in queues.items())
+    where = lambda section: f"{name}:{_header(text, section)}"  # noqa: E731
+    made = {"queues": specs, "pipelines": read_pipelines(pipelines, where), "limits": _limits(limits, text, name)}
+    settings = ClusterSettings(**{**values, **made})
+    _check(settings, text, name)
+    check_pipelines(settings, where)
+    return settings
+
+
+def _limits(table: Any, text: str, name: str) -> UserLimits:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}:{line_of(text, 'limits', '')}: limits are a table: [limits]", hint="rmgr limits shows them")
+    return UserLimits(**_values(UserLimits, table, text, name, section="limits", hidden=set()))
+
+
+def _queue(queue: str, table: Any, text: str, name: str) -> QueueSpec:
+    section = f"queues.{queue}"
+    where = f"{name}:{line_of(text, section, '')}" if f"[{section}]" not in text else f"{name}:{_header(text, section)}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where}: a queue is a table: [{section}]", hint="rmgr config show --cluster prints an example")
+    try:
+        check_name("queue", queue)
+    except UsageError as error:
+        raise ConfigError(f"{where}: {error.message}", hint=error.hint) from None
+    spec = QueueSpec(name=queue, **_values(QueueSpec, table, text, name, section=section, hidden={"name"}))
+    if spec.state not in _STATES:
+        told = _nearest(spec.state, _STATES)
+        raise ConfigError(f"{name}:{line_of(text, 'state', section)}: there is no queue state {spec.state!r}", hint=told)
+    check_queue_policy(spec, f"{name}:{line_of(text, 'policy', section)}")
+    for key in ("default_priority", "max_priority"):
+        if not -PRIORITY_RANGE <= getattr(spec, key) <= PRIORITY_RANGE:
+            raise ConfigError(f"{name}:{line_of(text, key, section)}: {key} is between -{PRIORITY_RANGE} and {PRIORITY_RANGE}")
+    if spec.max_time_us and spec.default_time_us > spec.max_time_us:
+        raise ConfigError(f"{name}:{line_of(text, 'default_time', section)}: default_time is above max_time of queue {queue}")
+    return spec
+
+
+def _check(settings: ClusterSettings, text: str, name: str) -> None:
+    if settings.queue(settings.default_queue) is None:
+        where = f"{name}:{line_of(text, 'default_queue', '')}"
+        told = _nearest(settings.default_queue, [queue.name for queue in settings.queues])
+        raise ConfigError(f"{where}: the default queue {settings.default_queue!r} is not among the queues", hint=told)
+    if settings.values not in (PRIVATE, SHARED):
+        where = f"{name}:{line_of(text, 'values', '')}"
+        raise ConfigError(f"{where}: values are {PRIVATE!r} or {SHARED!r}, not {settings.values!r}", hint="rmgr store share --help")
+    if settings.log_retention_us > _MAX_ROW_US:
+        where = f"{name}:{line_of(text, 'log_retention', '')}"
+        raise ConfigError(f"{where}: log_retention is longer than 19 years, which no data store promises", hint="0 keeps logs for ever")
+
+
+def _values(kind: type[Any], table: dict[str, Any], text: str, name: str, *, section: str, hidden: set[str]) -> dict[str, Any]:
+    """Keyword arguments of `kind` from a TOML table."""
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.name not in hidden | {"newer"}}
+    shown = {_shown(field): field for field in fields}
+    hints = get_type_hints(kind)
+    values = {}
+    for key, value in table.items():
+        where = f"{name}:{line_of(text, key, section)}"
+        field = key if key in fields else shown.get(key)
+        if field is None:
+            part = f"section [{section}]" if section else "the settings"
+            raise ConfigError(f"{where}: unknown key {key!r} in {part}", hint=_nearest(key, shown))
+        try:
+            values[field] = _convert(field, hints[field], value)
+        except (TypeError, ValueError, UsageError) as error:
+            raise ConfigError(f"{where}: {key} = {value!r} is not valid: {error}", hint=getattr(error, "hint", "")) from None
+    return values
+
+
+def _convert(field: str, hint: Any, value: Any) -> Any:
+    if field.endswith("_us"):
+        return parse_duration_us(value) if isinstance(value, str) else duration_us_of(_number(value))
+    if field.endswith("_bytes"):
+        return parse_size(value) if isinstance(value, str) else size_of(_number(value))
+    if hint is Dispatch:
+        if value not in set(Dispatch):
+            raise UsageError(f"there is no dispatch {value!r}", hint=_nearest(str(value), list(Dispatch)))
+        return Dispatch(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if not (-_MOST if field in _SIGNED else 0) <= value <= _MOST:
+            raise ValueError("it is negative, or far too large")
+        return value
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 <= value <= _MOST:
+            raise ValueError("it is negative, far too large, or no number")
+        return float(value)
+    if hint is str and isinstance(value, str):
+        return value
+    if hint == tuple[str, ...] and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if hint == dict[str, str] and isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
+        return dict(value)
+    raise TypeError(f"{getattr(hint, '__name__', hint)} expected")
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number, or text with a unit, expected")
+    return value
+
+
+def to_toml(settings: ClusterSettings) -> str:
+    """The settings as a file that `rmgr config apply` takes."""
+    lines = [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings, _TOP_HIDDEN)]
+    for queue in settings.queues:
+        lines += ["", f"[queues.{_bare(queue.name)}]"]
+        lines += [f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(queue, {"name"})]
+    lines += toml_of(settings, _bare)
+    lines += ["", "[limits]", *(f"{_shown(key)} = {_literal(key, value)}" for key, value in _items(settings.limits, set()))]
+    return "\n".join(lines) + "\n"
+
+
+def to_document(settings: ClusterSettings) -> dict[str, Any]:
+    """The settings as JSON: durations as float seconds, sizes in bytes."""
+    told = {_json_key(key): _json_value(key, value) for key, value in _items(settings, _TOP_HIDDEN)}
+    told["queues"] = {
+        queue.name: {_json_key(key): _json_value(key, value) for key, value in _items(queue, {"name"})} for queue in settings.queues
+    }
+    return told | {"pipelines": document_of(settings), "limits": dict(_items(settings.limits, set()))}
+
+
+def _items(record: Any, hidden: set[str]) -> Iterable[tuple[str, Any]]:
+    for field in dataclasses.fields(record):
+        if field.name not in hidden | {"newer"}:
+            yield field.name, getattr(record, field.name)
+
+
+def _shown(field: str) -> str:
+    for suffix in _SUFFIXES:
+        field = field.removesuffix(suffix)
+    return field
+
+
+def _json_key(field: str) -> str:
+    return f"{field.removesuffix('_us')}_s" if field.endswith("_us") else field
+
+
+def _json_value(field: str, value: Any) -> Any:
+    return value / 1e6 if field.endswith("_us") else list(value) if isinstance(value, tuple) else value
+
+
+def _literal(field: str, value: Any) -> str:
+    if field.endswith("_us"):
+        unit_us, unit = next(((size, name) for size, name in _UNITS if value % size == 0), (1_000_000, "s"))
+        number = f"{value / unit_us:.6f}".rstrip("0").rstrip(".")
+        return json.dumps(f"{number}{unit}") if value else "0"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_bare(key)} = {json.dumps(item)}" for key, item in value.items()) + " }" if value else "{}"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _bare(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _header(text: str, section: str) -> int:
+    return next((number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(f"[{section}]")), 1)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

@@ -1,0 +1,233 @@
+"""The columns of each table: the default ones of cli.md section 4, and those that `-o` may add."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmgr.cli.display.render import Column, age, clock, elapsed
+from rmgr.model.base.states import Reason, State
+from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.views import JobView, NodeView, QueueView
+
+
+def node_list(names: Sequence[str], most: int = 3) -> str:
+    """`n1,n2,n3,+5`."""
+    more = len(names) - most
+    return ",".join(names) if more <= 0 else f"{','.join(names[:most])},+{more}"
+
+
+def tasks_done(job: JobView) -> str:
+    """`37/100` while it goes on, `100` when all has ended; one task is just `1`."""
+    ended = sum(job.counts.get(name, 0) for name in ("COMPLETED", "FAILED", "CANCELLED"))
+    return str(job.tasks) if job.tasks <= 1 or (job.state.is_final and ended >= job.tasks) else f"{ended}/{job.tasks}"
+
+
+def nodes_or_reason(job: JobView) -> str:
+    """Slurm's last column: where it runs or ran, else why not in brackets."""
+    if job.reason == Reason.OWNER_GONE:
+        return f"({job.detail})"
+    if job.state in {State.RUNNING, State.COMPLETED, State.STARTING, State.SUSPENDED} and job.nodes:
+        return f"{node_list(job.nodes)} ({job.detail})" if job.state is State.STARTING and job.detail else node_list(job.nodes)
+    told = str(job.reason) + (f": {job.detail}" if job.detail and job.reason else "")
+    return f"({told})" if told else node_list(job.nodes)
+
+
+def share(account: str, of_account: float | None, of_user: float | None) -> str:
+    """Core time that was used against a share: of the user, behind that of the account where one was named; `-`: nobody orders by it."""
+    if of_account is None or of_user is None:
+        return "-"
+    return f"{format_duration(of_account)}/{format_duration(of_user)}" if account else format_duration(of_user)
+
+
+def _share_order(job: JobView) -> tuple[float, float] | str:
+    return "" if job.account_share is None or job.share is None else (job.account_share, job.share)
+
+
+def _code(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def job_columns(now_us: int) -> tuple[Column, ...]:
+    """`rmgr jobs`."""
+    return (
+        Column(name="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
+        Column(name="NAME", text=lambda j: j.name),
+        Column(name="USER", text=lambda j: j.user),
+        Column(name="QUEUE", text=lambda j: j.queue),
+        Column(name="STATE", text=lambda j: str(j.state), state=True),
+        Column(
+            name="TIME",
+            text=lambda j: elapsed(j.started_us, j.ended_us, now_us),
+            order=lambda j: (j.ended_us or now_us) - j.started_us if j.started_us else "",
+            right=True,
+        ),
+        Column(name="TASKS", text=tasks_done, order=lambda j: j.tasks, right=True),
+        Column(name="NODES(REASON)", text=nodes_or_reason),
+        Column(name="CLASS", text=lambda j: j.route, default=False),
+        Column(name="PRIORITY", text=lambda j: str(j.priority), order=lambda j: j.priority, right=True, default=False),
+        Column(name="SHARE", text=lambda j: share(j.account, j.account_share, j.share), order=_share_order, right=True, default=False),
+        Column(name="SUBMITTED", text=lambda j: clock(j.submitted_us), order=lambda j: j.submitted_us, default=False),
+        Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),
+        Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),
+        Column(name="EXIT", text=lambda j: _code(j.exit_code), order=lambda j: j.exit_code, right=True, default=False),
+        Column(name="CORES", text=lambda j: str(j.cores), order=lambda j: j.cores, right=True, default=False),
+        Column(name="PROCESSES", text=lambda j: str(max(1, j.processes)), order=lambda j: j.processes, right=True, default=False),
+        Column(name="START", text=lambda j: clock(j.expected_start_us), order=lambda j: j.expected_start_us, default=False),
+        Column(
+            name="MEM", text=lambda j: format_size(j.memory_bytes) if j.memory_bytes else "", order=lambda j: j.memory_bytes, default=False
+        ),
+        Column(name="REASON", text=lambda j: str(j.reason), default=False),
+        Column(name="NODES", text=lambda j: ",".join(j.nodes), default=False),
+        Column(name="AFTER", text=lambda j: ",".join(j.after), default=False),
+        Column(name="WORK", text=lambda j: str(j.work), default=False),
+        Column(name="COMMAND", text=lambda j: j.command, default=False),
+        *(
+            _count_column(state)
+            for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")
+        ),
+    )
+
+
+def task_columns(now_us: int) -> tuple[Column, ...]:
+    """`rmgr tasks`."""
+    return (
+        Column(name="TASK", text=lambda t: t.id, order=lambda t: (t.submission, t.position), is_id=True),
+        Column(name="STATE", text=lambda t: str(t.state), state=True),
+        Column(name="ATTEMPT", text=lambda t: str(t.attempt or ""), order=lambda t: t.attempt, right=True),
+        Column(name="NODE", text=lambda t: t.node),
+        Column(
+            name="TIME",
+            text=lambda t: elapsed(t.started_us, t.ended_us, now_us),
+            order=lambda t: (t.ended_us or now_us) - t.started_us if t.started_us else "",
+            right=True,
+        ),
+        Column(name="EXIT", text=lambda t: _code(t.exit_code), order=lambda t: t.exit_code, right=True),
+        Column(name="ERROR", text=lambda t: t.error or (f"({t.reason})" if t.reason and t.state is not State.COMPLETED else "")),
+        Column(name="REASON", text=lambda t: str(t.reason), default=False),
+        Column(name="INDEX", text=lambda t: str(t.index), order=lambda t: t.index, right=True, default=False),
+        Column(name="STARTED", text=lambda t: clock(t.started_us), order=lambda t: t.started_us, default=False),
+        Column(name="ENDED", text=lambda t: clock(t.ended_us), order=lambda t: t.ended_us, default=False),
+        Column(name="CPUTIME", text=lambda t: format_duration(t.cpu_us / 1e6) if t.cpu_us else "", order=lambda t: t.cpu_us, default=False),
+        Column(name="MAXRSS", text=lambda t: _rss(t.max_rss_kib), order=lambda t: t.max_rss_kib, right=True, default=False),
+    )
+
+
+def _rss(kib: int) -> str:
+    return format_size(kib * 1024) if kib else ""
+
+
+def _used(used: int, total: int) -> str:
+    return f"{used}/{total}"
+
+
+def _memory(node: NodeView) -> str:
+    if not node.memory_bytes:
+        return ""
+    return f"{format_size(node.memory_used_bytes)}/{format_size(node.memory_bytes)}"
+
+
+def _resources(node: NodeView) -> str:
+    return " ".join(f"{name}:{_used(node.resources_used.get(name, 0), count)}" for name, count in sorted(node.resources.items()))
+
+
+def _node_state(node: NodeView) -> str:
+    """As `state_words`, in the reader's own time."""
+    return f"{node.state} until {clock(node.until_us)}" if node.state == NodeState.QUARANTINED and node.until_us else str(node.state)
+
+
+def node_columns(now_us: int) -> tuple[Column, ...]:
+    """`rmgr nodes`: used/total in the resource columns."""
+    return (
+        Column(name="NODE", text=lambda n: n.id, is_id=True),
+        Column(name="STATE", text=_node_state, state=True),
+        Column(name="CORES", text=lambda n: _used(n.cores_used, n.cores), order=lambda n: n.cores, right=True),
+        Column(name="MEM", text=_memory, order=lambda n: n.memory_bytes, right=True),
+        Column(name="GRES", text=_resources),
+        Column(name="RUN", text=lambda n: str(n.running), order=lambda n: n.running, right=True),
+        Column(name="LOAD", text=lambda n: "" if n.load is None else f"{n.load:.2f}", order=lambda n: n.load, right=True),
+        Column(name="SEEN", text=lambda n: age(n.seen_us, now_us), order=lambda n: n.seen_us, right=True),
+        Column(name="REASON", text=lambda n: n.reason),
+        Column(name="PARTITION", text=lambda n: n.partition, default=False),
+        Column(name="SITE", text=lambda n: n.site, default=False),
+        Column(name="SPEED", text=lambda n: f"{n.speed:g}", order=lambda n: n.speed, right=True, default=False),
+        Column(name="FEATURES", text=lambda n: ",".join(n.features), default=False),
+        Column(name="HOST", text=lambda n: n.host, default=False),
+        Column(name="PID", text=lambda n: str(n.pid or ""), order=lambda n: n.pid, right=True, default=False),
+        Column(name="INCARNATION", text=lambda n: str(n.incarnation), order=lambda n: n.incarnation, right=True, default=False),
+        Column(name="ENDPOINT", text=lambda n: n.endpoint, default=False),
+        Column(name="FIX", text=lambda n: n.fix, default=False),
+        Column(name="METRICS", text=lambda n: n.metrics, default=False),
+        Column(name="VERSION", text=lambda n: n.version, default=False),
+    )
+
+
+def _max_time(queue: QueueView) -> str:
+    seconds = queue.limits.get("max_time_s", 0)
+    return format_duration(float(seconds)) if seconds else ""
+
+
+def _limit_size(queue: QueueView) -> str:
+    size = queue.limits.get("max_memory_bytes", 0)
+    return format_size(float(size)) if size else ""
+
+
+def _reserved(queue: QueueView) -> str:
+    cores = sum(held.cores for held in queue.held)
+    return f"{counted(cores, 'core')} for {', '.join(dict.fromkeys(held.job for held in queue.held))}" if cores else ""
+
+
+QUEUE_COLUMNS = (
+    Column(name="QUEUE", text=lambda q: q.id, is_id=True),
+    Column(name="STATE", text=lambda q: q.state, state=True),
+    Column(name="POLICY", text=lambda q: q.policy),
+    Column(name="PENDING", text=lambda q: str(q.pending), order=lambda q: q.pending, right=True),
+    Column(name="RUNNING", text=lambda q: str(q.running), order=lambda q: q.running, right=True),
+    Column(name="MAXTIME", text=_max_time, order=lambda q: float(q.limits.get("max_time_s", 0)), right=True),
+    Column(name="HELD", text=lambda q: str(q.held_tasks), order=lambda q: q.held_tasks, right=True, default=False),
+    Column(name="RESERVED", text=_reserved, order=lambda q: sum(held.cores for held in q.held), default=False),
+    Column(name="PARTITION", text=lambda q: q.partition, default=False),
+    Column(name="DISPATCH", text=lambda q: str(q.dispatch), default=False),
+    Column(name="MAXCORES", text=lambda q: str(q.limits.get("max_cores", "")), right=True, default=False),
+    Column(name="MAXMEM", text=_limit_size, right=True, default=False),
+)
+
+
+HELD_COLUMNS = (
+    Column(name="HELD FOR", text=lambda h: h.job, is_id=True),
+    Column(name="QUEUE", text=lambda h: h.queue),
+    Column(name="NODE", text=lambda h: h.node),
+    Column(name="CORES", text=lambda h: str(h.cores), order=lambda h: h.cores, right=True),
+    Column(name="SINCE", text=lambda h: clock(h.since_us), order=lambda h: h.since_us),
+    Column(name="EXPECTED START", text=lambda h: clock(h.expected_start_us), order=lambda h: h.expected_start_us),
+)
+
+
+def _elapsed_us(job: JobView) -> int:
+    return max(0, job.ended_us - (job.started_us or job.submitted_us)) if job.ended_us else 0
+
+
+HISTORY_COLUMNS = (
+    Column(name="JOBID", text=lambda j: str(j.id), order=lambda j: j.id, is_id=True, right=True),
+    Column(name="NAME", text=lambda j: j.name),
+    Column(name="USER", text=lambda j: j.user),
+    Column(name="STATE", text=lambda j: str(j.state), state=True),
+    Column(name="EXIT", text=lambda j: _code(j.exit_code), order=lambda j: j.exit_code, right=True),
+    Column(name="SUBMITTED", text=lambda j: clock(j.submitted_us), order=lambda j: j.submitted_us),
+    Column(name="ELAPSED", text=lambda j: format_duration(_elapsed_us(j) / 1e6) if j.ended_us else "", order=_elapsed_us, right=True),
+    Column(name="CPUTIME", text=lambda j: format_duration(j.cpu_us / 1e6) if j.cpu_us else "", order=lambda j: j.cpu_us, right=True),
+    Column(name="MAXRSS", text=lambda j: _rss(j.max_rss_kib), order=lambda j: j.max_rss_kib, right=True),
+    Column(name="NODES", text=lambda j: node_list(j.nodes)),
+    Column(name="QUEUE", text=lambda j: j.queue, default=False),
+    Column(name="ACCOUNT", text=lambda j: j.account, default=False),
+    Column(name="REASON", text=lambda j: str(j.reason), default=False),
+    Column(name="TASKS", text=lambda j: str(j.tasks), order=lambda j: j.tasks, right=True, default=False),
+    Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),
+    Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),
+    Column(name="COMMAND", text=lambda j: j.command, default=False),
+)
+
+
+def _count_column(state: str) -> Column:
+    """How many tasks of a submission are in `state`."""
+    return Column(name=state, text=lambda j: str(j.counts.get(state, 0)), order=lambda j: j.counts.get(state, 0), default=False)

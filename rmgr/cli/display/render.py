@@ -1,0 +1,283 @@
+"""Tables and JSON: columns that people choose and sort, fitted to the terminal; machine output as cli.md section 5 has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rmgr.model.base.states import State
+from rmgr.model.base.units import format_duration
+
+SCHEMA = "rmgr/1"
+_STYLES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35", "cyan": "36", "bold": "1", "dim": "2"}
+_GAP = "  "
+#: What `_fit` leaves of a column of text, step by step: of names at first; of times and what a line is read for; then of both.
+_READABLE, _TELLING, _NARROWEST = 8, 24, 5
+_TELLS = ("REASON", "REASON)", "ERROR", "FIX", "SUBMITTED", "STARTED")
+
+#: Colour of a word that is a state.
+STATE_STYLES = {
+    "INITIAL": "yellow",
+    "HELD": "magenta",
+    "RUNNING": "cyan",
+    "STARTING": "cyan",
+    "SUSPENDED": "magenta",
+    "STOPPING": "yellow",
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "CANCELLED": "yellow",
+    "up": "green",
+    "open": "green",
+    "draining": "yellow",
+    "drained": "yellow",
+    "closed": "yellow",
+    "stopped": "yellow",
+    "quarantined": "red",
+    "fenced": "red",
+    "lost": "red",
+    "down": "dim",
+}
+
+
+#: The order in which tasks and nodes pass through their states.
+_LIFE = (
+    *("HELD", "INITIAL", "STARTING", "RUNNING", "SUSPENDED", "STOPPING", "COMPLETED", "FAILED", "CANCELLED"),
+    *("up", "draining", "drained", "quarantined", "fenced", "lost", "down"),
+)
+
+
+# -- machine output ---------------------------------------------------------------------------------------------------------
+
+
+def emit(document: dict[str, Any], out: TextIO | None = None) -> None:
+    """Writes one JSON value (a line), `schema` first."""
+    stream = out or sys.stdout
+    stream.write(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False) + "\n")
+    stream.flush()
+
+
+def iso(time_us: int) -> str | None:
+    """Microseconds since the epoch as ISO-8601 UTC; None for 0 (not yet)."""
+    if not time_us:
+        return None
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- text -------------------------------------------------------------------------------------------------------------------
+
+
+def is_coloured(out: TextIO) -> bool:
+    """Colour is wanted: a terminal, no NO_COLOR, not TERM=dumb."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and out.isatty()
+
+
+def paint(text: str, style: str, out: TextIO) -> str:
+    """`text` in a style, where colour is wanted."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and is_coloured(out) else text
+
+
+def printable(text: str) -> str:
+    """`text` in one line without control characters: names and messages of others must not steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else " " if char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
+def width_of(text: str) -> int:
+    """Columns that `text` takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def folded(text: str, out: TextIO, *, begin: int = 0, indent: int = 0) -> str:
+    """`text` with its lines broken between words where a terminal would break them anywhere; a pipe gets it whole.
+
+    A command stays whole, too: it is there to be copied.
+
+    Args:
+        begin: columns that stand before it on its first line. indent: of the lines that follow, which is written, too.
+    """
+    if not out.isatty() or text.startswith("rmgr ") or begin + width_of(text) <= (room := shutil.get_terminal_size().columns):
+        return text
+    words = text.split(" ")
+    told, used = words[0], begin + width_of(words[0])
+    for word in words[1:]:
+        used += 1 + width_of(word)
+        if used > room:
+            told, used = f"{told}\n{' ' * indent}{word}", indent + width_of(word)
+        else:
+            told = f"{told} {word}"
+    return told
+
+
+def told_counts(counts: Mapping[State, int] | Mapping[str, int]) -> str:
+    """`2 RUNNING, 3 COMPLETED`: numbers of states, in the order of a life; "" for none."""
+    places = {name: at for at, name in enumerate(_LIFE)}
+    found = sorted(((str(name), count) for name, count in counts.items() if count), key=lambda pair: (places.get(pair[0], 99), pair[0]))
+    return ", ".join(f"{count} {name}" for name, count in found)
+
+
+def elapsed(started_us: int, ended_us: int, now_us: int) -> str:
+    """Time from start to end, or until now; empty when it has not begun."""
+    return format_duration(max(0, (ended_us or now_us) - started_us) / 1e6) if started_us else ""
+
+
+def clock(time_us: int) -> str:
+    """A time for people: local, to the second; the date unless it is today's."""
+    if not time_us:
+        return ""
+    moment = datetime.fromtimestamp(time_us / 1e6).astimezone()
+    today = datetime.now(UTC).astimezone().date()
+    return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")
+
+
+def age(time_us: int, now_us: int) -> str:
+    """How long ago, for people."""
+    if not time_us:
+        return ""
+    return "now" if now_us - time_us < 1_500_000 else f"{format_duration((now_us - time_us) / 1e6)} ago"
+
+
+def now_us() -> int:
+    """Microseconds since the epoch, now."""
+    return time.time_ns() // 1000
+
+
+# -- tables -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column. text: what a row shows. order: what it is sorted by (default: the text).
+
+    is_id: never shortened. right: numbers, not shortened either. default: shown without `-o`. keep: shown even when empty everywhere.
+    state: the word chooses the colour.
+    """
+
+    name: str
+    text: Callable[[Any], str]
+    order: Callable[[Any], Any] | None = None
+    is_id: bool = False
+    right: bool = False
+    default: bool = True
+    keep: bool = False
+    state: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the options said: `-o a,b`, `--sort -a`, `--no-header`."""
+
+    columns: str = ""
+    sort: str = ""
+    header: bool = True
+
+
+def choose(columns: Sequence[Column], names: str) -> list[Column]:
+    """The columns named in `names` ("" = the default ones), in that order; `+x` adds to the default ones. Raises UsageError."""
+    if not names:
+        return [column for column in columns if column.default]
+    chosen = [column for column in columns if column.default] if names.startswith("+") else []
+    for name in names.removeprefix("+").split(","):
+        if (named := _find(columns, name.strip())) not in chosen:
+            chosen.append(named)
+    return chosen
+
+
+def _find(columns: Sequence[Column], name: str) -> Column:
+    wanted = name.lower().replace("-", "").replace("_", "")
+    for column in columns:
+        if wanted == "id" and column.is_id:
+            return column
+        if wanted in {column.name.lower(), column.name.lower().partition("(")[0]}:
+            return column
+    from rmgr.cli.words.params import nearest
+
+    raise nearest("column", name.upper(), [column.name for column in columns])
+
+
+def arrange(rows: Iterable[Any], columns: Sequence[Column], sort: str) -> list[Any]:
+    """Rows sorted by `--sort [-]col[,[-]col]`; rows without a value last."""
+    arranged = list(rows)
+    for part in reversed([part.strip() for part in sort.split(",") if part.strip()]):
+        column = _find(columns, part.lstrip("+-"))
+        key = column.order or column.text
+        empty = [row for row in arranged if key(row) in {None, ""}]
+        filled = [row for row in arranged if key(row) not in {None, ""}]
+        arranged = sorted(filled, key=key, reverse=part.startswith("-")) + empty
+    return arranged
+
+
+def table(rows: Iterable[Any], columns: Sequence[Column], layout: Layout, out: TextIO | None = None) -> None:
+    """Draws a table. Empty columns are dropped unless they were asked for; on a terminal it fits the width.
+
+    Raises: UsageError for an unknown column.
+    """
+    stream = out or sys.stdout
+    chosen = choose(columns, layout.columns)
+    lines = [[printable(column.text(row)) for column in chosen] for row in arrange(rows, columns, layout.sort)]
+    if lines and not layout.columns:
+        kept = [at for at, column in enumerate(chosen) if column.keep or column.is_id or any(line[at] for line in lines)]
+        chosen, lines = [chosen[at] for at in kept], [[line[at] for at in kept] for line in lines]
+    heads = [column.name for column in chosen] if layout.header else [""] * len(chosen)
+    widths = [max([width_of(head), *(width_of(line[at]) for line in lines)]) for at, head in enumerate(heads)]
+    more = "…"
+    if stream.isatty():
+        from rmgr.client.progress import is_ascii
+
+        more = "+" if is_ascii(stream) else more
+        widths = _fit(widths, heads, chosen, shutil.get_terminal_size().columns)
+    if layout.header:
+        names = [name if column.is_id else _cut(name, width, more) for name, width, column in zip(heads, widths, chosen, strict=True)]
+        head = _GAP.join(_pad(name, width, column.right) for name, width, column in zip(names, widths, chosen, strict=True)).rstrip()
+        stream.write(paint(head, "bold", stream) + "\n")
+    for line in lines:
+        cells = []
+        for text, width, column in zip(line, widths, chosen, strict=True):
+            shown = _pad(text if column.is_id else _cut(text, width, more), width, column.right)
+            cells.append(paint(shown, STATE_STYLES.get(text.partition(" ")[0], ""), stream) if column.state else shown)
+        stream.write(_GAP.join(cells).rstrip() + "\n")
+    stream.flush()
+
+
+def _fit(widths: list[int], heads: list[str], columns: Sequence[Column], room: int) -> list[int]:
+    """Takes from the widest columns of text, never from ids, states and numbers, until the line fits or nothing can be taken.
+
+    Names become as short as can be read before anything is taken from what a line is read for, the reason or the error.
+    """
+    widths = list(widths)
+    texts = [at for at, column in enumerate(columns) if not (column.is_id or column.state or column.right)]
+    telling = [at for at in texts if heads[at].endswith(_TELLS)]
+    names = [at for at in texts if at not in telling]
+    for among, least in ((names, _READABLE), (telling, _TELLING), (names, _NARROWEST), (telling, _NARROWEST)):
+        while sum(widths) + len(_GAP) * (len(widths) - 1) > room:
+            able = [at for at in among if widths[at] > max(least, min(width_of(heads[at]), 6))]
+            if not able:
+                break
+            widths[max(able, key=lambda at: (widths[at], at))] -= 1
+    return widths
+
+
+def _cut(text: str, width: int, more: str) -> str:
+    """more: what stands for the rest, one column wide."""
+    if width_of(text) <= width:
+        return text
+    while text and width_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}{more}"
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    gap = " " * max(0, width - width_of(text))
+    return gap + text if right else text + gap

@@ -1,0 +1,427 @@
+"""The checks of `rmgr doctor`: each looks at one thing, says what it found, and how to mend it.
+
+A check never raises for what it is there to find. `ok` False makes the whole unhealthy; advice (`fix` beside `ok`) does not.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import ssl
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmgr.cli.doctor.check_result import CheckResult
+from rmgr.cli.doctor.containment import containment
+from rmgr.cli.doctor.security import credentials, root, talkative
+from rmgr.errors import RmgrError, StoreUnavailable, WrongCluster
+from rmgr.model.base.units import counted, format_size
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.views import Level, StatusView
+
+if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
+    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.cli.session.context import Session
+
+_LOW_DISK_SHARE, _LOW_DISK_BYTES = 0.03, 1 << 30
+_SLOW_FSYNC_MS = 50.0
+_SKEW_S = 2.0
+_LOW_FILES = 4096
+_MOST_ZNODES = 20_000
+_MOST_PARTS = 30
+
+
+Checks = Iterator[CheckResult]
+
+
+def everything(session: Session) -> Checks:
+    """All checks, from this machine outwards. Those that need a part which is missing are left out."""
+    yield from this_python(session)
+    yield from this_machine(session)
+    configured = [*configuration(session)]
+    configured += credentials(session) if all(check.ok for check in configured) else ()
+    yield from configured
+    if not all(check.ok for check in configured):
+        return
+    reached = [*zookeeper_servers(session)]
+    yield from reached
+    yield from data_store(session)
+    sessions = [*coordination(session)]
+    yield from sessions
+    if all(check.ok for check in sessions):
+        yield from root(session)
+        yield from cluster(session)
+
+
+# -- this machine -------------------------------------------------------------------------------------------------------------
+
+
+def this_python(_session: Session) -> Checks:
+    """Interpreter and packages."""
+    version = platform.python_version()
+    ok = sys.version_info >= (3, 11)
+    yield CheckResult(name="python", ok=ok, detail=f"{version} ({sys.executable})", fix="" if ok else "rmgr needs Python 3.11 or later")
+    from importlib import metadata
+
+    try:
+        required = [one for one in metadata.requires("rmgr") or () if "extra ==" not in one]
+    except metadata.PackageNotFoundError:
+        required = []  # it runs from a source tree that is not installed
+    problems = []
+    for requirement in required:
+        package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            problems.append(f"{package} is missing")
+            continue
+        oldest, newer = re.search(r">=\s*([\d.]+)", requirement), re.search(r"<\s*([\d.]+)", requirement)
+        if oldest and _numbers(found) < _numbers(oldest[1]):
+            problems.append(f"{package} {found} is too old, it must be {oldest[1]} at least")
+        elif newer and _numbers(found) >= _numbers(newer[1]):
+            problems.append(f"{package} {found} is too new, it must be before {newer[1]}")
+    fix = "install rmgr again into this environment: pip install --upgrade rmgr" if problems else ""
+    yield CheckResult(name="packages", ok=not problems, detail="; ".join(problems) or f"{len(required)} packages are as required", fix=fix)
+
+
+def this_machine(_session: Session) -> Checks:
+    """Java, cgroups, limits: what daemons and `rmgr dev` use."""
+    from rmgr.dev.zookeeper import java, missing_parts
+
+    lacking = missing_parts()
+    fix = "only ZooKeeper servers and rmgr dev need it: apt-get install default-jre-headless libzookeeper-java" if lacking else ""
+    yield CheckResult(name="java", ok=True, detail=lacking or f"{java()}, ZooKeeper's jars are there", fix=fix)
+    if sys.platform == "linux":
+        yield from containment()
+    if os.name == "posix":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        low = 0 <= soft < min(_LOW_FILES, hard if hard > 0 else _LOW_FILES)
+        yield CheckResult(
+            name="open files", ok=True, detail=f"limit {soft}", fix=f"daemons with many tasks need more: ulimit -n {hard}" if low else ""
+        )
+
+
+def disk(name: str, path: str) -> CheckResult:
+    """Free space where `path` lies (or will lie). Little of it is advice: that nothing can be stored any more is the store's own word."""
+    where = Path(path)
+    while not where.exists() and where != where.parent:
+        where = where.parent
+    usage = shutil.disk_usage(where)
+    low = usage.free < min(_LOW_DISK_BYTES, usage.total * _LOW_DISK_SHARE)
+    fix = f"free some space on the file system of {where}: nothing can be stored when it is full" if low else ""
+    return CheckResult(name=name, ok=True, detail=f"{format_size(usage.free)} free of {format_size(usage.total)} at {where}", fix=fix)
+
+
+# -- configuration ------------------------------------------------------------------------------------------------------------
+
+
+def configuration(session: Session) -> Checks:
+    """The file, the variables, and that they name a cluster."""
+    try:
+        config = session.config()
+    except RmgrError as error:
+        yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
+        return
+    cluster = config.cluster
+    where = config.source or "variables, options, or a running rmgr dev"
+    if cluster.uses_gateway:
+        yield CheckResult(name="configuration", ok=True, detail=f"gateway {cluster.gateway}; from {where}")
+        return
+    if not cluster.zk:
+        try:
+            cluster.hosts_and_chroot()
+        except RmgrError as error:
+            yield CheckResult(name="configuration", ok=False, detail=error.message, fix=error.hint)
+        return
+    yield CheckResult(name="configuration", ok=True, detail=f"zk {cluster.zk}, store {cluster.store or '(none)'}; from {where}")
+    if not cluster.store:
+        yield CheckResult(
+            name="configuration", ok=False, detail="no data store is configured", fix="name it: --store sqlite:PATH or RMGR_STORE"
+        )
+
+
+# -- ZooKeeper ----------------------------------------------------------------------------------------------------------------
+
+
+def zookeeper_servers(session: Session) -> Checks:
+    """Each server by itself: reachable, version, mode, latency of its disk, limits. Behind a gateway none can be seen."""
+    if session.config().cluster.uses_gateway:
+        return
+    from rmgr.adapters.zookeeper.probe import ServerFinding, look_at_all
+    from rmgr.runtime.secured import zookeeper_options
+
+    hosts, _ = session.config().cluster.hosts_and_chroot()
+    security = zookeeper_options(session.config(), session.credentials()).get("security")
+    tls = security.context() if security is not None and security.tls else None
+    fixes = {
+        ServerFinding.ANSWERS: "4lw.commands.whitelist=srvr in zoo.cfg: rmgr asks for nothing else",
+        ServerFinding.NO_QUORUM: "a quorum of them must run: start the other servers",
+        ServerFinding.TLS: "is it a port for TLS (secureClientPort), as zookeeper_tls = true says? do certificate and ca.crt belong "
+        "together?",
+    }
+    looks = look_at_all(hosts, security, timeout_s=3.0)
+    for look in looks:
+        name = f"zookeeper {look.server}"
+        if look.finding is not ServerFinding.SERVES:
+            fix = fixes.get(look.finding, "is it running? its log tells; several servers: a quorum of them must run")
+            yield CheckResult(name=name, ok=look.finding is ServerFinding.ANSWERS, detail=look.what, fix=fix)
+            continue
+        version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
+        yield CheckResult(
+            name=name, ok=True, detail=f"{version}, {look.mode}, {counted(int(look.fact('Connections:') or 0), 'connection')}"
+        )
+        yield from _measured(name, look.server, tls, is_secured=security is not None)
+    serving = sum(look.finding in {ServerFinding.SERVES, ServerFinding.ANSWERS} for look in looks)
+    if len(looks) > 1 and serving <= len(looks) // 2:
+        detail = f"{serving} of {len(looks)} servers serve: no quorum"
+        yield CheckResult(name="zookeeper quorum", ok=False, detail=detail, fix="start the others")
+
+
+_DIVERGED_FIX = (
+    "while the others have a quorum: stop this server, empty its data directories (dataDir/version-2, dataLogDir/version-2; keep myid), "
+    "start it: it fetches all from the leader. Never on a majority at once"
+)
+
+
+def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
+    """What a server tells of itself beyond `srvr`; to others, too."""
+    from rmgr.adapters.zookeeper.wire import four_letter
+    from rmgr.errors import Unavailable
+
+    host, _, port = server.rpartition(":")
+    try:
+        mntr = four_letter(host, int(port), "mntr", timeout_s=3.0, tls=tls)
+        conf = four_letter(host, int(port), "conf", timeout_s=3.0, tls=tls)
+    except Unavailable:
+        return
+    if is_secured:
+        yield from talkative(name, {word for word, said in (("mntr", mntr), ("conf", conf)) if said and "not in the whitelist" not in said})
+    facts = dict(re.findall(r"^(\w+)\t(\S+)", mntr, re.MULTILINE))
+    if "zk_avg_fsynctime" in facts:
+        average, largest = float(facts["zk_avg_fsynctime"]), facts.get("zk_max_fsynctime", "?")
+        slow = average > _SLOW_FSYNC_MS
+        fix = "give ZooKeeper's transaction log (dataLogDir) a disk of its own" if slow else ""
+        yield CheckResult(name=f"{name} fsync", ok=not slow, detail=f"{average:.1f} ms on average, {largest} ms at most", fix=fix)
+    mismatches = facts.get("zk_digest_mismatches_count", "0")
+    if mismatches != "0":
+        # ZooKeeper 3.9.5: a server that loses its leader while it catches up may come back with other data than the rest
+        # (NullPointerException in Learner.syncWithLeader, then "Digests are not matching").
+        detail = f"its data differ from what the leader said they are ({mismatches} digests did not match since it was started)"
+        yield CheckResult(name=f"{name} data", ok=False, detail=detail, fix=_DIVERGED_FIX)
+    limit = re.search(r"^maxClientCnxns=(\d+)", conf, re.MULTILINE)
+    if limit is None:
+        return
+    if limit[1] != "0":
+        told = f"{counted(int(limit[1]), 'connection')} from one address"
+        fix = "set maxClientCnxns=0 in zoo.cfg: every client and daemon of a machine is a connection"
+        yield CheckResult(name=f"{name} maxClientCnxns", ok=int(limit[1]) >= 200, detail=told, fix=fix)
+    else:
+        yield CheckResult(name=f"{name} maxClientCnxns", ok=True, detail="0 (no limit)")
+
+
+def coordination(session: Session) -> Checks:
+    """A session of our own, and the cluster behind it."""
+    began = time.monotonic()
+    try:
+        coordinator = session.coordinator()
+    except RmgrError as error:
+        yield CheckResult(name="session", ok=False, detail=error.message, fix=error.hint)
+        return
+    took_ms = (time.monotonic() - began) * 1000
+    detail = f"connected in {took_ms:.0f} ms, timeout {coordinator.session_timeout_s:g} s"
+    yield CheckResult(name="session", ok=True, detail=detail)
+    timeout_s = session.left_s(10.0) or 10.0
+    began = time.monotonic()
+    coordinator.sync(timeout_s=timeout_s).result(timeout_s + 1.0)
+    sync_ms = (time.monotonic() - began) * 1000
+    yield CheckResult(
+        name="latency",
+        ok=sync_ms < 1000,
+        detail=f"a sync took {sync_ms:.1f} ms",
+        fix="" if sync_ms < 1000 else "ZooKeeper is overloaded or far",
+    )
+    yield from access_lists(session)
+    from rmgr.adapters.store_rules import remembered
+    from rmgr.procedures.bootstrap import read_meta
+
+    meta = read_meta(coordinator, timeout_s=timeout_s)
+    known = meta.cluster_id if meta is not None else ""
+    try:
+        bound, note = remembered(session.data_store()) or "", " (the data store has not been bound to it yet)"
+    except WrongCluster as error:  # another cluster's, or emptied
+        yield CheckResult(name="cluster id", ok=False, detail=error.message, fix=error.hint)
+        return
+    except RmgrError:
+        bound, note = "", " (the data store cannot be asked)"
+    if bound and bound != known:
+        detail = f"ZooKeeper is of cluster {known or '(none)'}, the data store of {bound}"
+        yield CheckResult(name="cluster id", ok=False, detail=detail, fix="they do not belong together: name the right --zk and --store")
+    else:
+        yield CheckResult(name="cluster id", ok=True, detail=known + ("" if bound else note))
+
+
+def access_lists(session: Session) -> Checks:
+    """In a secured cluster: every znode has the access list of its place."""
+    from rmgr.adapters.zookeeper.acl import RoleLists
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.adapters.zookeeper.tree import check_tree
+
+    coordinator = session.coordinator()
+    if not isinstance(coordinator, ZkCoordinator) or not isinstance(coordinator.lists, RoleLists):
+        return
+    report = check_tree(coordinator, limit=_MOST_ZNODES, timeout_s=session.left_s(10.0) or 10.0)
+    if not report.deviations:
+        yield CheckResult(name="access lists", ok=True, detail=f"{counted(report.checked, 'znode')} looked at, each as it should be")
+        return
+    found = "; ".join(item.sentence(coordinator.lists) for item in report.deviations[:5])
+    detail = f"{len(report.deviations)} of {counted(report.checked, 'znode')} have another list than they should: {found}"
+    yield CheckResult(name="access lists", ok=False, detail=detail, fix="restart a WatchDog: it mends the tree, and logs tree_secured")
+
+
+# -- data store ---------------------------------------------------------------------------------------------------------------
+
+
+_STORE_FIX = (
+    "start it, or let this machine reach it; meanwhile running work goes on, its outputs wait on their nodes, submit is refused, "
+    "and every daemon comes back by itself"
+)
+
+
+_READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? its log tells"
+
+
+def _driver() -> CheckResult:
+    """Whether the Cassandra driver can be imported: it cannot where no event loop of it fits this Python."""
+    try:
+        from rmgr.adapters.cassandra.driver import DRIVER_VERSION
+    except RmgrError as error:
+        return CheckResult(name="store driver", ok=False, detail=error.message, fix=error.hint)
+    return CheckResult(name="store driver", ok=True, detail=f"cassandra-driver {DRIVER_VERSION}")
+
+
+def data_store(session: Session) -> Checks:
+    """Reads, writes, and has room."""
+    cluster = session.config().cluster
+    url = f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
+    if url.startswith("cassandra:"):
+        yield _driver()
+    try:
+        problem = session.data_store().health(timeout_s=session.left_s(10.0) or 10.0)
+    except StoreUnavailable as error:
+        yield CheckResult(name="store", ok=False, detail=f"{url} is away: {error.message}", fix=_STORE_FIX)
+        return
+    except RmgrError as error:
+        yield CheckResult(name="store", ok=False, detail=error.message, fix=error.hint or "rmgr config show")
+        return
+    fix = "" if problem is None else _READ_ONLY_FIX if "reads work" in problem else _STORE_FIX
+    yield CheckResult(name="store", ok=problem is None, detail=problem or f"{url} reads and writes", fix=fix)
+    if url.startswith("sqlite:"):
+        yield disk("store disk", url.removeprefix("sqlite:").removeprefix("//"))
+
+
+# -- the cluster --------------------------------------------------------------------------------------------------------------
+
+
+def cluster(session: Session) -> Checks:
+    """Leader, WatchDogs, nodes, partitions, clocks: what `rmgr status` calls a problem is one here, and nothing else of the cluster."""
+    from rmgr.coord.views import answers
+    from rmgr.procedures.snapshot import read_snapshot
+
+    timeout_s = session.left_s(20.0) or 20.0
+    facts = read_snapshot(session.coordinator(), None, timeout_s=timeout_s)
+    view = session.query().status()
+    epoch = facts.epoch
+    if epoch is not None and facts.leader_alive:
+        from rmgr.adapters.rpc.server import LeaderClient
+
+        with LeaderClient(epoch.endpoint, timeout_s=3.0, via=session.via, credentials=session.credentials()) as leader:
+            serving = _answers(leader) if session.via else leader.is_serving()  # a gateway's health is its own
+        detail = f"{epoch.leader} on {epoch.host}, epoch {epoch.epoch}, {epoch.endpoint}"
+        way = f"{epoch.endpoint} cannot be reached from here: firewall, or --listen of the WatchDog"
+        fix = "" if serving else f"if it has died another one takes over within seconds (look again); else {way}"
+        yield CheckResult(name="leader", ok=serving, detail=detail + ("" if serving else " does not answer"), fix=fix)
+    yield CheckResult(name="watchdogs", ok=facts.watchdogs > 0, detail=counted(facts.watchdogs, "candidate"))
+    nodes = answers.nodes(facts)
+    detail = f"{sum(node.state == NodeState.UP for node in nodes)} of {len(nodes)} up"
+    yield CheckResult(
+        name="nodes", ok=not any(part.kind in {"node", "nodes"} and part.level == Level.PROBLEM for part in view.parts), detail=detail
+    )
+    yield from _parts(view)
+    yield from _starters({node.endpoint: node.id for node in nodes if node.endpoint}, session.via, session.credentials())
+    waiting = sum(progress.total - progress.final for _, progress in facts.submissions.values())
+    told = f"{counted(len(facts.submissions), 'submission')} in memory, {counted(waiting, 'task')} not ended"
+    yield CheckResult(name="work", ok=True, detail=told)
+
+
+def _parts(view: StatusView) -> Checks:
+    """Each problem of the rule that `rmgr status` follows, and each warning as advice."""
+    for part in view.parts[:_MOST_PARTS]:
+        if part.fix == "rmgr doctor":  # what this is: it was looked at above
+            continue
+        name = "store, as the leader sees it" if part.kind == "store" else f"{part.kind} {part.id}".strip()
+        yield CheckResult(
+            name=name, ok=part.level != Level.PROBLEM, detail=(part.told or part.reason).removeprefix(f"{name} is "), fix=part.fix
+        )
+    if more := view.parts[_MOST_PARTS:]:
+        is_well = all(part.level != Level.PROBLEM for part in more)
+        yield CheckResult(
+            name="more", ok=is_well, detail=f"not well: {counted(len(more), 'more part')}", fix="rmgr status --json | jq .parts"
+        )
+
+
+def _answers(leader: LeaderClient) -> bool:
+    try:
+        leader.status()
+    except RmgrError:
+        return False
+    return True
+
+
+def _starters(endpoints: dict[str, str], via: str, credentials: Credentials | None) -> Checks:
+    """Each Starter answers, its clock is ours, and it has room."""
+    from rmgr.adapters.rpc.server import NodeClient
+
+    silent, skewed, full = [], [], []
+    worst = 0.0
+    for endpoint, node in endpoints.items():
+        try:
+            with NodeClient(endpoint, timeout_s=2.0, via=via, credentials=credentials) as client:
+                asked_s = time.time()
+                told_us = client.time_us()
+                answered_s = time.time()
+                stats = client.stats()
+        except RmgrError:
+            silent.append(f"{node} ({endpoint})")
+            continue
+        if told_us:  # 0 = the node does not say
+            told_s = told_us / 1e6
+            skew = max(0.0, asked_s - told_s, told_s - answered_s)
+            worst = max(worst, skew)
+            if skew > _SKEW_S:
+                skewed.append(f"{node} by {skew:.1f} s")
+        full += [
+            f"{item.node}: {format_size(item.disk_free_bytes)} left" for item in stats if 0 < item.disk_free_bytes < _LOW_DISK_BYTES // 4
+        ]
+    fix = "from this machine their live logs cannot be read: firewall, or --listen of the Starter" if silent else ""
+    yield CheckResult(
+        name="starters", ok=not silent, detail=f"no answer from {', '.join(silent)}" if silent else f"{len(endpoints)} answer", fix=fix
+    )
+    fix = "run a time service (chrony, systemd-timesyncd); times shown are wrong, nothing else depends on them" if skewed else ""
+    yield CheckResult(
+        name="clocks", ok=not skewed, detail=f"apart: {', '.join(skewed)}" if skewed else f"at most {worst:.2f} s apart", fix=fix
+    )
+    if full:
+        fix = "free space in --work-dir before the nodes take no work any more"
+        yield CheckResult(name="disks of nodes", ok=True, detail="; ".join(full), fix=fix)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

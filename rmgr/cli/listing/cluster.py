@@ -1,0 +1,199 @@
+"""`rmgr status`, `nodes`, `queues`: the cluster as its operator sees it."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections import Counter
+
+import click
+
+from rmgr.cli.control.draining import no_node
+from rmgr.cli.display import columns, queue_lines, shapes
+from rmgr.cli.display.render import Layout, clock, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session.tables import draw, table_options
+from rmgr.errors import NotFound
+from rmgr.model.base.units import counted, format_duration
+from rmgr.model.cluster.node import NodeState
+from rmgr.model.views import PolicyView, QueueView, StatusView
+
+_EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
+#: Where what `status` tells begins.
+_INDENT = 11
+
+
+@command(
+    "status",
+    examples="rmgr status\nrmgr status --json | jq .healthy\nrmgr status --watch",
+    exits="""\
+0 healthy: work that may run will run. 1 something is wrong (it says what, and what to type),
+5 ZooKeeper cannot be reached, 6 --timeout ran out""",
+)
+@click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C")
+def status(session: Session, watch: bool) -> None:
+    """Leader, epoch, uptime, health of ZooKeeper and store, counts. Exit code 0 only if all is well."""
+    healthy = True
+
+    def once() -> None:
+        nonlocal healthy
+        view = session.query().status()
+        healthy = view.healthy
+        emit(shapes.status(view)) if session.json else _draw_status(view)
+
+    draw(session, once, watch=watch)
+    if not healthy:
+        raise WorkEnded(1)
+
+
+@command(
+    "nodes",
+    examples="""\
+    rmgr nodes
+    rmgr nodes n1 -o +partition,site,speed,features
+    rmgr nodes --json | jq '.nodes[] | select(.state != "up")'""",
+    exits=_EXITS,
+)
+@click.argument("names", nargs=-1, metavar="[NODE]...")
+@table_options
+def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+    """Nodes: state, used and total cores and memory, tasks that run, load, when they were last heard of."""
+
+    def once() -> None:
+        found = session.query().nodes()
+        known = {node.id for node in found}
+        for name in names:
+            if name not in known:
+                raise no_node(name, known)
+        shown = [node for node in found if not names or node.id in names]
+        if session.json:
+            emit({"nodes": [shapes.node(node) for node in shown]})
+        else:
+            table(shown, columns.node_columns(now_us()), layout)
+            if not shown:
+                session.note("no node has registered; start one: rmgr starter")
+
+    draw(session, once, watch=watch)
+
+
+@command(
+    "queues",
+    examples="""\
+    rmgr queues
+    rmgr queues batch -o queue,partition,dispatch,maxcores,maxmem
+    rmgr queues d32                    one queue class, in words
+    rmgr queues --json | jq '.classes[] | {id, pending, fired}'""",
+    exits="0 ok, 3 no such queue or class, 5 ZooKeeper cannot be reached",
+)
+@click.argument("queue_names", nargs=-1, metavar="[QUEUE|CLASS]...")
+@table_options
+def queues(session: Session, queue_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+    """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply.
+
+    Where a policy has queue classes there is a line for each: jobs that wait and run; the most CPUS, processes and threads of one process,
+    TIME that a job may ask for; the individual priority OVER which a job reserves, reservations now and at most (RES), how often each
+    trigger has made one (FIRED: priority/head/no waiter), and the cores PROMISED to whom. -q CLASS sends a job there by hand.
+    """
+
+    def once() -> None:
+        found = _named(session.query().queues(), queue_names)
+        plain, classes = ([queue for queue in found if (queue.of_class is None) is wanted] for wanted in (True, False))
+        if session.json:
+            emit({"queues": [shapes.queue(queue) for queue in plain], "classes": [shapes.queue_class(queue) for queue in classes]})
+        elif classes and not plain:
+            _draw_classes(classes, layout, in_words=bool(queue_names) and not layout.columns)
+        else:
+            table(plain, columns.QUEUE_COLUMNS, layout)
+            ledger = [held for queue in plain for held in queue.held]
+            for rows, shape in ((classes, queue_lines.CLASS_COLUMNS), (ledger, columns.HELD_COLUMNS)):
+                if rows and not layout.columns:
+                    sys.stdout.write("\n")
+                    table(rows, shape, Layout(header=layout.header))
+
+    draw(session, once, watch=watch)
+
+
+def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -> None:
+    if not in_words:
+        table(classes, queue_lines.CLASS_COLUMNS, layout)
+        return
+    for at, queue in enumerate(classes):
+        sys.stdout.write("\n" if at else "")
+        queue_lines.draw_class(queue)
+
+
+def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
+    """Those of these names, queues and classes; all without names. Raises: NotFound."""
+    known = list(dict.fromkeys(queue.id for queue in found))
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            told = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise NotFound(f"there is no queue or queue class {name!r}", hint=told)
+    return [queue for queue in found if not names or queue.id in names]
+
+
+def _draw_status(view: StatusView) -> None:
+    out = sys.stdout
+    healthy = paint("healthy", "green", out) if view.healthy else paint("NOT HEALTHY", "red", out)
+    leader = view.leader
+    lines = [
+        ("cluster", f"{healthy}  {view.cluster_id}"),
+        (
+            "leader",
+            f"{leader.id} on {leader.host} (pid {leader.pid}), epoch {leader.epoch} since {clock(leader.since_us)}"
+            f" ({format_duration(view.uptime_s)})"
+            if leader
+            else paint("none", "red", out),
+        ),
+        ("watchdogs", str(view.watchdogs)),
+        *([("metrics", f"{leader.metrics} (of nodes: rmgr nodes -o +metrics)")] if leader and leader.metrics else []),
+        ("zookeeper", _part(view.zookeeper)),
+        ("store", _part(view.store)),
+        ("nodes", told_counts(_nodes_by_state(view)) or "none"),
+        ("tasks", told_counts(view.counts) or "none"),
+    ]
+    for name, value in lines:
+        out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
+    for item in view.policies:
+        out.write(f"{paint('placing  ', 'bold', out)}  {_told(_placing(item))}\n")
+        for fault in item.faults:
+            told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
+            out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
+    fixes = {part.told or part.reason: part.fix for part in view.parts}
+    for word, colour, found in (("problem", "red", view.problems), ("warning", "yellow", view.warnings)):
+        for what in found:
+            out.write(f"{paint(word, colour, out)}    {_told(printable(what))}\n")
+            if fix := fixes.get(what):
+                out.write(f"           -> {printable(fix)}\n")
+    out.flush()
+
+
+def _nodes_by_state(view: StatusView) -> dict[str, int]:
+    """As `rmgr nodes` has them: the counts of draining and fenced nodes hold those that are empty, or lost and not fenced yet, too."""
+    states = Counter(part.state for part in view.parts if part.kind == "node")
+    counts = dict(view.nodes)
+    for counted_as, shown in ((NodeState.DRAINING, NodeState.DRAINED), (NodeState.FENCED, NodeState.LOST)):
+        counts[shown] = min(states[shown], counts.get(counted_as, 0))
+        counts[counted_as] = counts.get(counted_as, 0) - counts[shown]
+    return counts
+
+
+def _told(value: str) -> str:
+    """What stands behind a word of `status`."""
+    return folded(value, sys.stdout, begin=_INDENT, indent=_INDENT)
+
+
+def _placing(view: PolicyView) -> str:
+    passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
+    return printable(f"{view.policy} in partition {view.partition}{passes}")
+
+
+def _part(facts: dict[str, object]) -> str:
+    word = paint("ok", "green", sys.stdout) if facts.get("ok") else paint("NOT OK", "red", sys.stdout)
+    named = [str(facts["url"])] if facts.get("url") else []
+    others = (name for name in facts if name not in {"ok", "problem", "url", "kind"})
+    rest = ", ".join([*named, *(f"{name} {facts[name]}" for name in others if facts[name] not in {"", None})])
+    return f"{word}  {printable(rest)}".rstrip()

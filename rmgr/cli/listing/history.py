@@ -1,0 +1,123 @@
+"""`rmgr history`: work that has ended, from the data store and, the latest, from memory."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from rmgr.cli.display import shapes
+from rmgr.cli.display.columns import HISTORY_COLUMNS
+from rmgr.cli.display.render import Layout, emit, table
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.past import list_past
+from rmgr.cli.session.tables import draw, filter_options, table_options
+from rmgr.cli.words.params import Parsed
+from rmgr.cli.words.selectors import Filter, parse
+from rmgr.errors import NotFound, RmgrError, UsageError
+from rmgr.model.base.units import parse_duration_us
+from rmgr.model.views import JobView
+
+_DEFAULT_LIMIT = 100
+
+
+def parse_since(text: str) -> int:
+    """`2h` (ago), or a date and time, as microseconds since the epoch. Raises UsageError."""
+    try:
+        return time.time_ns() // 1000 - parse_duration_us(text)
+    except UsageError:
+        pass
+    from datetime import datetime
+
+    try:
+        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1e6)
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"{text!r} is neither a duration nor a date", hint="as 2h, 1d, 2026-11-30 or 2026-11-30T12:00") from None
+
+
+@command(
+    "history",
+    examples="""\
+    rmgr history                            your last 100, newest first
+    rmgr history 42
+    rmgr history --since 1d --state failed
+    rmgr history -A -o jobid,user,name,exit,elapsed --sort=-elapsed
+    rmgr history --json --limit 0           everything
+    rmgr history purge --older-than 90d     removes old lines (operators; rmgr history purge --help)""",
+    exits="0 ok, 3 no such id, 5 neither store nor ZooKeeper can be reached",
+)
+@click.argument("selectors", nargs=-1, metavar="[ID]...")
+@click.option("-A", "--everyone", is_flag=True, help="of all users")
+@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="ended after: 2h (ago), 2026-11-30")
+@click.option("--until", type=Parsed("time", parse_since), metavar="TIME", help="ended before")
+@click.option("--limit", type=click.IntRange(0), default=_DEFAULT_LIMIT, show_default=True, metavar="N", help="at most N, 0 = all")
+@filter_options
+@table_options
+def history(
+    session: Session,
+    selectors: tuple[str, ...],
+    everyone: bool,
+    since: int | None,
+    until: int | None,
+    limit: int,
+    chosen: Filter,
+    layout: Layout,
+    watch: bool,
+) -> None:
+    """Submissions that have ended: exit code, times, CPU time, memory, nodes. Newest first.
+
+    A line stays for history_retention of the cluster's settings (365 days); rmgr history purge removes lines earlier.
+    """
+
+    def once() -> None:
+        wanted = _wanted(selectors)
+        user = None if everyone or chosen.user or wanted else session.me
+        found: list[JobView] = []
+        for job in _newest_first(session, user if not chosen.user else chosen.user):
+            if wanted and job.id not in wanted:
+                continue
+            if chosen.admits(job) and (since is None or job.ended_us >= since) and (until is None or job.ended_us <= until):
+                found.append(job)
+            if (limit and len(found) >= limit) or (wanted and len(found) == len(wanted)):
+                break
+        missing = sorted(wanted - {job.id for job in found})
+        if missing and not chosen.is_set and since is None and until is None:
+            raise NotFound(f"{missing[0]} is not in the history", hint=f"it may not have ended: rmgr show {missing[0]}")
+        if session.json:
+            emit({"history": [shapes.history(job) for job in found]})
+        else:
+            table(found, HISTORY_COLUMNS, layout)
+            if not found and not watch:
+                session.note("nothing has ended yet" + ("" if everyone else "; -A shows everyone's"))
+
+    draw(session, once, watch=watch)
+
+
+def _wanted(selectors: tuple[str, ...]) -> set[int]:
+    if not selectors:
+        return set()
+    if "purge" in selectors:
+        raise UsageError("purge comes right after history", hint="rmgr history purge --older-than 90d --json")
+    selection = parse(selectors)
+    if selection.tasks or selection.every or selection.last:
+        raise UsageError("history is told by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")
+    ranged = {array.index_at(i) for array in selection.ranges for i in range(len(array))}
+    return set(selection.ids) | ranged
+
+
+def _newest_first(session: Session, user: str | None):  # type: ignore[no-untyped-def]
+    """Ended work that is still in memory, then what the store tells, each submission once."""
+    told: set[int] = set()
+    try:
+        recent = [job for job in session.query().jobs(ended=True, user=user or "") if job.state.is_final]
+    except RmgrError as error:
+        session.note(f"{error.message}; what has just ended may be missing here")
+        recent = []
+    for job in sorted(recent, key=lambda job: -job.id):
+        told.add(job.id)
+        yield job
+    for job in list_past(session, user=user):
+        if job.id not in told:
+            told.add(job.id)
+            yield job

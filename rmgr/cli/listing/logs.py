@@ -1,0 +1,177 @@
+"""`rmgr logs [-f] ID`: output of tasks, live from their nodes while they run, from the data store afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from rmgr.cli.display.output import JsonLines, Labelled, Plain, Sink, ToFiles
+from rmgr.cli.listing.show import find_one
+from rmgr.cli.listing.work import kept_tasks
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.session.numbers import positions_of
+from rmgr.cli.submit.run import stream
+from rmgr.cli.waiting.detach import detached
+from rmgr.cli.waiting.ends import codes, tell_failure
+from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd, read_ends
+from rmgr.cli.words.exits import WORK_EXITS
+from rmgr.cli.words.params import one_of
+from rmgr.cli.words.selectors import Target
+from rmgr.client.logs.live import OutputPiece
+from rmgr.client.logs.stored_logs import read_ended, read_flushed
+from rmgr.coord.protocol.keys import STREAMS
+from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.model.tasks.array import shown_index
+from rmgr.model.views import TaskView
+
+
+@command(
+    "logs",
+    examples="""\
+    rmgr logs 42                   what it has written so far
+    rmgr logs -f last              as it comes, until it has ended
+    rmgr logs 42_7 --stream stderr
+    rmgr logs 42 -o 'out/%a.txt'   a file for each task
+    rmgr logs 42_7 --attempt 1     of an earlier attempt, what the store has of it
+    rmgr logs -f 42 --json | jq -r 'select(.stream == "stdout").data'""",
+    exits=f"0 ok, 3 no such id, 5 service unavailable\nwith -f: {WORK_EXITS}",
+)
+@click.argument("selector", metavar="ID")
+@click.option("-f", "--follow", is_flag=True, help="go on until it has ended, and exit with its code")
+@click.option("-o", "--out", metavar="FILE", default="", help="into a file here; with %a a file for each task")
+@click.option("--stream", "only", type=one_of("stream", STREAMS), metavar="stdout|stderr", help="one of the two  [both]")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="of this attempt  [the latest]")
+@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="only the last N lines of each task")
+def logs(session: Session, selector: str, follow: bool, out: str, only: str | None, attempt: int | None, tail: int | None) -> None:
+    """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
+    target = find_one(session, selector)
+    streams = (only,) if only else STREAMS
+    if follow and attempt is None and tail is None:
+        _follow(session, target, selector, out, streams)
+        return
+    query = session.query()
+    job = query.job(target.submission)
+    tasks = kept_tasks(session, job.id)
+    if target.tasks:
+        positions = set(positions_of(session, job.id, target.tasks, total=len(tasks)))
+        tasks = [task for task in tasks if task.position in positions]
+    sink = _sink(session, tasks, out, job.id)
+    try:
+        for task in tasks:
+            pieces: Iterator[OutputPiece] = _written(session, task, streams, attempt)
+            empty = True
+            for piece in _last_lines(pieces, tail) if tail is not None else pieces:
+                sink.take(piece)
+                empty = False
+            if empty and attempt is not None:
+                session.note(f"{task.id}: nothing is kept of what attempt {attempt} wrote")
+            sink.done(task.position)
+    finally:
+        sink.close()
+
+
+def _follow(session: Session, target: Target, selector: str, out: str, streams: tuple[str, ...]) -> None:
+    number = target.submission
+    follow = Follow(session)
+    try:
+        positions = positions_of(session, number, target.tasks) if target.tasks else None
+        item = follow.add(number, positions)
+        if item.past is not None:
+            raise NotFound(f"the output of {number} is no longer kept: it is history", hint=f"rmgr history {number}")
+        stream(session, follow, item, sink=_file_sink(out, item) if out else None, streams=streams)
+    except KeyboardInterrupt:
+        raise detached(session, target.ids, attach=f"rmgr logs -f {selector}") from None
+    tell_failure(session, item, with_tail=False)
+    raise WorkEnded(codes(follow.items))
+
+
+def _file_sink(out: str, item: AwaitedSubmission) -> Sink:
+    array = item.submission.array if item.submission is not None else ""
+    return ToFiles(out, item.number, lambda position: shown_index(array, position))
+
+
+def _sink(session: Session, tasks: Sequence[TaskView], out: str, number: int) -> Sink:
+    ids = {task.position: task for task in tasks}
+    if out:
+        return ToFiles(out, number, lambda position: ids[position].index)
+    if session.json:
+        return JsonLines(lambda position: ids[position].id)
+    return Plain() if len(tasks) <= 1 else Labelled(lambda position: ids[position].id)
+
+
+def _written(session: Session, task: TaskView, streams: Sequence[str], attempt: int | None) -> Iterator[OutputPiece]:
+    """What a task has written by now, in one attempt."""
+    wanted = attempt or task.attempt
+    if not wanted:
+        return
+    ends = _ends_of(session, task.submission) if task.state.is_final else {}
+    end = ends.get(task.position)
+    now_us = time.time_ns() // 1000
+    if end is not None and end.attempt == wanted:
+        for name in streams:
+            number = STREAMS.index(name)
+            store = session.data_store() if end.log_parts[number] else None
+            parts, rest = end.log_parts[number], end.log[number]
+            for data in read_ended(store, task.submission, task.position, wanted, name, parts=parts, rest=rest):
+                yield _piece(task, wanted, name, data, end.ended_us)
+        return
+    if not task.state.is_final and wanted == task.attempt and task.node:
+        live = list(_from_node(session, task, streams))
+        if live:
+            yield from live
+            return
+    for name in streams:
+        for data in read_flushed(session.data_store(), task.submission, task.position, wanted, name):
+            yield _piece(task, wanted, name, data, now_us)
+
+
+def _from_node(session: Session, task: TaskView, streams: Sequence[str]) -> Iterator[OutputPiece]:
+    from rmgr.adapters.rpc.server import NodeClient
+
+    endpoint = next((node.endpoint for node in session.query().nodes() if node.id == task.node), "")
+    if not endpoint:
+        return
+    only = streams[0] if len(streams) == 1 else ""
+    try:
+        with NodeClient(endpoint, via=session.via, credentials=session.credentials()) as client:
+            for piece in client.logs(task.submission, task.position, attempt=task.attempt, stream=only):
+                if piece.data:
+                    yield _piece(task, piece.attempt, piece.stream, piece.data, piece.time_us)
+    except (NotFound, Unavailable) as error:
+        session.detail(f"{task.id}: {error.message}")
+
+
+def _piece(task: TaskView, attempt: int, stream_: str, data: bytes, time_us: int) -> OutputPiece:
+    return OutputPiece(submission=task.submission, position=task.position, attempt=attempt, stream=stream_, data=data, time_us=time_us)
+
+
+def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
+    """How tasks ended, with their logs; read once a command."""
+    cache: dict[int, dict[int, FollowedEnd]] = click.get_current_context().meta.setdefault("rmgr.ends", {})
+    if number not in cache:
+        try:
+            cache[number] = {end.position: end for end in read_ends(session, number)}
+        except RmgrError as error:
+            session.note(f"{error.message}; what was stored of the output follows")
+            cache[number] = {}
+    return cache[number]
+
+
+def _last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
+    """The last lines of each stream."""
+    kept: dict[str, OutputPiece] = {}
+    for piece in pieces:
+        before = kept[piece.stream].data if piece.stream in kept else b""
+        rows = (before + piece.data).splitlines(keepends=True)
+        kept[piece.stream] = _piece_with(piece, b"".join(rows[-lines:] if lines else []))
+    yield from kept.values()
+
+
+def _piece_with(piece: OutputPiece, data: bytes) -> OutputPiece:
+    from dataclasses import replace
+
+    return replace(piece, data=data)

@@ -1,0 +1,298 @@
+"""`rmgr show` and `rmgr explain`: all about one submission or task, and why it is where it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rmgr.cli.display import shapes
+from rmgr.cli.display.columns import node_list, task_columns
+from rmgr.cli.display.render import STATE_STYLES, Layout, clock, elapsed, emit, folded, now_us, paint, printable, table, told_counts
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.numbers import positions_of
+from rmgr.cli.words.selectors import Target, parse_one, resolve
+from rmgr.coord.views.asked import in_words
+from rmgr.errors import NotFound, UsageError
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted, format_duration, format_size
+from rmgr.model.views import AttemptView, ExplainView, JobView, MovingView, TaskView, WhyView
+
+_SHOWN_FAILURES = 5
+_EXITS = "0 ok, 3 no such id, 5 ZooKeeper cannot be reached"
+
+
+@command(
+    "show",
+    examples="""\
+    rmgr show 42          a submission
+    rmgr show 42_7        one task with all its attempts
+    rmgr show last --json""",
+    exits=_EXITS,
+)
+@click.argument("selectors", metavar="ID", nargs=-1, required=True)
+def show(session: Session, selectors: tuple[str, ...]) -> None:
+    """All that is known of a submission, or of one task with its attempts."""
+    if len(selectors) > 1:  # `show job 1`, as other systems have it
+        kind = selectors[0]
+        about = "rmgr nodes" if kind.startswith("node") else "rmgr queues" if kind.startswith(("queue", "part")) else "rmgr show"
+        raise UsageError(f"show takes one ID, not {len(selectors)} words", hint=f"{about} {selectors[-1]}")
+    target = find_one(session, selectors[0])
+    job = session.query().job(target.submission)
+    if target.tasks:
+        task = find_task(session, job, target.tasks[0])
+        emit(shapes.shown_task(task, job)) if session.json else _draw_task(task, job)
+        return
+    tasks = _readable_tasks(session, job)
+    attempts: Sequence[AttemptView] = tasks[0].attempts if job.tasks == 1 and tasks else ()
+    if session.json:
+        emit(shapes.shown_job(job, attempts, tasks[0].story if attempts else ()))
+    else:
+        _draw_job(job, tasks, attempts)
+
+
+@command(
+    "explain",
+    examples="rmgr explain 42\nrmgr explain 42_7\nrmgr explain last --json",
+    exits=_EXITS,
+)
+@click.argument("selector", metavar="ID")
+def explain(session: Session, selector: str) -> None:
+    """Why it waits and what for, or how it ended."""
+    target = find_one(session, selector)
+    number = target.submission
+    position = positions_of(session, number, target.tasks)[0] if target.tasks else None
+    try:
+        view = session.query().explain(number, position)
+    except NotFound:
+        if position is not None:
+            raise
+        view = _explained_past(session.query().job(number))
+    view = _with_story(session, _with_failures(session, view, position), position)
+    if session.json:
+        emit(shapes.explain(view))
+        return
+    out = sys.stdout
+    head = f"{view.id} is {paint(str(view.state), STATE_STYLES.get(str(view.state), ''), out)}"
+    out.write(f"{head} ({view.reason})\n" if view.reason else f"{head}\n")
+    for item in view.why:
+        told = folded(printable(item.detail), out, begin=len(f"  {item.what} {item.id}: "), indent=4)
+        out.write(f"  {paint(f'{item.what} {item.id}:', 'bold', out)} {told}\n")
+    if view.expected_start_us:
+        out.write(f"  expected to start at {clock(view.expected_start_us)}\n")
+    if not view.state.is_final:
+        out.write(f"  {paint('priority:', 'bold', out)} {view.priority}\n")
+        if view.share is not None and view.account_share is not None:
+            out.write(f"  {paint('fair share:', 'bold', out)} {printable(_shares(view.account, view.account_share, view.share))}\n")
+
+
+def _shares(account: str, of_account: float, of_user: float) -> str:
+    """Who has used how much; the half-life is the policy's."""
+    whose = f"account {account} {format_duration(of_account)}, its user" if account else "its user"
+    return f"{whose} {format_duration(of_user)} of core time against the share; who has used least goes first"
+
+
+def find_one(session: Session, word: str) -> Target:
+    """The one submission or task that `word` means. Raises NotFound, UsageError."""
+    selection = parse_one(word)
+    if not selection.needs_list:
+        number = selection.named[0]
+        return resolve(selection, [session.query().job(number)], me=session.me)[0]
+    return resolve(selection, session.query().jobs(ended=True, user=session.me), me=session.me)[0]
+
+
+def find_task(session: Session, job: JobView, index: int) -> TaskView:
+    """The task that people call `index`. Raises NotFound."""
+    position = positions_of(session, job.id, [index], total=job.tasks)[0]
+    return session.query().tasks(job.id, first=position, limit=1)[0]
+
+
+def _readable_tasks(session: Session, job: JobView) -> list[TaskView]:
+    """Tasks worth reading for `show`: the only one, or those that failed; none when it is only history."""
+    if job.tasks != 1 and not job.counts.get("FAILED"):
+        return []
+    try:
+        tasks = session.query().tasks(job.id)
+    except NotFound:
+        return []
+    return tasks if job.tasks == 1 else [task for task in tasks if task.state is State.FAILED]
+
+
+def _explained_past(job: JobView) -> ExplainView:
+    ended = told_counts(job.counts)
+    why = WhyView(what="ended", id=str(job.id), detail=f"it is history: {ended}. rmgr history {job.id}")
+    return ExplainView(id=str(job.id), state=job.state, reason=job.reason, why=(why,), priority=job.priority, account=job.account)
+
+
+def _with_failures(session: Session, view: ExplainView, position: int | None) -> ExplainView:
+    """Ends are explained by the tasks that failed: their node, exit code and error."""
+    from dataclasses import replace
+
+    if view.state is not State.FAILED:
+        return view
+    number = int(view.id.partition("_")[0])
+    try:
+        tasks = session.query().tasks(number, first=position or 0, limit=0 if position is None else 1)
+    except NotFound:
+        return view
+    failed = [task for task in tasks if task.state is State.FAILED]
+    told = [WhyView(what="failed", id=task.id, detail=f"{how_it_ended(task)}; rmgr logs {task.id}") for task in failed[:_SHOWN_FAILURES]]
+    if len(failed) > _SHOWN_FAILURES:
+        more = f"{len(failed) - _SHOWN_FAILURES} more: rmgr tasks {number} --state failed"
+        told.append(WhyView(what="failed", id=str(number), detail=more))
+    return replace(view, why=(*view.why, *told))
+
+
+def _with_story(session: Session, view: ExplainView, position: int | None) -> ExplainView:
+    """A task that runs is explained by what became of its checkpoints and of its claim, too."""
+    from dataclasses import replace
+
+    from rmgr.coord.decisions.nowhere import CLAIM_WAS_GONE
+
+    if view.state not in {State.RUNNING, State.STARTING, State.STOPPING}:
+        return view
+    number = int(view.id.partition("_")[0])
+    try:
+        tasks = session.query().tasks(number, first=position or 0, limit=2 if position is None else 1)
+    except NotFound:
+        return view
+    told = []
+    for task in tasks if len(tasks) == 1 else ():
+        claims = [line for line in task.story if line.startswith(CLAIM_WAS_GONE)]
+        others = [line for line in task.story if line not in claims]
+        kinds = (("checkpoints", others), ("claim", claims))
+        told += [WhyView(what=what, id=task.id, detail="; ".join(lines)) for what, lines in kinds if lines]
+    return replace(view, why=(*view.why, *told))
+
+
+def how_it_ended(task: TaskView) -> str:
+    """`EXIT_CODE 3 on n1, attempt 2: ValueError: ...`, for messages."""
+    code = f" {task.exit_code}" if task.exit_code is not None and task.reason in {"EXIT_CODE", "SIGNAL"} else ""
+    where = f" on {task.node}" if task.node else ""
+    attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
+    return f"{task.reason or task.state}{code}{where}{attempt}" + (f": {task.error}" if task.error else "")
+
+
+# -- drawing ------------------------------------------------------------------------------------------------------------------
+
+
+def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptView]) -> None:
+    counts = told_counts(job.counts)
+    _fields(
+        ("id", str(job.id)),
+        ("name", job.name),
+        ("user", job.user),
+        ("queue", job.queue + (f", class {job.route}" if job.route else "") + (f", priority {job.priority}" if job.priority else "")),
+        ("state", _state(job.state, job.reason, job.detail)),
+        ("tasks", f"{job.tasks}: {counts}" if job.tasks != 1 else ""),
+        ("submitted", clock(job.submitted_us)),
+        ("expected", f"to start at {clock(job.expected_start_us)}" if job.expected_start_us else ""),
+        ("started", clock(job.started_us)),
+        ("ended", clock(job.ended_us) + (f"  after {elapsed(job.started_us, job.ended_us, 0)}" if job.ended_us and job.started_us else "")),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("asks for", _request(job)),
+        ("", in_words(job.asked, clock)),
+        ("moves", _moving(job.moving)),
+        ("after", ", ".join(job.after)),
+        ("account", job.account),
+        ("used", _used(job.cpu_us, job.max_rss_kib)),
+        ("nodes", node_list(job.nodes, 12)),
+        (str(job.work) or "command", job.command),
+    )
+    if attempts:
+        _draw_attempts(attempts)
+        _draw_story(tasks[0])
+    elif tasks:
+        sys.stdout.write("\n")
+        table(tasks[:_SHOWN_FAILURES], task_columns(now_us()), Layout())
+        if len(tasks) > _SHOWN_FAILURES:
+            sys.stdout.write(f"{len(tasks) - _SHOWN_FAILURES} more: rmgr tasks {job.id} --state failed\n")
+
+
+def _draw_task(task: TaskView, job: JobView) -> None:
+    _fields(
+        ("id", task.id),
+        ("name", job.name),
+        ("queue", job.queue),
+        ("state", _state(task.state, task.reason, "")),
+        ("node", task.node),
+        ("checkpoint", task.saving),
+        ("moves", _moving(task.moving)),
+        ("started", clock(task.started_us)),
+        ("ended", clock(task.ended_us) + (f"  after {elapsed(task.started_us, task.ended_us, 0)}" if task.ended_us else "")),
+        ("exit code", "" if task.exit_code is None else str(task.exit_code)),
+        ("error", task.error),
+        ("asks for", _request(job)),
+        ("", in_words(job.asked, clock)),
+        ("used", _used(task.cpu_us, task.max_rss_kib)),
+        (str(job.work) or "command", job.command),
+    )
+    if task.attempts:
+        _draw_attempts(task.attempts)
+    _draw_story(task)
+
+
+def _draw_story(task: TaskView) -> None:
+    """What became of its checkpoints, oldest first."""
+    if task.story:
+        sys.stdout.write("\n")
+    for words in task.story:
+        sys.stdout.write(f"{folded(printable(words), sys.stdout, indent=2)}\n")
+
+
+def _draw_attempts(attempts: Sequence[AttemptView]) -> None:
+    from rmgr.cli.display.render import Column
+
+    now = now_us()
+    sys.stdout.write("\n")
+    table(
+        attempts,
+        (
+            Column(name="ATTEMPT", text=lambda a: str(a.attempt), is_id=True, right=True),
+            Column(name="STATE", text=lambda a: str(a.state), state=True),
+            Column(name="NODE", text=lambda a: a.node),
+            Column(name="STARTED", text=lambda a: clock(a.started_us)),
+            Column(name="TIME", text=lambda a: elapsed(a.started_us, a.ended_us, now), right=True),
+            Column(name="EXIT", text=lambda a: "" if a.exit_code is None else str(a.exit_code), right=True),
+            Column(name="REASON", text=lambda a: str(a.reason)),
+            Column(name="ERROR", text=lambda a: a.error),
+        ),
+        Layout(),
+    )
+
+
+def _fields(*pairs: tuple[str, str]) -> None:
+    width = max(len(name) for name, value in pairs if value)
+    for name, value in pairs:
+        if value:
+            shown = value if name == "state" else printable(value)
+            if name not in {"state", "command"}:
+                shown = folded(shown, sys.stdout, begin=width + 2, indent=width + 2)
+            sys.stdout.write(f"{paint(f'{name:<{width}}', 'bold', sys.stdout)}  {shown}\n")
+
+
+def _state(state: State, reason: str, detail: str) -> str:
+    told = f" ({reason}{f': {printable(detail)}' if detail else ''})" if reason else ""
+    return paint(str(state), STATE_STYLES.get(str(state), ""), sys.stdout) + told
+
+
+def _request(job: JobView) -> str:
+    cores = f"{job.cores} core{'s' if job.cores != 1 else ''}"
+    asked = f"{cores}, {format_size(job.memory_bytes)}" if job.memory_bytes else cores
+    asked += "".join(f", {count} {name}" for name, count in sorted(job.resources.items()))
+    return f"{counted(job.processes, 'process')} of {asked}" if job.processes > 1 else asked
+
+
+def _moving(view: MovingView | None) -> str:
+    """What policies may do with it: only where something is to be told."""
+    if view is None or not (view.saves or view.moves or view.most):
+        return ""
+    cap = f", at most {view.most}" if view.most else ""
+    return f"{view.moves} by policies{cap}; {'it saves its state' if view.saves else 'nothing says that it saves its state'}"
+
+
+def _used(cpu_us: int, rss_kib: int) -> str:
+    parts = [f"{format_duration(cpu_us / 1e6)} of CPU" if cpu_us else "", f"{format_size(rss_kib * 1024)} resident" if rss_kib else ""]
+    return ", ".join(part for part in parts if part)

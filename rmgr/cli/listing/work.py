@@ -1,0 +1,140 @@
+"""`rmgr jobs` and `rmgr tasks`: what runs, waits, and has just ended."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rmgr.cli.display import columns, shapes
+from rmgr.cli.display.render import Layout, emit, now_us, table
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.numbers import positions_of
+from rmgr.cli.session.tables import draw, filter_options, table_options
+from rmgr.cli.words.params import STATES
+from rmgr.cli.words.selectors import Filter, parse, resolve
+from rmgr.errors import NotFound, UsageError
+from rmgr.model.base.states import State
+from rmgr.model.base.units import counted
+from rmgr.model.views import JobView, TaskView
+
+_TASK_PAGE = 10_000
+#: The leader tells of so many at once (`adapters.rpc.MAX_JOBS_PER_REPLY`).
+_MOST_JOBS = 3000
+
+
+@command(
+    "jobs",
+    examples="""\
+    rmgr jobs                          yours that wait or run
+    rmgr jobs -a --sort=-submitted     with those that have ended, newest first
+    rmgr jobs -A -q default            of everyone, in one queue or queue class
+    rmgr jobs -a --state failed -o jobid,name,exit,reason
+    rmgr jobs -A -o +priority,share    core time used against shares, where the policy orders by it
+    rmgr jobs --json | jq '.jobs[].id'""",
+    exits="0 ok (an empty list too), 3 no such id, 5 ZooKeeper cannot be reached",
+)
+@click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
+@click.option("-a", "--all", "ended", is_flag=True, help="also those that have ended")
+@click.option("-A", "--everyone", is_flag=True, help="of all users")
+@filter_options
+@table_options
+def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bool, chosen: Filter, layout: Layout, watch: bool) -> None:
+    """Submissions that wait or run; with -a also those that have ended and are still in memory (older ones: rmgr history)."""
+
+    def once() -> None:
+        found = _find(session, selectors, chosen, ended=ended, everyone=everyone)
+        if session.json:
+            emit({"jobs": [shapes.job(job) for job in found]})
+        else:
+            table(found, columns.job_columns(now_us()), layout)
+            if len(found) >= _MOST_JOBS:
+                session.note(f"the newest {_MOST_JOBS} are shown; rmgr history tells of ended ones, ids and filters of others")
+            if not found and not watch:
+                session.note("nothing waits or runs" + ("" if ended else "; -a shows what has ended, -A everyone's"))
+
+    draw(session, once, watch=watch)
+
+
+def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:
+    ended = ended or bool(selectors) or any(state.is_final for state in chosen.states)
+    if selectors and selectors[0].isalpha():  # `jobs list`, `jobs cancel 14`, `jobs running`, as other systems have it
+        from rmgr.cli.words.foreign import below_jobs
+
+        meant = f"rmgr jobs -s {selectors[0]}" if selectors[0].upper() in State.__members__ else below_jobs(selectors)
+        if meant:
+            raise UsageError(f"jobs takes IDs, and {selectors[0]!r} is none", hint=f"did you mean: {meant}")
+    if selectors:
+        known = session.query().jobs(ended=True)
+        wanted = {target.submission for target in resolve(parse(selectors, chosen), known, me=session.me)}
+        return [job for job in known if job.id in wanted]
+    user = chosen.user or ("" if everyone else session.me)
+    found = [job for job in session.query().jobs(ended=ended, user=user) if chosen.admits(job)]
+    if not found:
+        session.query().check_queue(chosen.queue)
+    return found
+
+
+@command(
+    "tasks",
+    examples="""\
+    rmgr tasks 42
+    rmgr tasks last --state failed
+    rmgr tasks 42_7 42_10-20
+    rmgr tasks 42 -o task,node,maxrss --sort=-maxrss
+    rmgr tasks 42 --json --cursor 10000    the next page: "next" of the one before""",
+    exits="0 ok, 3 no such id, 5 ZooKeeper cannot be reached, 125 outcomes are missing from the store",
+)
+@click.argument("selectors", nargs=-1, required=True, metavar="ID...")
+@click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states")
+@click.option("--cursor", type=click.IntRange(0), default=0, metavar="N", help="begin at the N-th task")
+@click.option("--limit", type=click.IntRange(0), default=_TASK_PAGE, show_default=True, metavar="N", help="at most N tasks, 0 = all")
+@table_options
+def tasks(
+    session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int, layout: Layout, watch: bool
+) -> None:
+    """The tasks of a submission: state, attempt, node, time, exit code, error."""
+
+    def once() -> None:
+        found, following = _tasks(session, selectors, states, cursor, limit)
+        if session.json:
+            emit({"tasks": [shapes.task(task) for task in found], "next": following})
+            return
+        table(found, columns.task_columns(now_us()), layout)
+        if following is not None:
+            sys.stdout.flush()
+            session.note(f"{counted(len(found), 'task')} shown; --cursor {following} shows the next, --limit 0 all")
+
+    draw(session, once, watch=watch)
+
+
+def _tasks(
+    session: Session, selectors: tuple[str, ...], states: tuple[State, ...], cursor: int, limit: int
+) -> tuple[list[TaskView], int | None]:
+    """Tasks that were asked for, and where to go on (None: that was all)."""
+    selection = parse(selectors)
+    query = session.query()
+    known = query.jobs(ended=True) if selection.needs_list else [query.job(number) for number in selection.named]
+    targets = resolve(selection, known, me=session.me)
+    if len(targets) == 1 and not targets[0].tasks and not states:
+        page = kept_tasks(session, targets[0].submission, first=cursor, limit=limit + 1 if limit else 0)
+        more = bool(limit) and len(page) > limit
+        return (page[:limit], cursor + limit) if more else (page, None)
+    found: list[TaskView] = []
+    for target in targets:
+        views = kept_tasks(session, target.submission)
+        if target.tasks:
+            wanted = set(positions_of(session, target.submission, target.tasks, total=len(views)))
+            views = [view for view in views if view.position in wanted]
+        found += [view for view in views if not states or view.state in states]
+    page = found[cursor : cursor + limit] if limit else found[cursor:]
+    return page, cursor + len(page) if cursor + len(page) < len(found) else None
+
+
+def kept_tasks(session: Session, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
+    """Tasks of a submission that is known to exist, or to have existed. Raises NotFound when only its history is kept."""
+    try:
+        return session.query().tasks(number, first=first, limit=limit)
+    except NotFound:
+        raise NotFound(f"the tasks of {number} and their output are no longer kept: it is history", hint=f"rmgr history {number}") from None

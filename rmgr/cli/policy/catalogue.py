@@ -1,0 +1,118 @@
+"""What `rmgr policy list` shows: every policy there is, where it works, and its parameters with kind, default and range."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rmgr.adapters import policy_files
+from rmgr.cli.display.render import Column, Layout, emit, table
+from rmgr.errors import ConfigError, UsageError
+from rmgr.sched.parameters import Parameter, shown, unknown
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, Entry
+
+#: Policies of pull queues: name -> what it does. They have no parameters.
+PULLING = {"fifo": "pull queues: Starters take work by priority, then arrival; a large task at the head holds back later ones"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A policy as it is shown. dispatch: of the queues that it serves (pull, place), `call`: of none, it chooses servers for calls.
+
+    origin: "" = of rmgr. error: why it cannot be used."""
+
+    name: str
+    dispatch: str
+    summary: str
+    parameters: tuple[Parameter, ...] = ()
+    origin: str = ""
+    error: str = ""
+
+    def described(self) -> dict[str, Any]:
+        """As JSON (cli.md section 5)."""
+        told: dict[str, Any] = {"name": self.name, "summary": self.summary, "parameters": {p.name: p.described() for p in self.parameters}}
+        told["dispatch"] = self.dispatch
+        return told | {key: value for key, value in (("origin", self.origin), ("error", self.error)) if value}
+
+
+def everything() -> list[Listed]:
+    """Every policy: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
+    found = [Listed(name=name, dispatch="pull", summary=summary) for name, summary in PULLING.items()]
+    found += [_listed(name, entry) for name, entry in POLICIES.items()]
+    found += [_listed(name, entry, dispatch="call") for name, entry in CALL_POLICIES.items()]
+    for name, point in policy_files.plugins().items():
+        try:
+            found.append(_listed(name, _entry(policy_files.class_of_plugin(point)), origin=point.value))
+        except ConfigError as error:
+            summary = f"cannot be loaded: {error.message}"
+            found.append(Listed(name=name, dispatch="place", summary=summary, origin=point.value, error=error.message))
+    return found
+
+
+def one(name: str) -> Listed:
+    """The policy of that name, or in that FILE.py. Raises: ConfigError."""
+    if name in PULLING:
+        return Listed(name=name, dispatch="pull", summary=PULLING[name])
+    if name in POLICIES:
+        return _listed(name, POLICIES[name])
+    if name in CALL_POLICIES:
+        return _listed(name, CALL_POLICIES[name], dispatch="call")
+    if name.endswith(".toml"):
+        raise UsageError(f"{name} is a pipeline of policies, not one", hint=f"rmgr sim run TRACE.swf --policy {name}")
+    if not policy_files.is_file(name) and name not in policy_files.plugins():
+        raise unknown("policy", name, (*PULLING, *POLICIES, *CALL_POLICIES, *policy_files.plugins()))
+    return _listed(name, _entry(policy_files.policy_class(name)), origin=name)
+
+
+def draw(policies: Sequence[Listed]) -> None:
+    """A line each: name, parameters with their defaults, summary."""
+    columns = (
+        Column(name="POLICY", text=lambda p: p.name, is_id=True),
+        Column(name="DISPATCH", text=lambda p: p.dispatch, is_id=True),
+        Column(name="SUMMARY", text=lambda p: p.summary),
+        Column(name="PARAMETERS", text=lambda p: " ".join(f"{item.name}={_default(item)}" for item in p.parameters if not item.goes_with)),
+    )
+    table(policies, columns, Layout())
+
+
+def draw_one(policy: Listed) -> None:
+    """The parameters of one policy, a line each."""
+    sys.stdout.write(f"{policy.name}: {policy.summary}\n")
+    if not policy.parameters:
+        sys.stdout.write("It has no parameters.\n")
+        return
+    columns = (
+        Column(name="PARAMETER", text=lambda p: p.name, is_id=True),
+        Column(name="KIND", text=lambda p: str(p.kind), is_id=True),
+        Column(name="DEFAULT", text=_default),
+        Column(name="RANGE", text=lambda p: p.range or ", ".join(p.choices)),
+        Column(name="MEANING", text=lambda p: f"with {p.goes_with}: {p.what}" if p.goes_with else p.what),
+    )
+    table(policy.parameters, columns, Layout())
+
+
+def tell(policies: list[Listed]) -> None:
+    """As JSON."""
+    emit({"policies": [policy.described() for policy in policies]})
+
+
+def _listed(name: str, entry: Entry, origin: str = "", dispatch: str = "place") -> Listed:
+    return Listed(name=name, dispatch=dispatch, summary=entry.summary, parameters=entry.parameters, origin=origin)
+
+
+def _entry(kind: type[Any]) -> Entry:
+    """Of a policy that has no line in the catalogue: its summary is the first line of what its class, or its module, says."""
+    words = _said(kind.__doc__, kind.__name__) or _said(getattr(sys.modules.get(kind.__module__), "__doc__", None), "")
+    return Entry(policy=kind, summary=words or f"a policy of your own (class {kind.__name__})")
+
+
+def _said(text: str | None, name: str) -> str:
+    """First line of a docstring, "" for the signature that a dataclass gets by itself."""
+    first = (text or "").strip().partition("\n")[0]
+    return "" if name and first.startswith(f"{name}(") else first.rstrip(".")
+
+
+def _default(parameter: Parameter) -> str:
+    return "(required)" if parameter.required else shown(parameter.kind, parameter.default)

@@ -1,0 +1,149 @@
+"""`rmgr policy check NAME|FILE`: a policy before the laws that every shipped one keeps, and the smallest world that breaks one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rmgr.adapters import policy_files
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import WorkEnded
+from rmgr.client.progress import Counts, ProgressDisplay
+from rmgr.errors import RmgrError
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
+from rmgr.sched.policy import Stage
+from rmgr.sim.calls import laws as calls_laws
+from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest
+from rmgr.sim.laws.story import told
+from rmgr.sim.laws.trying import Make
+
+HASHES = "hashes"
+HASHES_SAY = "other interpreters, in which strings have other hashes, decide the same"
+#: Worlds and seconds for that.
+MOST_HASHED = 20
+_LONGEST_S = 60.0
+
+
+def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
+    """Tries every law and tells what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
+    make, drawn = _loaded(name, params)
+    if all(getattr(stage.policy, "for_calls", False) for stage in make()):
+        report = calls_laws.check(make, worlds=worlds, seed=seed)
+        _conclude(session, report, name, params)
+        return
+    with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
+        report = check(
+            make,
+            worlds=worlds,
+            seed=seed,
+            budget_s=budget_s,
+            drawn=drawn,
+            on_progress=lambda done: display.update(Counts(total=worlds, final=done)),
+        )
+    if report.is_lawful:  # tried last: a policy that breaks another law tells nothing here
+        report = replace(report, findings=(*report.findings, _hashes(name, params, min(worlds, MOST_HASHED), seed)))
+    _conclude(session, report, name, params)
+
+
+def _conclude(session: Session, report: LawsReport, name: str, params: Mapping[str, str]) -> None:
+    """Prints the report. Raises: WorkEnded(1) when a law is broken."""
+    again = ["rmgr", "policy", "check", name, *(word for key, value in params.items() for word in ("--param", f"{key}={value}"))]
+    if session.json:
+        emit({"policy": name, "params": dict(params), "lawful": report.is_lawful, **_as_json(report, again)})
+    else:
+        _tell(report, again)
+    if not report.is_lawful:
+        raise WorkEnded(1)
+
+
+def _loaded(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
+    """Raises: ConfigError for what is no policy."""
+    if name in CALL_POLICIES:
+        call_policy_named(name, params)
+        return lambda: (Stage(call_policy_named(name, params)),), Drawn()
+    configuration = policy_files.load(name, params)
+    named = [partition for stage in configuration.stages for partition in stage.partitions]
+    partitions = tuple(dict.fromkeys([*configuration.partitions, *named]))
+
+    def make() -> tuple[Stage, ...]:
+        return copy.deepcopy(configuration.stages)
+
+    return make, Drawn(partitions=partitions, queues=tuple(queue.name for queue in configuration.queues))
+
+
+def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Finding:
+    """The law that no process can try alone: two interpreters, each with its own hashes of strings."""
+    argv = [sys.executable, "-m", __name__, json.dumps([name, dict(params), worlds, seed])]
+    children = [
+        subprocess.Popen(argv, env=os.environ | {"PYTHONHASHSEED": str(hashes)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for hashes in (1, 2)
+    ]
+    try:
+        answers = [child.communicate(timeout=_LONGEST_S) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for child, (_, complaint) in zip(children, answers, strict=True):
+        if child.returncode:
+            last = complaint.strip().splitlines()[-1:] or ["no reason given"]
+            raise RmgrError(f"{name} could not be run in another interpreter: {last[0]}", hint=f"PYTHONHASHSEED=1 {shlex.join(argv)}")
+    same = answers[0][0] == answers[1][0]
+    text = "" if same else "PYTHONHASHSEED=1 and 2 give different plans: a set of strings was iterated, or hash() used"
+    return Finding(HASHES, HASHES_SAY, worlds, 0, seed=seed, text=text)
+
+
+def _tell(report: LawsReport, again: list[str]) -> None:
+    out = sys.stdout.write
+    for finding in report.findings:
+        verdict = finding.verdict.upper() if finding.verdict == "broken" else finding.verdict
+        out(f"{finding.law:<11} {verdict:<7} {finding.worlds:>5} worlds {finding.passes:>7} passes  {finding.says}\n")
+    for finding in report.findings:
+        if finding.verdict == "waived":
+            out(f"\n{finding.law} is waived: {finding.waiver}\n  {finding.text}\n")
+        elif finding.verdict == "broken":
+            out(f"\n{finding.law} is broken: {finding.text}\n")
+            if finding.breach is not None:
+                out("in the smallest world found:\n" + "".join(f"{line}\n" for line in told(finding.breach)))
+            out(f"repeat: {_repeat(finding, again)}\n")
+    verdict = "every law holds" if report.is_lawful else "NOT lawful"
+    out(f"\n{verdict}: {report.worlds} worlds, {report.passes} passes\n")
+
+
+def _as_json(report: LawsReport, again: list[str]) -> dict[str, Any]:
+    laws = []
+    for finding in report.findings:
+        row: dict[str, Any] = {"law": finding.law, "says": finding.says, "verdict": finding.verdict}
+        row |= {"worlds": finding.worlds, "passes": finding.passes}
+        if finding.waiver:
+            row["waiver"] = finding.waiver
+        if finding.verdict != "holds":
+            row["breach"] = {"text": finding.text, "seed": finding.seed, "repeat": _repeat(finding, again)}
+            if finding.breach is not None:
+                row["breach"] |= {"at_us": finding.breach.at_us, "story": list(told(finding.breach))}
+        laws.append(row)
+    return {"worlds": report.worlds, "passes": report.passes, "laws": laws}
+
+
+def _repeat(finding: Finding, again: list[str]) -> str:
+    worlds = finding.worlds if finding.law == HASHES else 1
+    return shlex.join([*again, "--seed", str(finding.seed), "--worlds", str(worlds)])
+
+
+def _print_digest() -> None:
+    """What the other interpreters do."""
+    name, params, worlds, seed = json.loads(sys.argv[1])
+    make, drawn = _loaded(name, params)
+    sys.stdout.write(digest(make, worlds=worlds, seed=seed, drawn=drawn))
+
+
+if __name__ == "__main__":
+    _print_digest()

@@ -1,0 +1,247 @@
+"""`rmgr policy list|show|set|check`: how queues choose what runs next; answered from the cluster's settings.
+
+Work of pull queues is taken by Starters in the order of priority, then arrival ("fifo"). Jobs of place queues are placed by the leader:
+one pipeline of policies for each partition, kept in the settings, taken up by the leader at its next pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from rmgr.cli.control.operate import apply_settings, read_settings
+from rmgr.cli.display.render import Column, Layout, emit, table
+from rmgr.cli.session.command import command, command_group
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import DURATION, Parsed, nearest, parse_pair
+from rmgr.errors import ConfigError, NotFound, UsageError
+from rmgr.model.cluster.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+
+PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
+
+
+@command_group(
+    "policy", examples="rmgr policy list\nrmgr policy list easy\nrmgr policy show\nrmgr policy set conservative\nrmgr policy check"
+)
+def policy(_session: Session) -> None:
+    """How queues choose what runs next."""
+
+
+@command(
+    "list",
+    group=policy,
+    examples="rmgr policy list\nrmgr policy list easy\nrmgr policy list ./my_policy.py\nrmgr policy list --json",
+    exits="0 ok, 2 no such policy, or a file that is none",
+)
+@click.argument("name", required=False, metavar="[NAME|FILE.py]")
+def list_(session: Session, name: str | None) -> None:
+    """Policies with their parameters: of rmgr, of plug-ins (entry points of group rmgr.policies); or one of them, or that of a file."""
+    from rmgr.cli.policy import catalogue as policy_list
+
+    found = policy_list.everything() if name is None else [policy_list.one(name)]
+    if session.json:
+        policy_list.tell(found)
+        return
+    if name is not None:
+        policy_list.draw_one(found[0])
+    else:
+        policy_list.draw(found)
+        session.note("rmgr policy list NAME: kind, range and meaning of its parameters")
+    if any(item.dispatch == "place" for item in found):
+        session.note("a policy of dispatch place: rmgr policy set NAME lets it place; rmgr sim run --policy NAME tries it out")
+
+
+@command("show", group=policy, examples="rmgr policy show\nrmgr policy show batch --json", exits="0 ok, 3 no such queue")
+@click.argument("queue", required=False)
+def show(session: Session, queue: str | None) -> None:
+    """The policy of each queue, or of one, with what was set of its parameters. Place queues of one partition share theirs."""
+    settings, _ = read_settings(session)
+    shown = [_queue(settings, queue)] if queue else list(settings.queues)
+    if session.json:
+        emit({"queues": {item.name: told_of(settings, item) for item in shown}})
+        return
+    columns = (
+        Column(name="QUEUE", text=lambda q: q.name, is_id=True),
+        Column(name="PARTITION", text=lambda q: q.partition),
+        Column(name="DISPATCH", text=lambda q: str(q.dispatch)),
+        Column(name="POLICY", text=settings.policy_of),
+        Column(name="PARAMETERS", text=lambda q: _parameters_text(told_of(settings, q))),
+    )
+    table(shown, columns, Layout())
+
+
+@command(
+    "set",
+    group=policy,
+    examples="""\
+    rmgr policy set conservative
+    rmgr policy set easy --param order=fair_share --param half_life=7d
+    rmgr policy set classes.toml --partition large""",
+    exits="0 ok, 2 no such policy, one that cannot place, or a file that is none, 3 no such partition, 4 not an operator",
+)
+@click.argument("name", metavar="NAME|FILE.toml")
+@click.option("--partition", metavar="P", default="", help="where it places  [the one with place queues]")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, str], ...]) -> None:
+    """Lets a policy, or the pipeline of a file, place the jobs of a partition, from its next pass on. Running jobs are not touched."""
+    settings, version = read_settings(session)
+    spec = pipeline_named(name, _partition(settings, partition), dict(params))
+    old = settings.pipeline(spec.partition)
+    changed = old is None or (old.document, old.name) != (spec.document, spec.name)
+    others = tuple(item for item in settings.pipelines if item.partition != spec.partition)
+    settings = replace(settings, pipelines=(*others, spec))
+    _check_usable(settings, spec.partition)
+    if changed:
+        apply_settings(session, settings, version)
+    queues = settings.placed()[spec.partition]
+    if session.json:
+        emit({"queues": {queue.name: told_of(settings, queue) for queue in queues}, "partition": spec.partition, "changed": changed})
+        return
+    told = _parameters_text(told_of(settings, queues[0]))
+    words = f"{spec.name} ({told})" if told else spec.name
+    sys.stdout.write(f"partition {spec.partition}: {words} places its jobs" + ("" if changed else " already") + "\n")
+
+
+def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
+    """What `policy set NAME|FILE.toml` records; whether it can be used is not asked. Raises UsageError, ConfigError."""
+    from rmgr.daemons.leader.records.pipeline import named
+
+    if name == PULL_POLICY:
+        raise UsageError(
+            f"{name} is what Starters do with pull queues, always; it places no jobs", hint="rmgr policy list names those that do"
+        )
+    if not name.endswith(".toml"):
+        return named(partition, name, params)
+    from pathlib import Path
+
+    from rmgr.adapters import policy_files
+    from rmgr.cli.control.settings_pipelines import text_of
+    from rmgr.sched.pipeline.tables import SIMULATED
+
+    if params:
+        raise UsageError(f"{name}: a pipeline has its parameters in it, --param cannot change them", hint="[stage.parameters]")
+    document = policy_files.read_toml(Path(name))
+    document.pop(SIMULATED, None)  # the machine of simulations: no cluster needs it
+    return PipelineSpec(partition=partition, document=text_of(document, name), name=Path(name).name)
+
+
+def _check_usable(settings: ClusterSettings, partition: str) -> None:
+    from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
+
+    try:
+        checked(settings, partition)
+        refuse_shared_names(settings, partition)
+    except ConfigError as error:
+        hint = f"{error.hint}  (rmgr policy list describes them)" if error.hint.startswith("known:") else error.hint
+        raise UsageError(error.message, hint=hint) from error
+
+
+def _partition(settings: ClusterSettings, given: str) -> str:
+    """The partition meant. Raises NotFound, UsageError."""
+    placed = settings.placed()
+    if given:
+        if given in placed:
+            return given
+        if given in {queue.partition for queue in settings.queues}:
+            raise UsageError(
+                f"no queue places jobs in partition {given}: Starters take its work",
+                hint='a queue with dispatch = "place" first: rmgr config apply',
+            )
+        error = nearest("partition", given, placed, listed_by="rmgr policy show")
+        raise NotFound(error.message, hint=error.hint)
+    if len(placed) == 1:
+        return next(iter(placed))
+    if not placed:
+        raise UsageError(
+            "no queue places jobs", hint='a queue with dispatch = "place" first: rmgr config show --cluster, rmgr config apply'
+        )
+    raise UsageError(f"place queues are in several partitions: {', '.join(placed)}", hint=f"--partition {next(iter(placed))}")
+
+
+def told_of(settings: ClusterSettings, queue: QueueSpec) -> dict[str, Any]:
+    """`policy show --json` of one queue: its policy with the parameters that were set; of a pipeline its stages."""
+    told: dict[str, Any] = {"policy": settings.policy_of(queue), "parameters": {}}
+    spec = settings.pipeline(queue.partition)
+    if queue.dispatch is Dispatch.PULL or spec is None:
+        return told
+    import json
+
+    stages = json.loads(spec.document).get("stage", [])
+    if len(stages) == 1 and stages[0].get("policy") == spec.name:
+        told["parameters"] = dict(stages[0].get("parameters", {}))
+    else:
+        told["stages"] = stages
+    return told
+
+
+def _parameters_text(told: dict[str, Any]) -> str:
+    stages = told.get("stages", [{"policy": "", "parameters": told["parameters"]}])
+    words = (
+        (stage.get("policy", ""), " ".join(f"{name}={value}" for name, value in stage.get("parameters", {}).items())) for stage in stages
+    )
+    return ", then ".join(" ".join(part for part in pair if part) for pair in words)
+
+
+@command(
+    "check",
+    group=policy,
+    examples="""\
+    rmgr policy check
+    rmgr policy check ./my_policy.py --worlds 1000
+    rmgr policy check easy --param order=sjf --seed 7""",
+    exits="0 every law holds (every queue has a policy), 1 one is broken (one has none), 2 no such policy, or a file that is none",
+)
+@click.argument("name", required=False, metavar="[NAME|FILE.py|FILE.toml]")
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+@click.option("--worlds", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="small clusters to try it on")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the first world; the next one has the next seed")
+@click.option("--budget", type=DURATION, default="1", show_default=True, help="the longest that one pass may take; 0: as long as it likes")
+def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float) -> None:
+    """A policy before the laws that every policy keeps, on small worlds drawn by seeds. Without a name: whether every queue has a policy.
+
+    The laws: same input, same plan; nothing survives in the policy; nothing is given twice; nothing starts where or when it may not; every
+    job has its turn and a reason; raising and sleeping hurt nobody else. For a broken one the smallest world found is told.
+    """
+    if name is not None:
+        from rmgr.cli.policy.check import judge
+
+        judge(session, name, dict(params), worlds=worlds, seed=seed, budget_s=budget)
+        return
+    if params:
+        raise UsageError("--param is for the policy that is checked", hint="rmgr policy check NAME --param order=sjf")
+    _check_queues(session)
+
+
+def _check_queues(session: Session) -> None:
+    """Whether every queue has a policy that can start its work."""
+    from rmgr.cli.session.errors import WorkEnded
+    from rmgr.daemons.leader.records.pipeline import checked
+
+    settings, _ = read_settings(session)
+    wrong: dict[str, str] = {}
+    for queue in settings.queues:
+        if queue.dispatch is Dispatch.PLACE:
+            try:
+                checked(settings, queue.partition)
+            except ConfigError as error:
+                wrong[queue.name] = error.message
+    if session.json:
+        told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in settings.queues}
+        emit({"ok": not wrong, "queues": told})
+    else:
+        for queue in settings.queues:
+            problem = f"; its work waits: {wrong[queue.name]}" if queue.name in wrong else ""
+            sys.stdout.write(f"{queue.name}: {settings.policy_of(queue)}{problem}\n")
+    if wrong:
+        raise WorkEnded(1)
+
+
+def _queue(settings: ClusterSettings, name: str) -> QueueSpec:
+    spec = settings.queue(name)
+    if spec is None:
+        error = nearest("queue", name, [queue.name for queue in settings.queues], listed_by="rmgr queues")
+        raise NotFound(error.message, hint=error.hint)
+    return spec

@@ -1,0 +1,359 @@
+"""A list of jobs as TOML or JSON lines becomes requests: what `rmgr submit --from` reads.
+
+[defaults]                     {"defaults": {"queue": "default"}}
+queue = "default"              {"name": "prep", "command": ["./prep", "x"], "mem": "2G"}
+[[job]]                        {"command": "./train | tee log", "after": ["prep"]}
+name = "prep"
+command = ["./prep", "x"]
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from rmgr.cli.sending.options import WorkRequest, checked_options, with_directives
+from rmgr.cli.session.command import GlobalOption
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.script import read_script, refused
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.submission import Condition, Dependency
+
+#: Entries of one list.
+MAX_JOBS = 10_000
+#: What is said once, of all of them, on the command line; and what a command line alone is made of.
+_OF_THE_COMMAND = {"jobs_file", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "words"}
+_RUNS = ("command", "script", "args")
+_CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
+_CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
+_JOB_LINE = re.compile(rb"^[ \t]*\[\[[ \t]*\"?job\"?[ \t]*\]\]", re.MULTILINE)
+_ID = re.compile(r"[0-9]{1,10}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, place in the list) of others that it waits for."""
+
+    where: str
+    name: str
+    work: WorkRequest
+    needs: tuple[tuple[Condition, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    where: str
+    told: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        name = self.told.get("name", "")
+        return name if isinstance(name, str) else ""
+
+    def refuse(self, told: str, hint: str) -> NoReturn:
+        raise UsageError(f"{self.where}: {told}", hint=hint)
+
+
+def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob]:
+    """All jobs of a file (`-`: standard input), in order, each checked by itself, and against the names of the others.
+
+    Raises: UsageError naming file, entry or line, name, key, cause, and what to write. Cost: 0.1 ms an entry.
+    """
+    shown = "stdin" if file == "-" else file
+    raw = _read(file, shown)
+    if not raw:
+        raise UsageError(
+            f"{shown} holds no job", hint='[[job]] and command = ["echo", "hello"] below it; or a line {"command": "..."} each'
+        )
+    if len(raw) > MAX_JOBS:
+        raise UsageError(
+            f"{shown} holds {counted(len(raw), 'job')}; a list holds at most {MAX_JOBS:,}", hint="--array and --each-line make tasks of one"
+        )
+    keys = _keys(ctx)
+    places: dict[str, list[int]] = {}
+    for place, item in enumerate(raw):
+        if item.name:
+            places.setdefault(item.name, []).append(place)
+    entries = [_entry(ctx, session, item, keys, places) for item in raw]
+    _refuse_cycles(shown, entries)
+    return entries
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------
+
+
+def _read(file: str, shown: str) -> list[_Raw]:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"--from: {file} cannot be read: {error.strerror}", hint="name a file of TOML or JSON lines, or - for stdin"
+        ) from error
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"--from: {shown} is no text in UTF-8", hint="a file of TOML ([[job]]) or of JSON lines") from None
+    is_json = file.endswith((".jsonl", ".ndjson", ".json")) or (not file.endswith(".toml") and text.lstrip().startswith("{"))
+    return _from_lines(text, shown) if is_json else _from_toml(text, data, shown)
+
+
+def _from_toml(text: str, data: bytes, shown: str) -> list[_Raw]:
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{shown} is no TOML: {error}", hint='strings are quoted: command = "echo hello"; each job begins with [[job]]'
+        ) from None
+    for key in document:
+        if key not in {"defaults", "job"}:
+            raise UsageError(f"{shown}: {key!r} stands for nothing here", hint="a list has [defaults] and [[job]] alone")
+    jobs, defaults = document.get("job", []), document.get("defaults", {})
+    if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
+        raise UsageError(f"{shown}: job is no list of tables", hint="each job begins with [[job]], in two pairs of brackets")
+    lines = [data.count(b"\n", 0, match.start()) + 1 for match in _JOB_LINE.finditer(data)]
+    exact = lines if len(lines) == len(jobs) else []  # text of several lines may hold what looks like one
+    found = []
+    for number, job in enumerate(jobs, 1):
+        line = f", line {exact[number - 1]}" if exact else ""
+        found.append(_Raw(f"{shown}: job {number}{line}{_shown_name(job)}", job))
+    return _with_defaults(shown, defaults, found)
+
+
+def _from_lines(text: str, shown: str) -> list[_Raw]:
+    found: list[_Raw] = []
+    defaults: Any = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{shown}: line {number}"
+        try:
+            told = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{where} is no JSON: {error}", hint='one object a line: {"name": "prep", "command": ["./prep"]}') from None
+        if not isinstance(told, dict):
+            raise UsageError(f"{where} is no object", hint='one object a line: {"name": "prep", "command": ["./prep"]}')
+        if not found and set(told) == {"defaults"}:
+            defaults = told["defaults"]
+        else:
+            found.append(_Raw(f"{where}{_shown_name(told)}", told))
+    return _with_defaults(shown, defaults, found)
+
+
+def _shown_name(told: Mapping[str, Any]) -> str:
+    return f" ({told['name']})" if isinstance(told.get("name"), str) and told["name"] else ""
+
+
+def _with_defaults(shown: str, defaults: Any, jobs: Sequence[_Raw]) -> list[_Raw]:
+    if not isinstance(defaults, dict):
+        raise UsageError(f"{shown}: defaults is no table", hint="[defaults], and below it options as key = value")
+    common = _Raw(f"{shown}: [defaults]", _spelled(_Raw(f"{shown}: [defaults]", defaults)))
+    if "name" in common.told:
+        common.refuse("key name: all jobs would have the same", "name each job by itself")
+    found = []
+    for job in jobs:
+        told = _spelled(job)
+        runs = {key: value for key, value in common.told.items() if key not in _RUNS or not ({"command", "script"} & set(told))}
+        found.append(_Raw(job.where, {**runs, **told}))
+    return found
+
+
+def _spelled(raw: _Raw) -> dict[str, Any]:
+    """Keys with `_` for `-`."""
+    found: dict[str, Any] = {}
+    for key, value in raw.told.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raw.refuse(f"key {key}: it stands there twice, with - and with _", "drop one of them")
+        found[name] = value
+    return found
+
+
+# -- entries ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of an entry: the option of that long name; no: the form of a switch that turns it off."""
+
+    option: click.Option
+    no: bool
+
+
+def _keys(ctx: click.Context) -> dict[str, _Key]:
+    found = {}
+    for option in ctx.command.params:
+        if isinstance(option, GlobalOption) or not isinstance(option, click.Option) or option.name in _OF_THE_COMMAND:
+            continue
+        for no, words in ((False, option.opts), (True, option.secondary_opts)):
+            found.update({word[2:].replace("-", "_"): _Key(option, no) for word in words if word.startswith("--")})
+    return found
+
+
+def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _Key], places: Mapping[str, Sequence[int]]) -> ListedJob:
+    values = dict(ctx.params)
+    for name in ("words", "jobs_file", "ignore_sbatch"):
+        values.pop(name, None)
+    given = set()
+    after: tuple[Dependency, ...] = ()
+    needs: tuple[tuple[Condition, int], ...] = ()
+    for key, value in raw.told.items():
+        if key == "after":
+            after, needs = _after(raw, value, places)
+        elif key not in _RUNS:
+            known = keys.get(key) or _unknown(raw, key, keys)
+            values[str(known.option.name)] = _value(ctx, raw, key, known, value)
+            given.add(str(known.option.name))
+    words, script_name = _runs(raw)
+    try:
+        script = None
+        if script_name:
+            script = read_script(script_name)
+            if script.sbatch:
+                raise refused(script)
+            for note in script.notes:
+                session.note(note)
+            values = with_directives(ctx, script, values, given)
+        options = checked_options(values)
+    except RmgrError as error:
+        raise UsageError(f"{raw.where}: {error.message}", hint=error.hint) from None
+    for key, told in (("stdin", options.stdin), ("each_line", options.each_line)):
+        if told == "-":
+            raw.refuse(f"key {key}: a list has no standard input to give away", "name a file")
+    shown = raw.name or (script_name or _first_word(raw)).rpartition("/")[2] or "work"
+    options = replace(options, name=shown[:200], after=(*options.after, *after))
+    return ListedJob(where=raw.where, name=raw.name, work=WorkRequest(options=options, words=words, script=script), needs=needs)
+
+
+def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
+    if key in _OF_THE_COMMAND | {"from"}:
+        raw.refuse(f"key {key}: that is said of the whole list", f"rmgr submit --from FILE --{key.replace('_', '-')}")
+    near = difflib.get_close_matches(key, [*keys, *_RUNS], 1)
+    raw.refuse(
+        f"key {key}: there is no such option",
+        f"did you mean {near[0]}?" if near else "rmgr submit --help lists them: keys are the long names",
+    )
+
+
+def _runs(raw: _Raw) -> tuple[tuple[str, ...], str]:
+    """(words, script)."""
+    command, script, args = (raw.told.get(key) for key in _RUNS)
+    example = 'command = ["./solve", "x"], or command = "one | two" for a shell, or script = "job.sh"'
+    if (command is None) == (script is None):
+        raw.refuse("it has both a command and a script" if command is not None else "key command: there is nothing to run", example)
+    if args is not None and script is None:
+        raw.refuse("key args: only a script has them", 'command = ["./solve", "x"]')
+    if script is not None:
+        if not isinstance(script, str) or not script or script == "-":
+            raw.refuse(f"key script: {script!r} is no name of a file", 'script = "job.sh"')
+        return _texts(raw, "args", args if args is not None else []), script
+    if isinstance(command, str) and command.strip():
+        return ("/bin/sh", "-c", command), ""
+    words = _texts(raw, "command", command) if isinstance(command, list) else ()
+    if not words or not words[0]:
+        raw.refuse(f"key command: {command!r} is no command", example)
+    return words, ""
+
+
+def _first_word(raw: _Raw) -> str:
+    command = raw.told["command"]
+    return str(command.split()[0] if isinstance(command, str) else command[0])
+
+
+def _texts(raw: _Raw, key: str, value: Any) -> tuple[str, ...]:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int | float) or (isinstance(item, str) and "\0" in item):
+            raw.refuse(f"key {key}: {item!r} is neither text nor a number", f'{key} = ["a", "b"]')
+    return tuple(str(item) for item in items)
+
+
+def _value(ctx: click.Context, raw: _Raw, key: str, known: _Key, value: Any) -> Any:
+    option = known.option
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raw.refuse(f"key {key}: {value!r} is neither true nor false", f"{key} = true")
+        return value is not known.no
+    if isinstance(value, dict) and option.multiple:
+        value = [f"{name}={_texts(raw, key, told)[0]}" for name, told in value.items()]
+    texts = _texts(raw, key, value)
+    try:
+        return option.process_value(ctx, texts if option.multiple else ",".join(texts))
+    except click.UsageError as error:
+        told = error.message.rstrip(".")
+        raise UsageError(f"{raw.where}: key {key}: {told}", hint=f"rmgr submit --help says what --{key.replace('_', '-')} takes") from None
+    except RmgrError as error:
+        raise UsageError(f"{raw.where}: key {key}: {error.message}", hint=error.hint) from None
+
+
+# -- dependencies -------------------------------------------------------------------------------------------------------------
+
+
+def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[tuple[Dependency, ...], tuple[tuple[Condition, int], ...]]:
+    """(of submissions that are there, of others in the list)."""
+    ids: dict[Dependency, None] = {}
+    needs: dict[tuple[Condition, int], None] = {}
+    for text in _texts(raw, "after", value):
+        head, _, tail = text.partition(":")
+        is_one = text in places or (head in _CONDITIONS and tail in places)  # a name may hold a comma
+        for part in [text] if is_one else text.split(","):
+            word, colon, name = part.strip().partition(":")
+            condition = _CONDITIONS.get(word) if colon and part.strip() not in places else None
+            target = name if condition is not None else part.strip()
+            here = places.get(target, ())
+            if len(here) > 1:
+                raw.refuse(f"key after: {len(here)} jobs have the name {target!r}", "give each a name of its own")
+            if here:
+                needs[condition or Condition.OK, here[0]] = None
+            elif _ID.fullmatch(target):
+                ids[Dependency(condition=condition or Condition.OK, submission=int(target))] = None
+            else:
+                near = difflib.get_close_matches(target, places, 1)
+                told = (
+                    f"did you mean {near[0]!r}?"
+                    if near
+                    else 'after = ["prep"], or ["ok:41", "any:prep"]: names of this list, ids of others'
+                )
+                raw.refuse(f"key after: no job of this list has the name {target!r}", told)
+    return tuple(ids), tuple(needs)
+
+
+def _refuse_cycles(shown: str, entries: Sequence[ListedJob]) -> None:
+    left = {place: {need for _, need in entry.needs} for place, entry in enumerate(entries)}
+    for place in in_order(entries):
+        del left[place]
+    if not left:
+        return
+    way = [min(left)]
+    while way.count(way[-1]) == 1:
+        way.append(min(need for need in left[way[-1]] if need in left))
+    names = " -> ".join(entries[place].name for place in way[way.index(way[-1]) :])
+    raise UsageError(f"{shown}: jobs wait for each other: {names}", hint="drop one after of them")
+
+
+def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
+    """Places of entries, each behind those that it needs; what is in a cycle is left out. Cost: O(entries + needs)."""
+    missing = [len({need for _, need in entry.needs}) for entry in entries]
+    waiting: dict[int, list[int]] = {}
+    for place, entry in enumerate(entries):
+        for need in {need for _, need in entry.needs}:
+            waiting.setdefault(need, []).append(place)
+    ready = [place for place, count in enumerate(missing) if not count]
+    while ready:
+        yield from ready
+        following = []
+        for place in ready:
+            for other in waiting.get(place, ()):
+                missing[other] -= 1
+                if not missing[other]:
+                    following.append(other)
+        ready = sorted(following)

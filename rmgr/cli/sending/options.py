@@ -1,0 +1,317 @@
+"""Options of `rmgr submit` and `rmgr run`: what they are called, how `#RMGR` lines and the command line become one request."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
+from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
+from rmgr.cli.words.script import Script, looks_like_script, read_script, refused, translation
+from rmgr.errors import RmgrError, UsageError
+from rmgr.model.base.units import parse_size
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import PRIORITY_RANGE
+from rmgr.model.tasks.placing import Rigid
+from rmgr.model.tasks.submission import Condition, Dependency, OnDisconnect
+
+_ENTRY_BYTES = 64 * 1024
+_LEAST_MEMORY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOptions:
+    """One request as its user wrote it; names of options are the names of fields. Times in us, sizes in bytes, None: not said."""
+
+    name: str = ""
+    queue: str = ""
+    cores: int = 1
+    memory_bytes: int | None = None
+    time_us: int | None = None
+    priority: int | None = None
+    after: tuple[Dependency, ...] = ()
+    array: str = ""
+    each_line: str = ""
+    max_fails: int | None = None
+    retries: int = 0
+    backoff_us: int = 0
+    resubmit: bool = True
+    out: str = ""
+    err: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    hold: bool = False
+    on_disconnect: OnDisconnect = OnDisconnect.KEEP
+    uploads: tuple[str, ...] = ()
+    stdin: str = ""
+    python: str = ""
+    token: str = ""
+    features: tuple[str, ...] = ()
+    resources: tuple[tuple[str, int], ...] = ()
+    account: str = ""
+    partition: str = ""
+    rigid: Rigid | None = None
+    # what the submitting command itself does
+    dry_run: bool = False
+    wait: bool = False
+    watch: bool = False
+    progress: bool = False
+    parsable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRequest:
+    """A request with what it runs: `words` as argv, or the arguments of `script`."""
+
+    options: WorkOptions
+    words: tuple[str, ...]
+    script: Script | None = None
+
+
+# -- values -------------------------------------------------------------------------------------------------------------------
+
+
+def parse_after(text: str) -> tuple[Dependency, ...]:
+    """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    found = []
+    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
+    words |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
+    for part in text.split(","):
+        word, colon, ids = part.strip().partition(":")
+        if not colon:
+            word, ids = "ok", word
+        if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
+            raise UsageError(
+                f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"
+            )
+        found += [Dependency(condition=words[word], submission=int(number)) for number in ids.split(":")]
+    return tuple(found)
+
+
+def parse_env(text: str) -> tuple[str, str]:
+    """`K=V`, or `K` alone: with the value that it has here. Raises UsageError."""
+    name, equals, value = text.partition("=")
+    if not name or "\0" in text or any(char.isspace() for char in name):
+        raise UsageError(f"{text!r} is not an environment variable", hint="write it as NAME=VALUE, or NAME to pass on its value here")
+    if equals:
+        return name, value
+    if name not in os.environ:
+        raise UsageError(f"the variable {name} is not set here", hint=f"give it a value: --env {name}=VALUE")
+    return name, os.environ[name]
+
+
+def parse_memory(text: str) -> int:
+    """A size that something could run in: a number alone is bytes here, and mebibytes in other systems. Raises UsageError."""
+    size = parse_size(text)
+    if 0 < size < _LEAST_MEMORY_BYTES:
+        told = f"with a unit: {text.strip()}M" if text.strip().isdigit() else "as 512M or 4G"
+        raise UsageError(f"nothing runs in {size} bytes", hint=told)
+    return size
+
+
+def _checked_array(text: str) -> str:
+    parse_array(text)
+    return text
+
+
+AFTER = Parsed("dependencies", parse_after)
+ARRAY = Parsed("array", _checked_array)
+ENV = Parsed("variable", parse_env)
+KEY_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE"))
+OF_FILE = Parsed("KEY=FILE", parse_pair("KEY=FILE", else_="; what the work prints goes to -o FILE, and is read by rmgr logs"))
+MEMORY = Parsed("size", parse_memory)
+
+_EXCLUSIVE = "when its node loses contact: run on, or be dead before it can run elsewhere  [keep]"
+
+
+#: How the help of `submit` and `run` groups them, by the names of parameters.
+SECTIONS = {
+    "What it needs": (
+        *("queue", "partition", "cores", "memory_bytes", "time_us", "processes", "nodes", "gpus", "resources", "features"),
+        *("exclusive", "nodelist", "exclude", "python"),
+    ),
+    "When it starts, and how often": (
+        *("array", "max_fails", "each_line", "after", "begin_us", "hold", "priority", "retries", "backoff_us", "resubmit", "requeue"),
+        *("on_disconnect", "kill_on_bad_exit"),
+    ),
+    "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
+    "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
+    "Submitting": ("jobs_file", "name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
+}
+
+
+def work_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of `submit` and `run`; the function gets them all as keywords."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+_OPTIONS = (
+    click.option("-J", "--name", metavar="NAME", help="name of the work  [the command's]"),
+    click.option("-q", "--queue", metavar="NAME", help="queue, or a queue class by hand (rmgr queues)  [the cluster's default]"),
+    click.option("-c", "--cores", type=click.IntRange(1, 99_999), metavar="C", default=1, help="cores of one task, or process  [1]"),
+    click.option("--mem", "memory_bytes", type=MEMORY, metavar="SIZE", help="memory of one task, as 512M or 2G"),
+    click.option("-t", "--time", "time_us", type=DURATION_US, metavar="TIME", help="limit of one task, as 90, 15m, 1h30m, HH:MM:SS"),
+    click.option("--priority", type=click.IntRange(-PRIORITY_RANGE, PRIORITY_RANGE), metavar="N", help="higher goes first  [the queue's]"),
+    click.option("-d", "--after", type=AFTER, metavar="ok:ID,any:ID,fail:ID", default=(), help="wait until these have ended so"),
+    click.option("-a", "--array", type=ARRAY, metavar="1-100:2%8", help="a task a number (RMGR_ARRAY_INDEX); %8: 8 at once"),
+    click.option("--max-fails", type=click.IntRange(0), metavar="N", help="cancel the rest once more than N failed  [never]"),
+    click.option("--each-line", metavar="FILE", default="", help="one task for each line of FILE (- is stdin), in RMGR_ENTRY"),
+    click.option("--retries", type=click.IntRange(0, 99_998), metavar="N", default=0, help="again after its own failure, N times  [0]"),
+    click.option("--backoff", "backoff_us", type=DURATION_US, metavar="TIME", default=0, help="before a retry; doubles each time  [0]"),
+    click.option("--resubmit/--no-resubmit", default=True, help="again after the loss of its node, or at most once  [resubmit]"),
+    click.option("-o", "--out", metavar="FILE", default="", help="stdout to FILE on the node, and fetched here by --wait; %j %a %t %x %N"),
+    click.option("-e", "--err", metavar="FILE", default="", help="stderr likewise"),
+    click.option("--env", type=ENV, metavar="K=V", multiple=True, help="environment variable; K alone passes on its value"),
+    click.option("--cwd", metavar="DIR", default="", help="directory on the node  [a private one]"),
+    click.option("--input", "inputs", type=KEY_FILE, metavar="KEY=FILE", multiple=True, help="stored value as FILE in the directory"),
+    click.option("--output", "outputs", type=OF_FILE, metavar="KEY=FILE", multiple=True, help="FILE of the directory into the data store"),
+    click.option("--stdin", metavar="FILE", default="", help="what the work reads from its stdin; - is stdin here  [nothing]"),
+    click.option("--upload", "uploads", metavar="PATH", multiple=True, type=click.Path(), help="ship a file or directory there"),
+    click.option("--hold", is_flag=True, help="wait for rmgr release"),
+    click.option("--on-disconnect", type=one_of("choice", list(OnDisconnect)), metavar="keep|exclusive", default="keep", help=_EXCLUSIVE),
+    click.option("--python", metavar="PATH", default="", help="interpreter on the nodes, first in PATH"),
+    click.option("--features", metavar="A,B", default="", help="only on nodes with all of these"),
+    click.option("--resource", "resources", type=RESOURCE, metavar="NAME=N", multiple=True, help="countable things of a node"),
+    click.option("--account", metavar="NAME", default="", help="recorded with the work"),
+    click.option("--token", metavar="T", default="", help="the same token again gives the same id"),
+    click.option("--dry-run", is_flag=True, help="say what would be submitted, where and when; submit nothing"),
+    *PLACED_OPTIONS,
+)  # fmt: skip
+
+
+# -- command line + script -> request -----------------------------------------------------------------------------------------
+
+
+def read_work(
+    ctx: click.Context,
+    session: Session,
+    values: dict[str, Any],
+    words: Sequence[str],
+    *,
+    dashes: bool,
+    script: bool = True,
+    ignore_sbatch: bool = False,
+) -> WorkRequest:
+    """What the command line, and the directives of the script that it names, ask for. The command line wins.
+
+    Args:
+        values: the options of the command line. words: what follows them.
+        dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
+        ignore_sbatch: run a script with #SBATCH lines without them.
+    Raises: UsageError naming option, or file and line of a directive.
+    """
+    if not words:
+        raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
+    found: Script | None = None
+    if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
+        found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)
+        if found.sbatch and not ignore_sbatch:
+            for line in translation(found):
+                session.note(line)
+            raise refused(found)
+        for note in found.notes:
+            session.note(note)
+        given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        values = with_directives(ctx, found, values, given)
+        words = words[1:]
+    options = checked_options(values)
+    if not options.name:
+        options = _named(options, found, words)
+    return WorkRequest(options=options, words=tuple(words), script=found)
+
+
+def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
+    """`values` with what a script's directives say; what was `given` wins. Raises UsageError naming file and line."""
+    merged = dict(values)
+    repeatable = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
+    told: dict[str, Any] = {}
+    for line, words in script.directives:
+        for name, value in _parse_directive(ctx, script, line, words).items():
+            told[name] = (*told.get(name, ()), *value) if name in repeatable else value
+    for name, value in told.items():
+        if name in repeatable:
+            merged[name] = (*value, *values[name])  # a later one of the same name wins
+        elif name not in given:
+            merged[name] = value
+    return merged
+
+
+def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple[str, ...]) -> dict[str, Any]:
+    """Options said on one line. Raises UsageError naming file and line."""
+    aside = Session()
+    try:
+        with ctx.command.make_context("#RMGR", list(words), obj=aside) as parsed:
+            said = {
+                name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            }
+    except click.exceptions.Exit:
+        raise UsageError(f"{script.where(line)}: this option cannot stand in a script", hint="type it on the command line") from None
+    except click.UsageError as error:
+        raise UsageError(f"{script.where(line)}: {error.format_message()}", hint=f"{ctx.command_path} --help") from None
+    except RmgrError as error:
+        raise UsageError(f"{script.where(line)}: {error.message}", hint=error.hint) from None
+    extra = said.pop("words", ())
+    if extra:
+        raise UsageError(f"{script.where(line)}: {extra[0]!r} is not an option", hint="the command is the script itself")
+    if aside.json or aside.zk or aside.store or aside.gateway or aside.config_file or aside.timeout_s is not None or aside.verbose:
+        raise UsageError(f"{script.where(line)}: global options cannot stand in a script", hint="type them on the command line")
+    return said
+
+
+def checked_options(values: dict[str, Any]) -> WorkOptions:
+    """What parsed options ask for together, by their parameters' names. Raises UsageError for what contradicts itself."""
+    known = WorkOptions.__dataclass_fields__
+    taken = {name: value for name, value in values.items() if name in known}
+    taken["features"] = listed(values["features"])
+    taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
+    for name in ("name", "queue", "array"):
+        taken[name] = values[name] or ""
+    taken |= {"rigid": shape_of(values), "resources": resources_of(values), "resubmit": resubmit_of(values)}
+    options = WorkOptions(**taken)
+    if options.array and options.each_line:
+        raise UsageError("--array and --each-line exclude each other", hint="--each-line makes one task for each line")
+    if not options.resubmit and options.retries:
+        raise UsageError("--no-resubmit (at most once) and --retries exclude each other", hint="drop one of them")
+    return options
+
+
+def _named(options: WorkOptions, script: Script | None, words: Sequence[str]) -> WorkOptions:
+    from dataclasses import replace
+
+    name = os.path.basename(script.name if script is not None else words[0]) or "work"
+    return replace(options, name=name[:200])
+
+
+def read_entries(file: str) -> list[bytes]:
+    """Lines of `--each-line FILE`, without their ends; empty ones are left out. Raises UsageError."""
+    try:
+        with click.open_file(file, "rb") as lines:
+            entries = [line.rstrip(b"\r\n") for line in lines]
+    except OSError as error:
+        raise UsageError(
+            f"--each-line: {file} cannot be read: {error.strerror}", hint="name a file with one task a line, or - for stdin"
+        ) from error
+    for number, entry in enumerate(entries, 1):
+        if b"\0" in entry:
+            raise UsageError(f"{file}:{number}: the line holds a NUL byte, and a variable cannot", hint="is it a text file?")
+        if len(entry) > _ENTRY_BYTES:
+            raise UsageError(
+                f"{file}:{number}: the line has {len(entry)} bytes; the limit is {_ENTRY_BYTES}",
+                hint="put the data into the store: --input",
+            )
+    entries = [entry for entry in entries if entry]
+    if not entries:
+        raise UsageError(f"--each-line: {file} has no line", hint="one task a line")
+    return entries

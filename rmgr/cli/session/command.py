@@ -1,0 +1,283 @@
+"""What every command has: the global options before or after its name, examples in its help, the session as argument."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import with_hint
+from rmgr.cli.words.params import DURATION
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+#: A line of an epilog: what is typed, two blanks or more, what it does; and what is typed alone.
+_EXPLAINED = re.compile(r"(?P<what> *\S.*?\S {2,})(?P<why>\S.*)")
+#: What click has before a paragraph that is not to be wrapped.
+_TABLE = "\b\n"
+_IS_TYPED = re.compile(r" *(rmgr |[A-Z_]+=|\{|echo )")
+
+
+# "'high' is not a valid integer range" is said of a word that is no number at all.
+click.IntRange.name, click.FloatRange.name = "integer", "number"
+
+
+class GlobalOption(click.Option):
+    """An option that every command understands; its value goes to the session, never to the command."""
+
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        super().__init__(list(names), expose_value=False, callback=_remember, **attributes)
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    if value is not None and value is not False and value != 0 and parameter.name:
+        setattr(ctx.ensure_object(Session), parameter.name, value)
+    return value
+
+
+def global_options() -> list[click.Parameter]:
+    """Fresh instances for one command."""
+    return [
+        GlobalOption("--zk", metavar="HOSTS[/CHROOT]", help="ZooKeeper servers, as h1:2181,h2:2181/rmgr/NAME  [RMGR_ZK]"),
+        GlobalOption("--store", metavar="URL", help="data store, as sqlite:PATH or cassandra://H1,H2/KEYSPACE  [RMGR_STORE]"),
+        GlobalOption("--gateway", metavar="HOST:PORT", help="a Submitter gateway instead of ZooKeeper  [RMGR_GATEWAY]"),
+        GlobalOption("--config", "config_file", metavar="FILE", help="configuration file  [RMGR_CONFIG]"),
+        GlobalOption("--json", "json", is_flag=True, default=None, help="one JSON value on stdout"),
+        GlobalOption("--timeout", "timeout_s", type=DURATION, metavar="DURATION", help="give up after this time (exit 6)"),
+        GlobalOption("-v", "--verbose", "verbose", count=True, help="say more on stderr"),
+    ]
+
+
+def _fitted(lines: Sequence[str], room: int) -> Iterator[str]:
+    """Lines of an epilog in `room` columns: what explains an example is wrapped beside it or below, sentences are; commands stay whole."""
+    import textwrap  # only help needs it
+
+    sentence = ""
+    for written in lines:
+        line = f"{sentence} {written.strip()}" if sentence else written  # what went on in the next line goes on there
+        sentence = ""
+        indent = line[: len(line) - len(line.lstrip())]
+        if len(line) <= room:
+            yield line
+        elif (found := _EXPLAINED.fullmatch(line)) is not None:
+            is_beside = len(found["what"]) < room // 2
+            column = len(found["what"]) if is_beside else len(indent) + 4
+            told = textwrap.wrap(found["why"], max(20, room - column), break_long_words=False, break_on_hyphens=False)
+            yield found["what"] + told[0] if is_beside else found["what"].rstrip()
+            yield from (" " * column + rest for rest in told[is_beside:])
+        elif _IS_TYPED.match(line):
+            yield line
+        else:
+            *wrapped, last = textwrap.wrap(line, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+            yield from wrapped
+            if line.endswith(","):
+                sentence = last
+            else:
+                yield last
+    if sentence:
+        yield sentence
+
+
+class _Help:
+    """Help with a section for global options, and an epilog that is printed as it was written.
+
+    sections: title -> names of parameters, for a command with many; the rest stands under "Options".
+    """
+
+    sections: Mapping[str, Sequence[str]] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        mine: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.sections, "Options")}
+        titles = {name: title for title, names in self.sections.items() for name in names}
+        everyones = []
+        for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, GlobalOption):
+                everyones.append(record)
+            elif record is not None and not isinstance(parameter, click.Argument):
+                mine[titles.get(parameter.name, "Options")].append(record)
+        for title, records in mine.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+        if isinstance(self, click.Group):
+            self.format_commands(ctx, formatter)
+        if everyones:
+            with formatter.section("Global options (before or after the command)"):
+                formatter.write_dl(everyones)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Paragraphs; a table among them (behind a \\b, as click has it) is fitted line by line."""
+        for paragraph in inspect.cleandoc(self.help or "").partition("\f")[0].split("\n\n"):  # type: ignore[attr-defined]
+            formatter.write_paragraph()
+            with formatter.indentation():
+                if paragraph.startswith(_TABLE):
+                    lines = (f"  {line}" for line in paragraph.splitlines()[1:])
+                    formatter.write("{}\n".format("\n".join(_fitted(list(lines), formatter.width))))
+                else:
+                    formatter.write_text(paragraph)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        if self.epilog:  # type: ignore[attr-defined]
+            lines = _fitted(self.epilog.strip().splitlines(), formatter.width)  # type: ignore[attr-defined]
+            formatter.write("\n{}\n".format("\n".join(lines)))
+
+
+class RmgrCommand(_Help, click.Command):
+    """A command with global options and examples."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["rmgr.args"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+class RmgrGroup(_Help, click.Group):
+    """A command with commands below it; alone it prints its help."""
+
+    command_class = RmgrCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args or self.invoke_without_command else ["--help"])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole: lines are wrapped, nothing is cut off."""
+        found = [(name, made) for name in self.list_commands(ctx) if (made := self.get_command(ctx, name)) and not made.hidden]
+        if found:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, made.get_short_help_str(limit=10_000)) for name, made in found])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            close = difflib.get_close_matches(args[0], known, 1)
+            hint = f"did you mean: {ctx.command_path} {close[0]}" if close else f"known: {', '.join(known)}"
+            raise with_hint(click.UsageError(f"there is no command {args[0]!r} below {ctx.command_path}", ctx), hint)
+        return super().resolve_command(ctx, args)
+
+
+class TableGroup(RmgrGroup):
+    """A group whose commands stand in a table; a module is imported when its command is used or its help is asked for.
+
+    Args:
+        table: name -> (module:function below `rmgr.cli`, what it does).
+    """
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        entry = self._table.get(cmd_name)
+        if entry is None:
+            return None
+        return load(entry[0])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names come from the table: no module is imported for a tab."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name, help=summary) for name, (_, summary) in self._table.items() if name.startswith(incomplete)]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._table.items()])
+
+
+def load(where: str) -> click.Command:
+    """A command by the place of its function, module:function below `rmgr.cli`; the module is imported now."""
+    module, _, function = where.partition(":")
+    command: click.Command = getattr(importlib.import_module(f"rmgr.cli.{module}"), function)
+    return command
+
+
+def _epilog(examples: str, exits: str) -> str:
+    text = "Examples:\n" + "\n".join(f"  {line}" for line in inspect.cleandoc(examples).splitlines())
+    if exits:
+        text += "\n\nExit codes:\n" + "\n".join(f"  {line}" for line in inspect.cleandoc(exits).splitlines())
+    return text
+
+
+def command(
+    name: str,
+    *,
+    examples: str,
+    exits: str = "",
+    group: click.Group | None = None,
+    settings: dict[str, Any] | None = None,
+    sections: Mapping[str, Sequence[str]] | None = None,
+    **attributes: Any,
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command of a function whose first argument is the `Session`.
+
+    Args:
+        name: as typed. examples: lines for the help (required: every command has some). exits: what its exit codes mean.
+        group: where it belongs (`rmgr config show`), None for the top level. settings: click's context_settings.
+        sections: see `_Help`.
+    The function's docstring is the help; options are added with click's decorators below this one.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        attributes["context_settings"] = settings or {}
+        made = click.command(name, cls=RmgrCommand, epilog=_epilog(examples, exits), **attributes)(_with_session(function))
+        made.params += global_options()
+        made.sections = sections or {}
+        _add_completion(made)
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
+
+
+def _add_completion(made: click.Command) -> None:
+    """Arguments and options that name something of the cluster are completed from it."""
+    from rmgr.cli.session import completing
+
+    offers = dict.fromkeys(("selector", "selectors"), completing.ids) | dict.fromkeys(("node", "nodes", "names"), completing.nodes)
+    offers["queue_names"] = completing.queues
+    for parameter in made.params:
+        offer = completing.queues if parameter.name == "queue" else offers.get(parameter.name or "")
+        if offer is not None and (isinstance(parameter, click.Argument) or parameter.name == "queue"):
+            parameter._custom_shell_complete = offer  # noqa: SLF001 - what click's own `shell_complete=` sets
+
+
+def command_group(
+    name: str, *, examples: str, exits: str = "", kind: type[RmgrGroup] = RmgrGroup, **attributes: Any
+) -> Callable[[Callable[..., Any]], RmgrGroup]:
+    """Makes a group (`rmgr config`, with `show`, `check`, ... below it) of a function that gets the `Session`."""
+
+    def decorate(function: Callable[..., Any]) -> RmgrGroup:
+        made = click.command(name, cls=kind, epilog=_epilog(examples, exits), **attributes)(
+            _with_session(function, is_whole=False)
+        )
+        made.params += global_options()
+        return made
+
+    return decorate
+
+
+def _with_session(function: Callable[..., Any], *, is_whole: bool = True) -> Callable[..., Any]:
+    """is_whole: the line ends here; below a group the words of a command are still to be understood."""
+
+    def call(**values: Any) -> Any:
+        session = click.get_current_context().ensure_object(Session)
+        session.is_parsed = is_whole
+        return function(session, **values)
+
+    call.__doc__ = function.__doc__
+    call.__name__ = function.__name__
+    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
+    return call

@@ -1,0 +1,75 @@
+"""A call of the program that reaches its cluster: the session in ZooKeeper or through a gateway, and the data store, on demand."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmgr.cli.session.invocation import Invocation
+
+if TYPE_CHECKING:
+    from rmgr.adapters.gateway.coordinator import GatewayCoordinator
+    from rmgr.adapters.zookeeper.client import ZkCoordinator
+    from rmgr.coord.protocol.ports import Store
+
+
+@dataclass(slots=True)
+class ConnectedInvocation(Invocation):
+    """Opens what a command asks for, once."""
+
+    _coordinator: ZkCoordinator | GatewayCoordinator | None = None
+    _store: Store | None = None
+
+    def coordinator(self) -> ZkCoordinator | GatewayCoordinator:
+        """The session in ZooKeeper or through a gateway, opened on first use.
+
+        Raises NotConnected, CoordinationUnavailable, WrongCluster.
+        """
+        if self._coordinator is None:
+            from rmgr.cli.session.reach import open_coordinator
+
+            self._coordinator = open_coordinator(self)
+        return self._coordinator
+
+    def cluster_id(self) -> str:
+        """Of ZooKeeper's tree, "" where there is none. Raises as `coordinator`."""
+        coordinator = self.coordinator()
+        if not self.tree_id:
+            from rmgr.procedures.bootstrap import read_meta
+
+            meta = read_meta(coordinator)
+            return meta.cluster_id if meta is not None else ""
+        return self.tree_id
+
+    @property
+    def via(self) -> str:
+        """The gateway through which daemons are asked, "" = none."""
+        return str(getattr(self.coordinator(), "endpoint", "")) if self.config().cluster.uses_gateway else ""
+
+    def data_store(self) -> Store:
+        """The data store, opened on first use. Raises StoreUnavailable, NotConnected."""
+        if self._store is None:
+            from rmgr.cli.session.reach import open_data_store
+
+            self._store = open_data_store(self)
+        return self._store
+
+    def store_or_none(self) -> Store | None:
+        """The data store, None (with a note) where it cannot be opened: for questions that it only helps to answer."""
+        from rmgr.errors import RmgrError
+
+        try:
+            return self.data_store()
+        except RmgrError as error:
+            self.note(f"{error.message}; what lies in the data store is missing here")
+            return None
+
+    def close(self) -> None:
+        """Lets go of everything. Never raises."""
+        Invocation.close(self)
+        for closable in (self._coordinator, self._store):
+            if closable is not None:
+                with contextlib.suppress(Exception):
+                    closable.close()
+        self._coordinator = self._store = None

@@ -1,0 +1,138 @@
+"""Errors become a message and a hint on stderr, or `{"error": ...}` on stdout, and an exit code (cli.md sections 5, 6)."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+
+import click
+
+from rmgr.errors import DeadlineExceeded, RmgrError, SubmitUnknown, Unavailable
+
+#: A reader that went away (`rmgr jobs | head -1`): what the shell shows for SIGPIPE.
+BROKEN_PIPE = 141
+INTERRUPTED = 130
+#: Characters of a message or a hint.
+_MOST_TOLD = 1500
+
+
+class WorkEnded(Exception):
+    """A command ends with this exit code and has told everything already (the work's own code, mostly)."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def in_time(error: BaseException, timeout_s: float | None, *, is_over: bool) -> BaseException:
+    """What was away until `--timeout` was over is that: exit code 6 in every command, whatever it waited for."""
+    if not is_over or not isinstance(error, Unavailable):
+        return error
+    return DeadlineExceeded(f"{error.message}: no answer within {timeout_s:g} s (--timeout)", hint=error.hint)
+
+
+def with_hint(error: click.ClickException, hint: str) -> click.ClickException:
+    """A click error that carries a hint of ours."""
+    error.rmgr_hint = hint  # type: ignore[attr-defined]
+    return error
+
+
+def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
+    """Tells what happened and returns the exit code. Ends of commands (`WorkEnded`, click's Exit) tell nothing."""
+    match error:
+        case WorkEnded():
+            return error.exit_code
+        case click.exceptions.Exit():
+            return error.exit_code
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        case BrokenPipeError():
+            return BROKEN_PIPE
+        case KeyboardInterrupt() | click.Abort():
+            _tell("interrupted", "", verbose=0)
+            return INTERRUPTED
+        case RmgrError():
+            code, message, hint, exit_code = error.code, error.message, error.hint, error.exit_code
+        case click.UsageError():
+            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+        case click.ClickException():
+            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+        case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes of argv or the environment
+            code, message, exit_code = "USAGE", f"{_excerpt(error)} is not valid UTF-8; rmgr records text", 2
+            hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
+        case OSError(errno=errno.ENAMETOOLONG):
+            code, message, hint, exit_code = "USAGE", _os_message(error), "name an existing file, or a shorter name", 2
+        case OSError():
+            code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
+        case _:
+            code, message, exit_code = "INTERNAL", f"{type(error).__name__}: {error}", 1
+            hint = "this is a defect of rmgr; -v prints where it happened"
+    message, hint = _clipped(message), _clipped(hint)
+    token = error.token if isinstance(error, SubmitUnknown) else ""
+    if as_json:
+        told = {"code": code, "message": message, "hint": hint}
+        try:
+            sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
+        except OSError:  # a full disk behind stdout: then at least people are told
+            _tell(message, hint, verbose=verbose)
+    else:
+        _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
+    if verbose and not isinstance(error, click.ClickException):
+        traceback.print_exception(error, file=sys.stderr)
+    return exit_code
+
+
+def flush(code: int) -> int:
+    """Writes out what is buffered; a reader that has gone is no error worth a traceback at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else Python tries once more at its end, and ends with 120
+            is_gone = isinstance(error, BrokenPipeError)
+            if not is_gone and stream is sys.stdout:  # a full disk behind it
+                _tell(f"the output could not be written: {error.strerror}", "", verbose=0)
+            code = code or (BROKEN_PIPE if is_gone else 1)
+    return code
+
+
+def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - one signature for all
+    from rmgr.cli.display.render import folded, paint, printable
+
+    if not sys.stdout.closed:
+        with suppress(OSError):  # `flush` tells
+            sys.stdout.flush()
+    sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {folded(printable(message), sys.stderr, begin=6, indent=6)}\n")
+    for line in hint.splitlines():
+        sys.stderr.write(f"      {paint(folded(printable(line), sys.stderr, begin=6, indent=6), 'dim', sys.stderr)}\n")
+
+
+def _hint(error: click.ClickException) -> str:
+    own = getattr(error, "rmgr_hint", "")
+    if own:
+        return str(own)
+    ctx = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        from rmgr.cli.words.foreign import option_for
+
+        if told := option_for(error.option_name):
+            return f"here it is {told}"
+    return f"{ctx.command_path} --help" if ctx is not None else "rmgr --help"
+
+
+def _excerpt(error: UnicodeEncodeError) -> str:
+    return repr(str(error.object)[max(0, error.start - 20) : error.end + 20])
+
+
+def _clipped(text: str) -> str:
+    """What was typed is told back, but not the whole of a large file that was pasted by mistake."""
+    return text if len(text) <= _MOST_TOLD else f"{text[: _MOST_TOLD * 2 // 3]} [...] {text[-_MOST_TOLD // 3 :]}"
+
+
+def _os_message(error: OSError) -> str:
+    name = f"{error.filename}: " if error.filename else ""
+    return f"{name}{error.strerror or error}"

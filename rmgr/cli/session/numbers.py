@@ -1,0 +1,30 @@
+"""Numbers that people see (`42_7`, the array index) and the dense positions that the protocol knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rmgr.errors import NotFound
+from rmgr.model.base.units import counted
+from rmgr.model.tasks.array import parse_array
+
+if TYPE_CHECKING:
+    from rmgr.cli.session.context import Session
+
+
+def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
+    """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
+    from rmgr.procedures.snapshot import read_submission
+
+    submission = read_submission(session.coordinator(), number, timeout_s=session.left_s(10.0) or 10.0)
+    array = parse_array(submission.array) if submission.array else None
+    positions = []
+    for index in shown:
+        position = array.position_of(index) if array else index
+        if position is None or (total is not None and position >= total):
+            has = f"it has {counted(total, 'task')}, counted from 0" if total is not None else ""
+            told = f"its array is {submission.array}" if array else has
+            raise NotFound(f"there is no task {number}_{index}" + (f": {told}" if told else ""), hint=f"rmgr tasks {number}")
+        positions.append(position)
+    return positions

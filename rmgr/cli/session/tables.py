@@ -1,0 +1,74 @@
+"""Options that every listing has (`-o`, `--sort`, `--no-header`, `--watch`, filters), and the loop that redraws it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rmgr.cli.display.render import Layout, clock, now_us, paint
+from rmgr.cli.session.context import Session
+from rmgr.cli.words.params import STATES
+from rmgr.cli.words.selectors import Filter
+
+_INTERVAL_S = 2.0
+
+
+def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`layout` and `watch` for a command that draws a table."""
+    for option in (
+        click.option("--watch", is_flag=True, help="draw again every 2 s, until Ctrl-C"),
+        click.option("--no-header", is_flag=True, help="no line of column names"),
+        click.option("--sort", metavar="[-]COL,...", default="", help="sort by columns; - for descending, as in --sort=-time"),
+        click.option("-o", "--columns", metavar="COL,...", default="", help="these columns; +COL,... adds to the usual ones"),
+    ):
+        function = option(function)
+
+    def call(*args: Any, columns: str, sort: str, no_header: bool, **values: Any) -> Any:
+        return function(*args, layout=Layout(columns=columns, sort=sort, header=not no_header), **values)
+
+    return _like(function, call)
+
+
+def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`chosen`, a `Filter`, for a command that selects submissions."""
+    for option in (
+        click.option("-u", "--user", metavar="NAME", default="", help="of this user"),
+        click.option("-q", "--queue", metavar="NAME", default="", help="in this queue, or of this queue class"),
+        click.option("-s", "--state", "states", type=STATES, metavar="STATE,...", default=(), help="in these states"),
+        click.option("--name", metavar="PATTERN", default="", help="with this name; * and ? match"),
+    ):
+        function = option(function)
+
+    def call(*args: Any, name: str, states: tuple[Any, ...], queue: str, user: str, **values: Any) -> Any:
+        return function(*args, chosen=Filter(name=name, states=states, queue=queue, user=user), **values)
+
+    return _like(function, call)
+
+
+def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    call.__doc__, call.__name__ = function.__doc__, function.__name__
+    call.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]  # where click's decorators leave them
+    return call
+
+
+def draw(session: Session, once: Callable[[], None], *, watch: bool) -> None:
+    """Draws once, or again and again until Ctrl-C (which then is the ordinary end)."""
+    if not watch:
+        once()
+        return
+    is_screen = sys.stdout.isatty() and not session.json
+    try:
+        while True:
+            if is_screen:
+                sys.stdout.write("\x1b[2J\x1b[H")  # clear, cursor home
+                sys.stdout.write(paint(f"{clock(now_us()):>{shutil.get_terminal_size().columns - 1}}", "dim", sys.stdout) + "\n")
+            once()
+            sys.stdout.flush()
+            time.sleep(session.left_s(_INTERVAL_S) or _INTERVAL_S)
+    except KeyboardInterrupt:
+        return

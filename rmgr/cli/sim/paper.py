@@ -1,0 +1,203 @@
+"""`rmgr sim paper`: a paper's experiments run again; its values beside ours, with spread, tolerance and verdict."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rmgr.cli.display.render import emit, paint
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.sim.sweep import parse_seeds
+from rmgr.cli.words.params import Parsed
+from rmgr.errors import UsageError
+from rmgr.model.base.units import format_duration
+
+if TYPE_CHECKING:
+    from rmgr.sim.papers.report import Cell, PaperCheck, PaperReport, Table
+
+_MOST_SEEDS = 1000
+_STYLES = {"pass": "green", "fail": "red", "reported": "cyan"}
+_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
+
+
+def parse_seed_count(text: str) -> tuple[int, ...]:
+    """`5`: seeds 1 to 5; `3-5` and `1,4`: these. Raises UsageError."""
+    word = text.strip()
+    if word.isascii() and word.isdigit():
+        if not 1 <= int(word) <= _MOST_SEEDS:
+            raise UsageError(f"{text!r} is not a number of seeds", hint=f"from 1 to {_MOST_SEEDS}; `7-7` is the one seed 7")
+        return tuple(range(1, int(word) + 1))
+    return tuple(dict.fromkeys(parse_seeds(word)))
+
+
+@command(
+    "paper",
+    examples="""\
+    rmgr sim paper 001
+    rmgr sim paper 001 --check C1.2 --check C1.9 --seeds 3
+    rmgr sim paper 001 --seeds 6 --jobs 2 --out out/paper001""",
+    exits="0 every required check passes, 1 one fails (or a run did), 2 usage, 130 interrupted",
+)
+@click.argument("number", metavar="000|001|002|004")
+@click.option("--check", "checks", multiple=True, metavar="ID", help="only this check, and only the runs it needs; repeatable")
+@click.option("--seeds", type=Parsed("seeds", parse_seed_count), metavar="N", help="seeds 1 to N (or 3-5, or 1,4); default: the paper's")
+@click.option("--jobs", "processes", type=click.IntRange(1, 1024), default=2, show_default=True, help="runs at a time")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="report.json, tables as csv, figures; must not exist yet")
+def paper(session: Session, number: str, checks: tuple[str, ...], seeds: tuple[int, ...] | None, processes: int, out: Path | None) -> None:
+    """Runs a paper's experiments again and says, for each of its statements, what the paper has and what we find.
+
+    A check fails only when it is required; what is known not to reproduce is reported with the measured value. The spread is the
+    standard deviation over the seeds. The same command gives the same numbers.
+    """
+    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.sim.papers.catalogue import checks_named, paper_named
+    from rmgr.sim.runs.output import refuse_existing
+
+    module = paper_named(number)
+    wanted = checks_named(number, checks, module.CHECKS) if checks else None
+    if out is not None:
+        refuse_existing(out)
+    chosen = seeds or tuple(range(1, module.SEEDS + 1))
+    began, runs = time.monotonic(), 0
+    with ProgressDisplay(f"paper {number}", enabled=not session.json) as display:
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal runs
+            runs = total
+            display.update(Counts(total=total, final=done))
+
+        report = module.report(chosen, wanted, on_progress, processes)
+    pictures = _write(out, report, chosen, wanted) if out is not None else 0
+    if report.figures and out is not None and not pictures:
+        session.note(f"figures are not drawn: matplotlib is missing (pip install 'rmgr[plots]', then rmgr sim plot {out})")
+    if session.json:
+        emit(report.document())
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in _told(report))
+        told = f"{runs} runs, seeds {_ranges(chosen)}, {format_duration(time.monotonic() - began)}"
+        sys.stdout.write(f"\n{_verdicts(report)}; {told}\n")
+        if out is not None:
+            sys.stdout.write(f"written: {out}: report.json, {len(report.tables)} tables as csv, {pictures or 'no'} pictures\n")
+    if not report.passes:
+        click.get_current_context().exit(1)
+
+
+def _ranges(seeds: tuple[int, ...]) -> str:
+    """(1, 2, 3, 7) -> `1-3, 7`."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------------------
+
+
+def _told(report: PaperReport) -> Iterator[str]:
+    for check in report.checks:
+        yield from _check(check)
+        yield ""
+    for table in report.tables:
+        yield from _table(table)
+        yield ""
+    if report.notes:
+        yield "Notes"
+        for note in report.notes:
+            yield f"  {note}"
+
+
+def _check(check: PaperCheck) -> Iterator[str]:
+    """The statement and its verdict, then one line a row: paper, ours, spread, tolerance."""
+    from rmgr.sim.papers.report import rows_of
+
+    verdict = paint(check.verdict, _STYLES[check.verdict], sys.stdout)
+    finds = "" if check.required else (" (holds)" if check.holds else " (does not hold)")
+    yield f"{check.id:<6} {verdict}{finds}  {check.what}"
+    columns = {"paper": rows_of(check.paper), "ours": rows_of(check.ours), "spread": rows_of(check.spread)}
+    columns = {head: rows for head, rows in columns.items() if rows}
+    limit = tolerance(check.rule.tolerance())
+    names = dict.fromkeys(name for head in ("ours", "paper") for name in columns.get(head, ()))
+    lines = [[name, *(shown(rows.get(name)) or "-" for rows in columns.values()), limit] for name in names]
+    yield from (f"       {line}" for line in _aligned([["", *columns, "tolerance"], *lines]))
+
+
+def tolerance(rule: dict[str, int | float]) -> str:
+    """`> 1`, `>= 0.7 and <= 1.3`, `exactly`, `+- 5 %`."""
+    signs = [f"{_SIGNS[name]} {shown(limit)}" for name, limit in rule.items() if name in _SIGNS]
+    if signs:
+        return " and ".join(signs)
+    absolute, relative = rule.get("absolute", 0), rule.get("relative", 0)
+    parts = [f"{shown(absolute)}"] if absolute else []
+    parts += [f"{shown(100 * relative)} %"] if relative else []
+    return f"+- {' + '.join(parts)}" if parts else "exactly"
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield paint(table.title, "bold", sys.stdout)
+    yield from (f"  {line}" for line in _aligned([list(table.columns), *([shown(cell) for cell in row] for row in table.rows)]))
+
+
+def shown(cell: Cell) -> str:
+    """A number as people read it: whole ones whole, others with four digits; words as they are, nothing as nothing."""
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if isinstance(cell, int) or (cell.is_integer() and abs(cell) >= 1000):
+        return f"{cell:,.0f}"
+    return f"{cell:,.0f}" if abs(cell) >= 10_000 else f"{cell:.4g}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Columns of one width each: the first to the left, the others, numbers, to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = [cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+def _verdicts(report: PaperReport) -> str:
+    verdicts = [check.verdict for check in report.checks]
+    return f"{verdicts.count('pass')} pass, {verdicts.count('fail')} fail, {verdicts.count('reported')} reported"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------------------
+
+
+def _write(out: Path, report: PaperReport, seeds: tuple[int, ...], checks: tuple[str, ...] | None) -> int:
+    """All files, or none; how many of them are pictures."""
+    from rmgr.cli.session.version import rmgr_version
+    from rmgr.sim.runs.output import whole_directory, write_json
+
+    manifest = {
+        "schema": "rmgr/1",
+        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "paper": report.paper,
+        "seeds": list(seeds),
+        "checks": None if checks is None else list(checks),
+    }
+    with whole_directory(out) as partial:
+        write_json(partial / "report.json", report.document())
+        write_json(partial / "manifest.json", manifest)
+        if report.figures:
+            write_json(partial / "figures.json", {"figures": [figure.document() for figure in report.figures]})
+        for table in report.tables:
+            (partial / table.file_name).write_text(table.csv(), encoding="utf-8")
+        return _draw(partial, report) if report.figures else 0
+
+
+def _draw(directory: Path, report: PaperReport) -> int:
+    """The figures, where matplotlib is there."""
+    try:
+        from rmgr.sim.plots.pictures import draw, figures
+    except UsageError:
+        return 0
+    return len(draw(figures(report.figures), directory, ("png", "svg")))

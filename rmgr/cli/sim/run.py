@@ -1,0 +1,260 @@
+"""`rmgr sim run`: the scheduling policies of the leader on a virtual clock, for researchers."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.display.render import emit
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.sim import options as sim_options
+from rmgr.cli.sim.options import parse_factor
+from rmgr.cli.words.params import DURATION_US, Parsed, parse_pair
+from rmgr.model.base.units import counted, format_duration
+
+if TYPE_CHECKING:
+    from rmgr.sim.engine.outcome import Result
+    from rmgr.sim.runs.experiment import Experiment
+    from rmgr.sim.workload.jobs import Workload
+
+#: Measures that are told when they are not 0.
+_HAPPENED = {
+    "jobs_failed": "jobs failed",
+    "jobs_cancelled": "jobs cancelled",
+    "migrations": "migrations",
+    "suspensions": "suspensions",
+    "preemptions": "preemptions",
+    "lost_to_nodes": "runs lost with their nodes",
+}
+
+FACTOR = Parsed("factor", parse_factor)
+PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
+
+
+@command(
+    "run",
+    examples="""\
+    rmgr sim run KTH-SP2-1996-2.1-cln.swf.gz --policy easy
+    rmgr sim run trace.swf --policy first_fit --nodes 128 --load 0.9 --out out/ff --validate
+    rmgr sim run trace.swf --policy easy --param order=sjf --json
+    rmgr sim run trace.swf --policy ./my_policy.py --param spare=4
+    rmgr sim run lublin99 --policy easy --nodes 256 --count 20000 --load 0.8 --seed 3
+    rmgr sim run feitelson96 --policy migration --sites 10 --tick 10m --penalty 5m
+    rmgr sim run trace.swf --policy easy --mtbf 30d --mttr 4h --events events.jsonl
+    rmgr sim run trace.swf --policy easy --record easy.log.gz
+
+    A file of events has one JSON object a line:
+    {"at": 3600, "event": "fail", "nodes": "0-3 7"}      repair, drain and undrain alike; at: seconds, or "1h30m"
+    {"at": "1d", "event": "fail_over", "for": 30}        the leader dies, another takes over
+    {"at": 0, "event": "maintenance", "nodes": "0-9", "start": "7d", "end": "7d4h", "name": "new cooling"}
+    {"at": 500.5, "event": "cancel", "job": 17}
+    {"at": 0, "event": "limits", "partition": "default", "max_cpus_per_user": 64, "max_jobs_per_user": 4}""",
+    exits="0 done, 1 the results could not be written or the schedule is not valid, 2 usage, or a trace that cannot be used",
+)
+@click.argument("trace", type=click.Path(path_type=str), metavar="TRACE.swf[.gz]|MODEL")
+@click.option(
+    "--policy", required=True, metavar="NAME|FILE", help="as easy (rmgr policy list shows all), your FILE.py, or a pipeline FILE.toml"
+)
+@sim_options.nodes
+@sim_options.cores
+@click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
+@click.option("--load", type=FACTOR, metavar="F", help="stretch arrivals until this share of the machine is asked for, as 0.7")
+@click.option("--interarrival", type=FACTOR, metavar="F", help="multiply submit times; 0.9 submits a tenth faster")
+@sim_options.count
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of everything that is drawn")
+@sim_options.tick
+@click.option("--events", type=click.Path(), metavar="FILE", default="", help="what happens beside the jobs, one JSON object a line")
+@sim_options.mtbf
+@click.option("--mttr", type=DURATION_US, default="0", help="mean time to its repair, as 4h")
+@click.option(
+    "--requeue/--no-requeue", default=True, help="a job that loses a node waits again (default; at most 100 times), or has failed"
+)
+@click.option("--dependencies", is_flag=True, help="follow fields 17 and 18 of the trace: jobs come a think time after another's end")
+@sim_options.sites
+@sim_options.delay
+@sim_options.penalty
+@click.option("--record", type=click.Path(path_type=Path), metavar="LOG", help="write every fact and decision there, for rmgr sim replay")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="jobs.csv, schedule.json, manifest.json; must not exist yet")
+@click.option("--spells", is_flag=True, help="spells.csv with every slot of jobs that share cores in time (dqt); long runs get large")
+@click.option("--validate", is_flag=True, help="check the schedule: no overlap, no over-allocation, every job ends")
+def run(
+    session: Session,
+    trace: str,
+    policy: str,
+    nodes: int | None,
+    cores: int,
+    params: tuple[tuple[str, str], ...],
+    load: Fraction | None,
+    interarrival: Fraction | None,
+    count: int | None,
+    seed: int,
+    tick: int,
+    events: str,
+    mtbf: int,
+    mttr: int,
+    requeue: bool,
+    dependencies: bool,
+    sites: int,
+    delay: int,
+    penalty: int,
+    record: Path | None,
+    out: Path | None,
+    spells: bool,
+    validate: bool,
+) -> None:
+    """Runs a trace in Standard Workload Format, or a model (lublin99, feitelson96, hpc2500), under one policy and prints its measures.
+
+    Times are exact; the same command line gives the same files, byte for byte. Jobs run for the time that the trace says; the policy
+    knows only what they requested.
+    """
+    from rmgr.adapters import policy_files
+    from rmgr.client.progress import Counts, ProgressDisplay
+    from rmgr.sim.replay.record import new_log
+    from rmgr.sim.runs.experiment import Experiment, carry_out
+    from rmgr.sim.runs.metrics import summary
+    from rmgr.sim.runs.output import refuse_existing, write_run
+
+    experiment = Experiment(
+        source=trace,
+        policy=policy,
+        params=dict(params),
+        nodes=nodes,
+        cores=cores,
+        load=load,
+        interarrival=interarrival,
+        count=count,
+        seed=seed,
+        tick_us=tick,
+        events=events,
+        mtbf_us=mtbf,
+        mttr_us=mttr,
+        requeue=requeue,
+        dependencies=dependencies,
+        spells=spells,
+        sites=sites,
+        delay_us=delay,
+        penalty_us=penalty,
+        configure=policy_files.load,
+    )
+    experiment.check()  # a wrong name is told before a long trace is read
+    for place in (out, record):
+        if place is not None:
+            refuse_existing(place)
+    workload = experiment.workload()
+    total = len(workload.jobs)
+    with ExitStack() as stack:
+        display = stack.enter_context(ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json))
+        result = carry_out(
+            experiment,
+            workload,
+            validate=validate,
+            on_progress=lambda ended: display.update(Counts(total=total, final=ended)),
+            log=stack.enter_context(new_log(record)) if record is not None else None,
+        )
+        display.update(Counts(total=total, final=total))
+    if out is not None:
+        write_run(out, result, workload_name=workload.name, manifest=_manifest(experiment, result, workload.name))
+    found = summary(result)
+    for fault, times in result.faults:
+        session.note(f"policy failed {counted(times, 'time')}, and lost its decisions each time: {fault}")
+    if session.json:
+        emit(
+            {
+                "workload": {"name": workload.name, "jobs": total, "offered_load": _load(workload), "touched": dict(workload.touched)},
+                "experiment": experiment.described() | {"nodes": experiment.node_count(result.processors)},
+                "summary": found,
+                "faults": dict(result.faults),
+                "validated": validate,
+                "out": str(out) if out is not None else None,
+                "record": str(record) if record is not None else None,
+            }
+        )
+        return
+    sys.stdout.writelines(f"{line}\n" for line in _told(experiment, workload, result, found, out=out, record=record, validated=validate))
+
+
+def _told(
+    experiment: Experiment,
+    workload: Workload,
+    result: Result,
+    found: dict[str, int | float],
+    *,
+    out: Path | None,
+    record: Path | None,
+    validated: bool,
+) -> Iterable[str]:
+    """The summary that is pasted into a paper: what was run, what came out, whom to thank, how to run it again."""
+    jobs, processors = len(workload.jobs), result.processors
+    nodes = experiment.node_count(processors)
+    machine = counted(processors, "processor")
+    if nodes != processors:
+        machine = f"{counted(nodes, 'node')} with {counted(processors, 'core')} in all"
+    machine += f" of drawn speeds in {experiment.sites} sites" if experiment.sites else ""
+    offered = _load(workload)
+    touched = [f"{count:,} {what}" for what, count in workload.touched.items() if count and what != "records read"]
+    span = format_duration(workload.span_us / 1e6)
+    share = found["jobs_waiting_zero"] / jobs
+    params = "".join(f" {name}={value}" for name, value in sorted(experiment.params.items()))
+    yield f"{workload.name} under {experiment.policy}{params} on {machine}"
+    yield f"  workload      {counted(jobs, 'job')} submitted in {span}, offered load {'-' if offered is None else f'{offered:.4f}'}"
+    if touched:
+        yield f"  normalised    of {counted(workload.touched['records read'], 'record')}: {'; '.join(touched)}"
+    yield (
+        f"  wait          mean {found['mean_waiting_time']:,.2f} s, median {found['median_waiting_time']:,} s, "
+        f"max {found['max_waiting_time']:,} s; {share:.1%} of the jobs do not wait"
+    )
+    yield f"  turnaround    mean {found['mean_turnaround_time']:,.2f} s"
+    yield f"  slowdown      mean {found['mean_slowdown']:,.4f}, bounded (tau 10 s) {found['mean_bounded_slowdown']:,.4f}"
+    yield f"  utilisation   {found['utilisation']:.5f} over a makespan of {found['makespan']:,} s"
+    if found["jobs_rejected"]:
+        yield f"  rejected      {counted(int(found['jobs_rejected']), 'job')} that can never run here"
+    told = [f"{found[name]:,} {what}" for name, what in _HAPPENED.items() if found[name]]
+    if told:
+        yield f"  happened      {', '.join(told)}"
+    yield (
+        f"  simulated     {counted(int(found['passes']), 'pass')} in {found['wall_seconds']:.2f} s, "
+        f"{found['jobs_per_second']:,.0f} jobs/s; "
+        f"seed {result.seed}{'; schedule validated' if validated else ''}"
+    )
+    if out is not None:
+        spells = f"{out}/spells.csv, " if (out / "spells.csv").exists() else ""
+        yield f"  written       {out}/jobs.csv, {spells}{out}/schedule.json"
+        yield f"  draw          rmgr sim plot {shlex.quote(str(out))}"
+    if record is not None:
+        yield f"  recorded      {record}; rmgr sim replay {shlex.quote(str(record))} [--policy NAME]"
+    if workload.acknowledgement:
+        yield f"  acknowledge   {workload.acknowledgement} provided the trace; Parallel Workloads Archive"
+    yield f"  again         {_command_line()}"
+
+
+def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dict[str, Any]:
+    """What decides the files: versions, digests of what was read, the experiment."""
+    from rmgr.cli.session.version import rmgr_version
+    from rmgr.sim.runs.sweep import inputs_of
+
+    return {
+        "schema": "rmgr/1",
+        "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
+        "inputs": inputs_of([experiment]),
+        "experiment": experiment.described() | {"workload": workload_name, "processors": result.processors},
+    }
+
+
+def _load(workload: Workload) -> float | None:
+    load = workload.offered_load
+    return None if load is None else float(load)
+
+
+def _command_line() -> str:
+    """What was typed: it gives the same result again (with another --out)."""
+    context = click.get_current_context()
+    return shlex.join([*context.command_path.split(), *context.meta.get("rmgr.args", ())])

@@ -1,0 +1,367 @@
+"""What `rmgr store` does, as plain functions over a data store: names, values as bytes, files, sums."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rmgr.cli.display.render import printable
+from rmgr.cli.session.context import Session
+from rmgr.coord.protocol import keys
+from rmgr.coord.protocol.ports import Coordinator, Encoding, Note, Store
+from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
+from rmgr.model.base.units import counted
+
+if TYPE_CHECKING:
+    from rmgr.client.values.values import Values
+    from rmgr.procedures.deeds import Deeds
+
+_PAGE = 1000
+_READ_BYTES = 1 << 20
+_KINDS = {Encoding.RAW: "bytes", Encoding.PICKLE: "python", Encoding.POINTER: "output"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An open store, for the length of a command. locate: the row of an output key (asks ZooKeeper when needed).
+
+    open_values: the same store, where values have owners (secured clusters); asks ZooKeeper when first used.
+    """
+
+    store: Store
+    timeout_s: float
+    locate: Callable[[str, keys.Pointer], str]
+    open_values: Callable[[], Values]
+
+    @property
+    def values(self) -> Values:
+        """See `open_values`."""
+        return self.open_values()
+
+    @property
+    def deeds(self) -> Deeds | None:
+        """Whose values are; None in an open cluster."""
+        return self.values.deeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEntry:
+    """One key in a listing. size: bytes, None for an output (it has its own row, or none yet).
+
+    owner: "" = nobody's; None: an open cluster, where nobody asks.
+    """
+
+    key: str
+    size: int | None
+    kind: str
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundValue:
+    """A value that is there. parts: its bytes, piece by piece; can be asked for more than once."""
+
+    key: str
+    size: int
+    encoding: Encoding
+    parts: Callable[[], Iterator[bytes]]
+
+
+@contextlib.contextmanager
+def opened(session: Session) -> Iterator[Opened]:
+    """The configured store. Raises: NotConnected, StoreUnavailable; DeadlineExceeded instead when --timeout ran out."""
+    from rmgr.cli.session.reach import open_data_store
+
+    cluster = session.config().cluster
+    if not cluster.store and not cluster.uses_gateway:
+        raise NotConnected(
+            "no data store is configured and no cluster is running on this machine",
+            hint="start one with: rmgr dev   (or: --store sqlite:PATH)",
+        )
+    timeout_s = session.left_s(30.0) or 30.0
+
+    def locate(user_key: str, pointer: keys.Pointer) -> str:
+        from rmgr.adapters.zookeeper.client import ZkCoordinator
+        from rmgr.procedures.pointers import locate as locate_in_cluster
+        from rmgr.runtime.secured import zookeeper_options
+
+        final = keys.final(pointer)
+        if store.head(final, timeout_s=timeout_s) is not None:
+            return final
+        if cluster.uses_gateway:
+            return locate_in_cluster(session.coordinator(), store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
+        hosts, chroot = cluster.hosts_and_chroot()
+        wait_s = session.left_s(cluster.connect_timeout_s) or cluster.connect_timeout_s
+        options = zookeeper_options(session.config(), session.credentials())
+        coordinator = ZkCoordinator.connect(hosts, chroot, connect_timeout_s=wait_s, session_timeout_s=cluster.session_timeout_s, **options)
+        try:
+            return locate_in_cluster(coordinator, store, user_key, pointer, timeout_s=min(timeout_s, 10.0))
+        finally:
+            coordinator.close()
+
+    try:
+        store = open_data_store(session)
+        try:
+            yield Opened(store=store, timeout_s=timeout_s, locate=locate, open_values=cache(lambda: values_of(session, store)))
+        finally:
+            store.close()
+    except StoreUnavailable:
+        session.left_s()
+        raise
+
+
+def values_of(session: Session, store: Store, coordinator: Coordinator | None = None) -> Values:
+    """Values by name in `store`, with their owners in a secured cluster (then it asks ZooKeeper)."""
+    from rmgr.client.values.values import Values
+
+    credentials = session.credentials()
+    if credentials is None:
+        return Values(store, coordinator)
+    from rmgr.adapters.identity.trust import Trust
+    from rmgr.client.identity.secured import deeds_of
+    from rmgr.client.identity.signing import Signer
+
+    coordinator, cluster_id = session.coordinator(), session.cluster_id()
+    signer = Signer(credentials, cluster_id, ttl_s=session.config().security.payload_ttl_s)
+    trust = Trust(coordinator, credentials.ca_pem)
+    return Values(store, coordinator, deeds_of(coordinator, trust, signer, credentials, cluster_id))
+
+
+# -- names ------------------------------------------------------------------------------------------------------------------
+
+
+def names(opened: Opened, prefix: str, *, after: str, limit: int | None) -> Iterator[str]:
+    """Keys of users with `prefix`, sorted, behind `after`; at most `limit`."""
+    left = limit
+    behind = keys.named(after) if after else ""
+    while left is None or left > 0:
+        wanted = _PAGE if left is None else min(left, _PAGE)
+        page = opened.store.keys(keys.named_prefix(prefix), after=behind, limit=wanted, timeout_s=opened.timeout_s)
+        yield from map(keys.user_key, page)
+        if len(page) < wanted:
+            return
+        behind = page[-1]
+        left = None if left is None else left - len(page)
+
+
+def page(opened: Opened, prefix: str, *, after: str, limit: int | None) -> tuple[list[KeyEntry], str | None]:
+    """Keys with size, kind and owner, and the key to go on after when there are more. Cost: one read a key."""
+    entries: list[KeyEntry] = []
+    for key in names(opened, prefix, after=after, limit=None if limit is None else limit + 1):
+        if len(entries) == limit:
+            return entries, entries[-1].key
+        head, owner = _head(opened, keys.named(key))
+        if head is not None:  # else it was deleted just now
+            size = None if head[1] is Encoding.POINTER else head[0]
+            entries.append(KeyEntry(key=key, size=size, kind=_KINDS[head[1]], owner=owner))
+    return entries, None
+
+
+def _head(opened: Opened, row: str) -> tuple[tuple[int, Encoding] | None, str | None]:
+    """Size and encoding, and the owner ("" = nobody; None: nobody asks)."""
+    if opened.deeds is None:
+        return opened.store.head(row, timeout_s=opened.timeout_s), None
+    about = opened.store.about(row, timeout_s=opened.timeout_s)
+    return (None, None) if about is None else (about[:2], opened.deeds.holder(opened.store, row, about).owner)
+
+
+def as_json(entry: KeyEntry) -> dict[str, Any]:
+    """One element of `keys` in `rmgr store ls --json`."""
+    return {"key": entry.key, "bytes": entry.size, "kind": entry.kind, **({} if entry.owner is None else {"owner": entry.owner or None})}
+
+
+def shown(key: str) -> str:
+    """A key for a line of text: as it is for programs, without control characters on a terminal."""
+    return printable(key) if sys.stdout.isatty() else key
+
+
+# -- values -----------------------------------------------------------------------------------------------------------------
+
+
+def parts_of(source: Path) -> Iterator[bytes]:
+    """The bytes of a file, or of stdin for `-`; opened at once, so that a missing file is told before anything is done."""
+    if str(source) == "-":
+        if sys.stdin.isatty():
+            sys.stderr.write("rmgr: reading the value from the terminal; Ctrl-D ends it\n")
+        return iter(lambda: sys.stdin.buffer.read(_READ_BYTES), b"")
+    if source.is_dir():
+        raise UsageError(f"{source} is a directory", hint="store its files one by one, or as an archive: tar c DIR | rmgr store put KEY")
+    try:
+        file = source.open("rb")
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror}") from None
+
+    def read() -> Iterator[bytes]:
+        with file:
+            yield from iter(lambda: file.read(_READ_BYTES), b"")
+
+    return read()
+
+
+def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, ttl_s: float | None = None) -> int:
+    """Stores bytes under the key of a user, for `ttl_s` or for ever; returns how many. Raises: KeyExists, ValueTooLarge."""
+    size, is_begun = 0, False
+
+    def counted() -> Iterator[bytes]:
+        nonlocal size, is_begun
+        is_begun = True
+        for part in parts:
+            size += len(part)
+            yield part
+
+    def write(overwrite: bool, note: Note) -> None:
+        if is_begun:  # what comes from a pipe comes once
+            raise StateConflict(f"somebody else has written {key!r} just now", hint="try again")
+        beside: dict[str, Any] = {"note": note} if note else {}
+        opened.store.put(keys.named(key), counted(), overwrite=overwrite, ttl_s=ttl_s, timeout_s=opened.timeout_s, **beside)
+
+    opened.values.check_mine(key, timeout=opened.timeout_s)
+    replaced = _pointer(opened, key)
+    opened.values.put_owned(key, Encoding.RAW, write, overwrite=overwrite, timeout=opened.timeout_s)
+    if replaced is not None:
+        _forget(opened, replaced)
+    return size
+
+
+def find(opened: Opened, key: str) -> FoundValue:
+    """The value of a user's key; an output is looked up at its task. Raises: NotFound."""
+    row = keys.named(key)
+    head = opened.store.head(row, timeout_s=opened.timeout_s)
+    if head is None:
+        close = next(names(opened, key, after="", limit=1), None)
+        raise NotFound(
+            f"there is no value {key!r}",
+            hint=f"there is {close!r}; rmgr store ls lists them" if close else "rmgr store ls lists what is there",
+        )
+    if opened.deeds is not None:
+        return _find_owned(opened, key)
+    if head[1] is Encoding.POINTER:
+        pointer = _pointer(opened, key)
+        if pointer is None:
+            raise NotFound(f"the value {key!r} was replaced or deleted just now", hint="try again")
+        row = opened.locate(key, pointer)
+        head = opened.store.head(row, timeout_s=opened.timeout_s)
+        if head is None:
+            raise DataLost(f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})")
+    size, encoding = head
+
+    def parts() -> Iterator[bytes]:
+        stream = opened.store.stream(row, timeout_s=opened.timeout_s)
+        if stream is None:
+            raise NotFound(f"the value {key!r} was deleted just now")
+        return stream
+
+    return FoundValue(key=key, size=size, encoding=encoding, parts=parts)
+
+
+def _find_owned(opened: Opened, key: str) -> FoundValue:
+    """The same where values have owners: the bytes are those that were signed, else reading them ends with an error."""
+    row, about = opened.values.locate(key, opened.locate, timeout=opened.timeout_s)
+
+    def parts() -> Iterator[bytes]:
+        stream = opened.store.stream(row, timeout_s=opened.timeout_s)
+        if stream is None:
+            raise NotFound(f"the value {key!r} was deleted just now")
+        digest = hashlib.sha256()
+        for part in stream:
+            digest.update(part)
+            yield part
+        if digest.digest() != about.sha256:
+            raise DataLost(f"the value {key!r} was replaced while it was read", hint="read it again")
+
+    return FoundValue(key=key, size=about.size, encoding=about.encoding, parts=parts)
+
+
+def refuse_on_terminal(found: FoundValue, out: TextIO) -> None:
+    """Raises UsageError for a pickle that would be printed on a terminal."""
+    if found.encoding is Encoding.PICKLE and out.isatty():
+        raise UsageError(
+            f"{found.key!r} is a Python object ({found.size:,} bytes, pickled), which a terminal cannot show",
+            hint=f"in Python: rmgr.connect().store.get({found.key!r})   or the pickle itself: rmgr store get {found.key} -o FILE",
+        )
+
+
+def write_file(found: FoundValue, target: Path) -> int:
+    """Writes a value to a file that appears when it is complete; returns its size."""
+    if target.is_dir():
+        raise UsageError(f"{target} is a directory", hint=f"-o {target / found.key.rpartition('/')[2]}")
+    if target.exists() and not target.is_file():  # a pipe, a device
+        with target.open("wb") as out:
+            return sum(out.write(part) for part in found.parts())
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+    size = 0
+    try:
+        with open(descriptor, "wb") as out:
+            for part in found.parts():
+                size += out.write(part)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+    return size
+
+
+def content_as_json(found: FoundValue) -> dict[str, Any]:
+    """The value for `get --json`: as text where it is text, else in base64."""
+    value = b"".join(found.parts())
+    about = {"bytes": found.size, "encoding": found.encoding.value}
+    if found.encoding is Encoding.RAW:
+        with contextlib.suppress(UnicodeDecodeError):
+            return {**about, "text": value.decode()}
+    return {**about, "base64": base64.b64encode(value).decode("ascii")}
+
+
+def remove(opened: Opened, wanted: Sequence[str], prefix: str | None) -> tuple[list[str], list[str]]:
+    """Deletes keys, and those with `prefix` that are one's own; returns (deleted, not there). Raises PermissionDenied: somebody else's."""
+    deleted: list[str] = []
+    missing: list[str] = []
+    for key in dict.fromkeys(wanted):
+        opened.values.check_mine(key, timeout=opened.timeout_s)
+        pointer = _pointer(opened, key)
+        if opened.store.delete(keys.named(key), timeout_s=opened.timeout_s):
+            deleted.append(key)
+        else:
+            missing.append(key)
+        if pointer is not None:
+            _forget(opened, pointer)
+    if prefix:
+        left = 0
+        for key in list(names(opened, prefix, after="", limit=None)):
+            try:
+                deleted += remove(opened, [key], None)[0]
+            except PermissionDenied:
+                left += 1
+        if left:
+            sys.stderr.write(f"rmgr: {counted(left, 'key')} of others begin with {prefix} too, and stay\n")
+    return deleted, missing
+
+
+def _forget(opened: Opened, pointer: keys.Pointer) -> None:
+    """Nothing points to it any more. A gateway of the release before keeps it when it is of somebody else's work."""
+    with contextlib.suppress(PermissionDenied):
+        opened.store.delete(keys.final(pointer), timeout_s=opened.timeout_s)
+
+
+def _pointer(opened: Opened, key: str) -> keys.Pointer | None:
+    """The pointer under a user's key, None when there is a value or nothing."""
+    head = opened.store.head(keys.named(key), timeout_s=opened.timeout_s)
+    if head is None or head[1] is not Encoding.POINTER:
+        return None
+    row = opened.store.get(keys.named(key), timeout_s=opened.timeout_s)
+    return keys.decode_pointer(row[0]) if row is not None and row[1] is Encoding.POINTER else None

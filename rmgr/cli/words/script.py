@@ -1,0 +1,165 @@
+"""Scripts: which file is one, what its `#RMGR` lines say, and help for people who bring one from another system.
+
+As with sbatch: directives stand in the leading block of comments, the command line wins over them, the text is taken
+at submit (later edits change nothing), and the file need not be executable.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rmgr.cli.words.sbatch import MARK as SBATCH
+from rmgr.cli.words.sbatch import translated
+from rmgr.errors import UsageError
+
+#: As large as sbatch takes them.
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+_MARK = "#RMGR"
+_SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
+_FOREIGN = (SBATCH, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script's text and the words of its directives, by line."""
+
+    name: str
+    text: bytes
+    directives: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    notes: tuple[str, ...] = ()  #: what its author should know
+    sbatch: tuple[tuple[int, str], ...] = ()  #: lines of Slurm that nothing here obeys; empty beside `#RMGR` lines
+
+    def where(self, line: int) -> str:
+        """`job.sh:3`, for messages."""
+        return f"{self.name}:{line}"
+
+
+def looks_like_script(word: str) -> bool:
+    """The first word of `rmgr submit WORD...` names a script here: a text file, rather than a command on PATH.
+
+    Raises: UsageError when it is a file name that does not exist, or a directory.
+    """
+    path = Path(word)
+    if path.is_dir() and "/" in word:
+        raise UsageError(f"{word} is a directory", hint="name a script or a command; --upload ships directories")
+    on_path = "/" not in word and shutil.which(word) is not None
+    if path.is_file():
+        head = _head(path)
+        return b"\0" not in head and (not on_path or head.startswith(b"#!"))
+    if not on_path and (path.suffix in _SUFFIXES or word.startswith(("./", "../", "~/"))):
+        near = difflib.get_close_matches(path.name, _names(path.parent), 1)
+        told = f"did you mean {path.parent / near[0] if '/' in word else near[0]}?" if near else "a command of the nodes goes after --"
+        raise UsageError(f"there is no script {word}", hint=told)
+    return False
+
+
+def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
+    """Reads a script file, or standard input for `-`.
+
+    Raises: UsageError when it cannot be read, is empty, binary, too large, has DOS line ends or a malformed directive.
+    """
+    if word == "-":
+        assert stdin is not None
+        name, text = "stdin", stdin.read(MAX_SCRIPT_BYTES + 1)
+    else:
+        name = word
+        try:
+            with Path(word).open("rb") as file:
+                text = file.read(MAX_SCRIPT_BYTES + 1)
+        except OSError as error:
+            raise UsageError(f"the script {word} cannot be read: {error.strerror}", hint="rmgr submit -- CMD runs a command") from error
+    if len(text) > MAX_SCRIPT_BYTES:
+        raise UsageError(f"the script {name} is larger than {MAX_SCRIPT_BYTES >> 20} MiB", hint="ship data with --upload or --input")
+    if not text.strip():
+        raise UsageError(f"the script {name} is empty", hint="the first line of a script is #!/bin/sh or the like")
+    if b"\0" in text:
+        raise UsageError(f"{name} is no text, so no script", hint="run a program with: rmgr submit -- PROGRAM ARGS")
+    line = text.find(b"\r\n")
+    if line >= 0:
+        number = text.count(b"\n", 0, line) + 1
+        raise UsageError(f"{name}:{number}: DOS line ends (CR LF)", hint=f"sed -i 's/\\r$//' {name}")
+    lines = text.decode("utf-8", "replace").split("\n")
+    block = [(number, line) for number, line in _leading(lines) if line.startswith((_MARK, *_FOREIGN))]
+    is_ours = any(line.startswith(_MARK) for _, line in block)
+    return Script(
+        name=name,
+        text=text,
+        directives=tuple(_directives(name, lines)),
+        notes=tuple(_notes(name, lines)),
+        sbatch=() if is_ours else tuple((number, line) for number, line in block if line.startswith(SBATCH)),
+    )
+
+
+def translation(script: Script) -> list[str]:
+    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, and which words have no equal; empty where there is none to translate."""
+    lines, dropped = [], []
+    for _, line in script.sbatch:
+        words, without = translated(line)
+        lines += [f"{_MARK} {shlex.join(words)}"] if words else []
+        dropped += without
+    return [*lines, *([f"# without an equal here: {shlex.join(dropped)}"] if dropped else [])]
+
+
+def refused(script: Script) -> UsageError:
+    """Why a script whose `#SBATCH` lines would not be obeyed is not run."""
+    where = script.where(script.sbatch[0][0])
+    return UsageError(
+        f"{where}: #SBATCH lines are not obeyed here", hint=f"add the {_MARK} lines above to it, or --ignore-sbatch: run it without them"
+    )
+
+
+def _directives(name: str, lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for number, line in _leading(lines):
+        if not line.startswith(_MARK) or line[len(_MARK) :][:1] not in {"", " ", "\t"}:
+            continue
+        try:
+            words = shlex.split(line[len(_MARK) :], comments=True)
+        except ValueError as error:
+            raise UsageError(f"{name}:{number}: {_MARK} line cannot be read: {error}", hint="quote as in a shell") from None
+        if words and not words[0].startswith("-"):
+            hint = f"options as on the command line: {_MARK} --{words[0].lstrip('-')} ..."
+            raise UsageError(f"{name}:{number}: {_MARK} line has {words[0]!r} where an option should be", hint=hint)
+        if words:
+            yield number, tuple(words)
+
+
+def _leading(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The leading block: comments and empty lines."""
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return
+        yield number, line.strip()
+
+
+def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
+    block = dict(_leading(lines))
+    for number, line in enumerate(lines, 1):
+        if number not in block and line.startswith(f"{_MARK} "):
+            yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
+            break
+    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(SBATCH)]
+    if foreign and not any(line.startswith(_MARK) for line in block.values()):
+        number, line = foreign[0]
+        yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines"
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError as error:
+        raise UsageError(f"the script {path} cannot be read: {error.strerror}", hint="chmod u+r, or name another") from error
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
