@@ -132,7 +132,7 @@ def test_ruff_finds_nothing() -> None:
     assert complaint is None, complaint
 
 
-def test_mypy_strict_finds_nothing_where_it_is_asked_and_the_harness_calls_nothing_wrongly() -> None:
+def test_mypy_strict_finds_nothing_in_the_package_and_the_harness_calls_nothing_wrongly() -> None:
     complaint = tool("-m", "mypy")
     assert complaint is None, complaint
 

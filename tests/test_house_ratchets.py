@@ -42,7 +42,7 @@ IN_CIRCLES: frozenset[str] = frozenset(
     }
 )
 #: In comments and code of the package, without the generated stubs. A little less is let pass: so not every change touches the number.
-MOST = {"type: ignore": 131, "noqa": 199, "Any": 1195}
+MOST = {"type: ignore": 105, "noqa": 195, "Any": 1195}
 _SLACK = 25
 #: Public names that two classes have, and why they may: both are names that users write. Nobody adds to it.
 SHARED_CLASS_NAMES = {

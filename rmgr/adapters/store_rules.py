@@ -116,7 +116,7 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def pieces(key: str, value: Iterable[bytes], size: int) -> Iterator[bytes]:
+def pieces(key: str, value: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
     """Cuts a stream of byte strings into pieces of exactly `size` bytes (the last may be shorter); holds one piece.
 
     Raises: `UsageError` for something that is not bytes, `ValueTooLarge` as soon as the limit is passed.
@@ -141,7 +141,7 @@ def pieces(key: str, value: Iterable[bytes], size: int) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def cut(key: str, value: bytes | Iterable[bytes], size: int) -> Iterator[bytes]:
+def cut(key: str, value: bytes | Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
     """A value in pieces of `size` bytes, whole or as it comes. Raises: as `pieces`."""
     if isinstance(value, str):
         raise UsageError(f"the value of {key!r} must be bytes, not text; encode it first")

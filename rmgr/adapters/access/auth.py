@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
 import grpc
@@ -54,7 +54,7 @@ METHODS: dict[str, frozenset[Role]] = {
 }
 
 #: Of gRPC, which has no types: what answers a method; what an interceptor asks for it.
-Handler = grpc.RpcMethodHandler
+Handler: TypeAlias = grpc.RpcMethodHandler
 Continuation = Callable[[grpc.HandlerCallDetails], Handler]
 #: (method, who called or None, why): for the audit.
 Refused = Callable[[str, Identity | None, str], None]
@@ -204,7 +204,7 @@ class ServerIdentity:
 
 
 @dataclass(frozen=True)
-class Single(grpc.RpcMethodHandler):  # type: ignore[misc]
+class Single(grpc.RpcMethodHandler):
     """A handler that takes a stream, and is done with what comes after its first request: nothing for who watches over streams."""
 
     request_streaming: bool
@@ -234,7 +234,7 @@ class Wrapped:
         return known[1]
 
 
-class Doorkeeper(grpc.ServerInterceptor):  # type: ignore[misc]
+class Doorkeeper(grpc.ServerInterceptor):
     """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked; ends his streams when he is.
 
     Args:

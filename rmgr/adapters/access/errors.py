@@ -45,14 +45,14 @@ def named_error(name: str, message: str, hint: str) -> errors.RmgrError:
 
 def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
     """The error of the peer as its own class, or Unavailable when there was no answer."""
-    trailing = dict(error.trailing_metadata() or ())  # type: ignore[attr-defined]
+    trailing = dict(error.trailing_metadata() or ())
     if ERROR_KEY in trailing:
         told = json.loads(trailing[ERROR_KEY])
-        return named_error(told["type"], error.details() or "", told["hint"])  # type: ignore[attr-defined]
-    code = error.code()  # type: ignore[attr-defined]
+        return named_error(told["type"], error.details() or "", told["hint"])
+    code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Unavailable(f"{endpoint} did not answer in time", hint="rmgr doctor")
-    details = error.details() or ""  # type: ignore[attr-defined]
+    details = error.details() or ""
     if any(words in details for words in _NOT_THE_ONE):
         return errors.PermissionDenied(
             f"what answers at {endpoint} has no certificate of this cluster for what it should be",

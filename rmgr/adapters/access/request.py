@@ -117,7 +117,7 @@ class WaitingRoom:
                 context.cancel()
 
 
-class Requests(grpc.ServerInterceptor):  # type: ignore[misc]
+class Requests(grpc.ServerInterceptor):
     """Stands between who looks at the caller and who counts what he does. Args: threads: of the server; an eighth of them waits."""
 
     def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
@@ -170,8 +170,9 @@ class Requests(grpc.ServerInterceptor):  # type: ignore[misc]
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has ended without a request")
         try:
             return data if decode is None else decode(data)
-        except Exception as error:  # noqa: BLE001 - whatever he has sent, he is told
+        except Exception as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be read: {error!r}"[:200])
+            raise  # abort has raised before
 
     def _next(self, requests: Iterator[object], context: grpc.ServicerContext) -> object:
         """What comes; None when nothing does. Raises what ends the call without a word when its client has gone, or waited too long."""

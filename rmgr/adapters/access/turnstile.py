@@ -19,7 +19,7 @@ _STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})
 _FREE = "/grpc.health.v1.Health/"
 
 
-class Turnstile(grpc.ServerInterceptor):  # type: ignore[misc]
+class Turnstile(grpc.ServerInterceptor):
     """Args: bounds: what each user may have. threads: of the server: three eighths each for streams and calls of people."""
 
     def __init__(self, bounds: Bounds, threads: int) -> None:

@@ -72,7 +72,7 @@ _CLOSE_S = 0.5
 _CONNECTORS = 8
 
 
-class WideConnection(Cluster.connection_class):  # type: ignore[name-defined,misc]
+class WideConnection(Cluster.connection_class):
     """The driver's connection with larger buffers: it cuts what it sends into, and receives, 4 KiB a call of the kernel (3.30).
 
     A chunk of 512 KiB is 128 of those, each with its turn of Python.
@@ -253,7 +253,7 @@ class DriverConnection:
             profile = _READS if is_read else EXEC_PROFILE_DEFAULT
             statement = SimpleStatement(cql, is_idempotent=is_read)
             future = self._session.execute_async(statement, values or None, timeout=timeout_s, host=host, execution_profile=profile)
-            rows = future.result().all()
+            rows: list[Any] = future.result().all()
         except Exception as error:
             raise self._meaning(error) from error
         if not future.is_schema_agreed:

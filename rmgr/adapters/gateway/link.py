@@ -230,7 +230,7 @@ class GatewayLink:
             call.cancel()
 
     def _note(self, error: grpc.RpcError, endpoint: str) -> None:
-        code = error.code()  # type: ignore[attr-defined]
+        code = error.code()
         if code is grpc.StatusCode.CANCELLED and self.last_error:
             return
         told = rebuild(error, endpoint)

@@ -93,18 +93,18 @@ def batches(rows: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes
 
 def was_answered(error: grpc.RpcError) -> bool:
     """The gateway has said what is wrong."""
-    return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())  # type: ignore[attr-defined]
+    return any(key == ERROR_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def may_repeat(error: grpc.RpcError) -> bool:
     """The gateway went away, or was never there."""
     gone = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-    return not was_answered(error) and error.code() in gone  # type: ignore[attr-defined]
+    return not was_answered(error) and error.code() in gone
 
 
 def was_sent(error: grpc.RpcError) -> bool:
     """It may have been carried out."""
-    return not str(error.details()).startswith("failed to connect")  # type: ignore[attr-defined]
+    return not str(error.details()).startswith("failed to connect")
 
 
 def broken_off(key: str) -> DataLost:

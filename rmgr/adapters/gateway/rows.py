@@ -13,8 +13,9 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.request import WaitingRoom
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.server import GatewayPort
-from rmgr.adapters.gateway.store import MESSAGE_BYTES, PAGE_KEYS
+from rmgr.adapters.gateway.store import PAGE_KEYS
 from rmgr.adapters.rpc.server import fail
 from rmgr.coord.protocol.keys import is_by_content
 from rmgr.coord.protocol.ports import About, Encoding, Store
@@ -235,7 +236,8 @@ class Rows:
 
     def _keys(self, request: Any, call: _Call) -> Any:
         most = min(request.limit, PAGE_KEYS)
-        after, told = request.after, []
+        after: str = request.after
+        told: list[str] = []
         while len(told) < most:  # an empty answer would mean that there are no more
             found = call.store.keys(request.prefix, after=after, limit=most, timeout_s=call.left_s())
             told += call.visible(found)

@@ -99,7 +99,7 @@ class GatewayStore(Store):
             made = note if isinstance(note, bytes) else note(hashlib.sha256(value).digest())
             self._put([(key, value)], encoding, ttl_s, overwrite=overwrite, deadline=deadline, notes=(made,))
         elif isinstance(value, bytes | bytearray | memoryview) or (overwrite and is_whole(value)):
-            parts = [*value] if is_whole(value) else [memoryview(value).cast("B")]
+            parts = [memoryview(value).cast("B")] if isinstance(value, bytes | bytearray | memoryview) else [*value]
             check_size(key, size := sum(map(len, parts)))
             deadline.allow(size)
             self._repeat(
@@ -332,7 +332,7 @@ class GatewayStore(Store):
 
     # -- large values
 
-    def _holds(self, key: str, whole: memoryview, encoding: Encoding, deadline: CallDeadline) -> bool:
+    def _holds(self, key: str, whole: bytes | memoryview, encoding: Encoding, deadline: CallDeadline) -> bool:
         """That value stands there: after a lost answer it is ours. It is read in parts."""
         is_like = self.head(key, timeout_s=deadline.left_s()) == (len(whole), encoding)
         return is_like and hash_of(self.stream(key, timeout_s=deadline.left_s()) or ()) == hash_of([whole])

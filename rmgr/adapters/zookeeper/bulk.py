@@ -29,7 +29,7 @@ _END = _RESULT.pack(-1, 1, -1)
 class Refused(NamedTuple):
     """One of the znodes could not be read, for another reason than that it is absent: its place in the request, ZooKeeper's error code."""
 
-    index: int
+    place: int
     code: int
 
 

@@ -83,7 +83,7 @@ _STATES = {
 }
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class _Handler(SequentialThreadingHandler):
     """kazoo's threading handler without its worker threads: callbacks run where they arise, they only enqueue."""
 
     def __init__(self, connect_timeout_s: float, security: ZkSecurity) -> None:
@@ -132,7 +132,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return self.pings.select(reads, writes, timeout)
 
 
-class _Connection(ConnectionHandler):  # type: ignore[misc]
+class _Connection(ConnectionHandler):
     """kazoo's connection with batched reads and writes, short timeouts and the lease clock."""
 
     last_answer_s = -math.inf
@@ -287,7 +287,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         self.last_answer_s = max(self.last_answer_s, sent_s)
 
 
-class _Client(KazooClient):  # type: ignore[misc]
+class _Client(KazooClient):
     """One kazoo client for one session, or for the continuation of one; a `zk_link.Link`."""
 
     def __init__(
@@ -390,7 +390,7 @@ class _Client(KazooClient):  # type: ignore[misc]
         return LinkTrouble.LOST if isinstance(error, _LOSSES) else _TROUBLES.get(type(error), LinkTrouble.OTHER)
 
 
-class _Access(GetACL):  # type: ignore[misc]
+class _Access(GetACL):
     """The list alone, as ours."""
 
     @classmethod

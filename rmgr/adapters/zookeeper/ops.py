@@ -169,7 +169,7 @@ def allowed(paths: Sequence[str], found: list[Stamped | None] | Refused) -> list
     """What a bulk read has found, or why none of it is told."""
     if not isinstance(found, Refused):
         return found
-    at = paths[found.index]
+    at = paths[found.place]
     if found.code == _NO_AUTH:
         return PermissionDenied(f"{at}: ZooKeeper refuses it to this role", hint=_NO_RIGHT)
     return RmgrError(f"{at}: ZooKeeper's error {found.code}")

@@ -49,9 +49,10 @@ from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.jobs.ranks import RanksAnswering
 from rmgr.daemons.starter.jobs.terminal import TerminalAnswering
 from rmgr.daemons.starter.node.loop import Call, Starter
-from rmgr.daemons.starter.node.node import NodeAgent, Shared
+from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registrant, Registry
 from rmgr.daemons.starter.node.service import NodeAnswering
+from rmgr.daemons.starter.node.shared import Shared
 from rmgr.daemons.starter.node.use import Caps, WorkLimits
 from rmgr.daemons.starter.pull.hints import Switchboard
 from rmgr.daemons.starter.staging.accounts import open_to_users, policy_of, runs_as_user

@@ -84,7 +84,7 @@ def student_t(probability: float, degrees: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+    return float(z + sum(term / degrees**power for power, term in enumerate(terms, 1)))
 
 
 def _mean(requests: Iterable[CallRequest], measure: Callable[[CallRequest], float]) -> float:

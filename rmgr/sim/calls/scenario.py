@@ -185,7 +185,8 @@ def _checked(scenario: Scenario) -> Scenario:
     for name in linked:
         if name not in names:
             raise UsageError(f"a link leads to server {name}, which is not there", hint=f"known: {', '.join(names)}")
-    for part in (*scenario.servers, *scenario.links):
+    parts: list[ServerPlan | LinkPlan] = [*scenario.servers, *scenario.links]
+    for part in parts:
         size = part.background_operations if isinstance(part, ServerPlan) else part.background_bytes
         if part.background and size <= 0:
             unit = "background_operations" if isinstance(part, ServerPlan) else "background_bytes"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from random import Random
 from traceback import extract_tb
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from rmgr.sched.draft import Draft
 from rmgr.sched.plan import Decision, Plan, Reserve, Start, WakeAt
@@ -209,7 +209,7 @@ def shuffled(snapshot: Snapshot, seed: int) -> Snapshot:
 
 
 def _wrapped(pipeline: tuple[Stage, ...], kind: type[_Wrapped]) -> tuple[Stage, ...]:
-    return tuple(replace(stage, policy=kind(stage.policy)) for stage in pipeline)
+    return tuple(replace(stage, policy=cast("Policy", kind(stage.policy))) for stage in pipeline)
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Wrapped:
     policy: Policy
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a wrapper's name is its policy's
+    def name(self) -> str:  # a wrapper's name is its policy's
         return self.policy.name
 
 

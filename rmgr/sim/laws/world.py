@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rmgr.sched.job import Job, Node, resources_of
 from rmgr.sched.records import Limits, Maintenance
@@ -157,7 +157,8 @@ def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
         yield _mended(replace(world, works=works))
     for name in ("outages", "withdrawals", "windows"):
         for fewer in _without_each(getattr(world, name)):
-            yield replace(world, **{name: fewer})
+            change: dict[str, Any] = {name: fewer}
+            yield replace(world, **change)
     yield replace(world, half_life_us=0)
     for partition in world.limits:
         yield replace(world, limits={name: limits for name, limits in world.limits.items() if name != partition})

@@ -130,8 +130,8 @@ def _image(figure: Figure, axes: Axes, run: Run, axis: TimeAxis, span: tuple[flo
     used = occupancy(
         (run.spells.start[owners] - start) / (end - start) * _BINS,
         (run.spells.end[owners] - start) / (end - start) * _BINS,
-        first * (rows / run.processors),
-        (last + 1) * (rows / run.processors),
+        np.multiply(first, rows / run.processors, dtype=np.float64),
+        np.multiply(last + 1, rows / run.processors, dtype=np.float64),
         bins=_BINS,
         rows=rows,
     )

@@ -61,7 +61,8 @@ class Slots:
 def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value
     """The picture: a row a slot, empty cells are idle cores. Raises: UsageError as `Slots`."""
     slots = Slots(run, window, MOST_SLOTS)
-    corners, places = [], []
+    corners: list[list[tuple[int, int]]] = []
+    places: list[int] = []
     open_: dict[tuple[int, int, int], int] = {}  # what ran in the row before -> its rectangle
     for at, row in enumerate(slots.rows):
         before, open_ = open_, {}

@@ -10,8 +10,9 @@ import math
 import stat
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from rmgr.errors import UsageError
 from rmgr.model.base.units import counted
@@ -150,7 +151,7 @@ class SwfReader:
         )
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> gzip.GzipFile | BufferedReader:
     """The text of the file, unpacked when it begins as gz does."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory says itself what is wrong

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,8 @@ from rmgr.checkpoint import CONTROL
 from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
+
+T = TypeVar("T")
 
 #: Bytes of one piece, and files so small that they share one.
 PIECE_BYTES = 4 * 1024 * 1024
@@ -88,7 +91,7 @@ def decode_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def _decode(data: bytes, kind: object) -> object:  # type: ignore[misc]
+def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -23,6 +23,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import Multi
 from rmgr.coord.protocol.records import brief, encode_block, encode_outcomes
 from rmgr.coord.seal.work import narrowed
+from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
@@ -92,7 +93,7 @@ class ClaimedBlock:
     data: BlockData
     version: int
     base_us: int
-    payloads: Sequence[bytes] | None = ()
+    payloads: Sequence[bytes | ArgumentsPiece] | None = ()
     base: int = 0
     ready: deque[int] = field(default_factory=deque)
     live: int = 0
@@ -172,7 +173,7 @@ class ClaimedBlock:
         """Every task is committed or given back."""
         return self.data.done == (1 << self.key.count) - 1
 
-    def payload(self, index: int) -> bytes:
+    def payload(self, index: int) -> bytes | ArgumentsPiece:
         """Arguments of a task; only when they are here."""
         assert self.payloads is not None
         return self.payloads[index - self.base] if self.payloads else b""

@@ -144,7 +144,7 @@ class Committer:
         """The same connection answers in order: after `sync`, what is read is what became of the multi."""
         if registration != self._registration:
             return
-        reads = [self._coordinator.sync(), *(self._coordinator.get(path) for path in proof_paths(multi))]
+        reads: list[Future[Any]] = [self._coordinator.sync(), *(self._coordinator.get(path) for path in proof_paths(multi))]
         left = [len(reads)]
 
         def arrived(_: Future[Any]) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.commits import Committer
     from rmgr.model.tasks.block import BlockKey
+    from rmgr.runtime.timers import Timer
 
 
 class TreeAccess(Protocol):
@@ -19,7 +20,7 @@ class TreeAccess(Protocol):
 
     def post(self, call: Callable[[], None], /) -> None: ...
 
-    def after(self, delay_s: float, call: Callable[[], None], /) -> object: ...
+    def after(self, delay_s: float, call: Callable[[], None], /) -> Timer: ...
 
     def wake(self) -> None: ...
 

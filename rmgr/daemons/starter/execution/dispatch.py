@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Container
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBa
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
+#: Of arguments that travel with their task.
+_INLINE: dict[str, Any] = {}
 #: Bytes of arguments in one message.
 _BATCH_BYTES = 4 * 1024 * 1024
 #: Bytes of arguments fetched ahead of the slots.
@@ -353,14 +356,15 @@ class Dispatcher:
         assert launch.blob is not None
         next_seq, label, attempt = self._lanes.runner.next_seq, block.info.label, block.key.attempt
         plain, keyed, tasks, argument = block.info.array is None, block.data.keyed, lane.tasks, block.payload
-        items, size = [], 0
+        items: list[TaskItem] = []
+        size = 0
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
-            payload = argument(index) if staged is None else staged.payload
-            if self._accounts is not None and type(payload) is ArgumentsPiece:
+            payload: bytes | str | ArgumentsPiece = argument(index) if staged is None else staged.payload
+            if self._accounts is not None and isinstance(payload, ArgumentsPiece):
                 payload = payload.read()  # the file is not its user's
-            there = None if isinstance(payload, bytes) else where(payload)
-            size += len(payload) if there is None else 0
+            data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", where(payload))
+            size += len(data)
             if size > _BATCH_BYTES and items:
                 block.put_back(indices[at:])
                 del indices[at:]
@@ -368,7 +372,7 @@ class Dispatcher:
             seq = next_seq()
             tasks[seq] = (block, index)
             shown = -1 if plain else label(index)
-            items.append(TaskItem(seq, index, attempt, shown, payload) if there is None else TaskItem(seq, index, attempt, shown, **there))
+            items.append(TaskItem(seq, index, attempt, shown, data, **there) if there else TaskItem(seq, index, attempt, shown, data))
         batch = TaskBatch(
             shape=launch.shape if not lane.is_special else _with(launch.shape, lane),
             function=launch.function,

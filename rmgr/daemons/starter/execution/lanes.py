@@ -347,9 +347,9 @@ class Lanes:
             free = self._pieces.get(name, [])
             kept[name] = free[len(free) - min(count, len(free)) :]  # the highest: workers have seen the lowest
             del free[len(free) - len(kept[name]) :]
-        pieces = {name: some for name, some in kept.items() if some}
-        if any(found) or pieces:
-            self._kept[whose] = _Kept(*found, pieces)
+        lent = {name: some for name, some in kept.items() if some}
+        if any(found) or lent:
+            self._kept[whose] = _Kept(*found, lent)
         return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------

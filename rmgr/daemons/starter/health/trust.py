@@ -6,7 +6,8 @@ Also signs what this Starter commits. In an open cluster there is no gate.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
 
 from rmgr.coord.seal.tree import NotSealed, opened
 from rmgr.coord.seal.work import block_statement, check_shape, seal_fragment, spec_digest
@@ -108,11 +109,13 @@ class Gate:
         if not info.spec:
             info.spec = spec_digest(record)
         check_shape(block.key, record, block.data.allocation)
+        # As claimed, while the arguments are the block's own: pieces of files come from its row.
+        payloads = () if block.data.row else cast("Sequence[bytes]", block.payloads or ())
         statement = block_statement(
             block.key,
             block.data,
             seal=seal,
-            payloads=() if block.data.row else block.payloads or (),
+            payloads=payloads,
             base=block.base,
             cluster_id=self._cluster_id,
             user=record.user,

@@ -134,7 +134,8 @@ class Joint:
         return min(block.arrived_s for block in blocks) + GATHER_S if task_s is not None and task_s < SHORT_S else -math.inf
 
     def _commit(self, blocks: Sequence[ClaimedBlock]) -> None:
-        some, size = [], 0
+        some: list[tuple[ClaimedBlock, CompletePart]] = []
+        size = 0
         for block in blocks[:MOST]:
             size += _size(block.arrived[0])
             if some and size > MOST_BYTES:

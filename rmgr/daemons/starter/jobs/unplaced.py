@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rmgr.coord.protocol.multi import Conflict, Outcome, Stat
 from rmgr.log import audit
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.core.doors import NamedNode, TreeCommits
@@ -30,7 +31,7 @@ _PAUSE_S = 0.5
 class Unplaced:
     """Of one node. Owner's thread only."""
 
-    def __init__(self, node: NamedNode, shared: TreeCommits, log: Any) -> None:
+    def __init__(self, node: NamedNode, shared: TreeCommits, log: Log) -> None:
         self._node = node
         self._shared = shared
         self._log = log

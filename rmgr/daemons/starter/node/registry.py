@@ -240,9 +240,9 @@ class Registry:
             found = self._wait(read)
             if found is not None and self._is_block(agent, key, found):
                 standing[key] = found
-        for block in [block for key, block in agent.blocks.items() if key not in standing]:
-            self._log.info("block_dropped", node=agent.name, block=paths.block_name(block.key), why="it was decided without us")
-            agent.drop_block(block)
+        for lost in [block for key, block in agent.blocks.items() if key not in standing]:
+            self._log.info("block_dropped", node=agent.name, block=paths.block_name(lost.key), why="it was decided without us")
+            agent.drop_block(lost)
         in_doubt = agent.puller.in_doubt()
         idle = self._wait(self._coordinator.stat(paths.idle(agent.name))) is not None
         agent.registered(agent.registering, idle=idle)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
@@ -21,6 +21,8 @@ from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.gap import place
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from rmgr.daemons.starter.health.health import DiskWatch
@@ -178,7 +180,7 @@ class NodeAnswering:
         with audited(self._log, person, "logs", str(submission)):
             check(person, submission, owner)
 
-    def _ask(self, question: Callable[[], object]):  # type: ignore[no-untyped-def]
+    def _ask(self, question: Callable[[], T]) -> T:
         try:
             return self._starter.ask(question)
         except TimeoutError:
@@ -211,7 +213,7 @@ class NodeAnswering:
                         )
             return found
 
-        return self._ask(look)  # type: ignore[no-any-return]
+        return self._ask(look)
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
@@ -234,4 +236,4 @@ class NodeAnswering:
                 for agent in self._starter.agents.values()
             ]
 
-        return self._ask(look)  # type: ignore[no-any-return]
+        return self._ask(look)

@@ -27,6 +27,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.deeds import Deeds
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
+from rmgr.runtime.timers import Timer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Shared:
     spool_cap: int
     python: str
     log: Log
-    after: Callable[[float, Callable[[], None]], object]
+    after: Callable[[float, Callable[[], None]], Timer]
     peers: Peers | None = None  #: how other Starters are asked
     gate: Gate | None = None  #: of a secured cluster
     seals: Seals = OPEN  #: of checkpoints

@@ -336,6 +336,7 @@ class Puller:
         lanes, of = self._node.lanes, self._times.of
         cores, memory_mib, ahead_s = lanes.free_cores, lanes.free_memory_mib, 0.0
         others = {name: lanes.free_of(name) for name in lanes.resources} if lanes.resources else {}
+        waiting: list[tuple[BlockKey, int, ClaimedBlock | None]]
         waiting = [(block.key, len(block.ready), block) for block in self._node.blocks.values() if block.waits]
         waiting += [(key, key.count, None) for key in self._flying]
         for key, count, block in waiting:

@@ -120,16 +120,16 @@ class OutputRows:
                     rows.setdefault(row.encoding, []).append((row, leaving.owner))
         failpoint("starter.outputs_leaving")
         for encoding, some in rows.items():
-            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, **self._notes(some, encoding))
+            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding))
         return told
 
-    def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> dict[str, list[bytes]]:
-        """Deeds of values under output keys; what else is stored has its hash in the fragment, which is signed."""
+    def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> list[bytes]:
+        """Deeds of values under output keys, none where there are none; what else is stored has its hash in the signed fragment."""
         named = [(row.key, sha256(row.data).digest(), owner) for row, owner in rows if row.is_named]
         if self._deeds is None or not named:
-            return {}
+            return []
         made = iter(self._deeds.notes(named, encoding))
-        return {"notes": [next(made) if row.is_named else b"" for row, _ in rows]}
+        return [next(made) if row.is_named else b"" for row, _ in rows]
 
     def _tried(self, store: Store, leaving: StoringEnding) -> Written | Exception:
         try:

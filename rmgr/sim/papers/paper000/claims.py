@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from rmgr.sim.papers.paper000.runs import ALL, CONVENTIONAL, PARTITIONED, PROPOSAL_1, PROPOSAL_2, QUEUES, SYSTEMS, Measured, Waits
-from rmgr.sim.papers.report import PaperCheck, Table, Within, mean, spread
+from rmgr.sim.papers.report import Cell, PaperCheck, Table, Within, mean, spread
 
 SMALL, LARGE = ("ss8", "s8"), ("s128", "d32", "d128", "d512")
 ROWS = (*QUEUES, ALL)
@@ -116,7 +116,7 @@ def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple
         what = f"{claim.what}: share of seeds" if claim.against else f"{claim.what} ({baseline}): share of seeds"
         paper = dict.fromkeys(shares, 1)
         checks.append(PaperCheck(id=name, what=what, paper=paper, ours=shares, spread=spreads, rule=Within(), required=False))
-    columns = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
+    columns: tuple[str, ...] = ("check", "system", "its mean (s)", "should be", "against", "that one's mean (s)", "load", "queue")
     columns += tuple(f"seed {seed}" for seed in seeds)
     return checks, Table(title="Claims of figures 2 and 3 by queue and seed", columns=columns, rows=tuple(rows))
 
@@ -126,7 +126,7 @@ def figure_tables(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -
     for title, measure in (("Figure 2: median wait", "median"), ("Figure 3: longest wait", "max"), ("Mean wait", "mean")):
         for load in loads:
             columns = tuple(name for system in SYSTEMS for name in (system, f"{system} sd"))
-            rows = []
+            rows: list[tuple[Cell, ...]] = []
             for queue in ROWS:
                 bars = [[_bar(runs[system, load, seed], queue, measure) for seed in seeds] for system in SYSTEMS]
                 rows.append((queue, *(number for values in bars for number in (round(mean(values), 1), round(spread(values), 1)))))

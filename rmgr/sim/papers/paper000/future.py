@@ -14,7 +14,7 @@ from typing import TypeAlias
 from rmgr.sched.queue_class import HPC2500, Ladder
 from rmgr.sim.papers.paper000.claims import ROWS
 from rmgr.sim.papers.paper000.runs import CONVENTIONAL, PROPOSAL_1, PROPOSAL_2, Measured, Paper000Run
-from rmgr.sim.papers.report import Figure, Point, Table, mean
+from rmgr.sim.papers.report import Cell, Figure, Point, Table, mean
 
 THRESHOLDS = (5, 10, 20, 30, 40)
 LIMITS = (0, 1, 2, 3, 4)
@@ -57,21 +57,21 @@ def tables(found: Mapping[Paper000Run, Measured], seeds: Sequence[int]) -> Itera
     """Medians and maxima by queue: of the sweep, then of the orders of scanning."""
     small = f"{JOBS:,} jobs, load {float(LOAD):g}, {len(seeds)} seeds"
     for title, measure in (("median", "median_s"), ("longest", "max_s")):
-        rows = []
+        rows: list[tuple[Cell, ...]] = []
         for setting in settings():
             threshold, limit, with_small = setting
             values = (round(value, 1) for value in (_mean(found, setting, seeds, queue, measure) for queue in ROWS))
             rows.append((threshold if limit else None, limit, limit if with_small else 0, *values))
         columns = ("threshold", "limit", "limit of ss8 and s8", *ROWS)
         yield Table(title=f"Future work: {title} wait (s), {small}", columns=columns, rows=tuple(rows))
-    rows = []
+    orders: list[tuple[Cell, ...]] = []
     for system, (order, queues) in product(SCANNED, ORDERS.items()):
         runs = [found[Paper000Run(system=system, load=LOAD, seed=seed, jobs=JOBS, queues=queues)] for seed in seeds]
         for measure, told in (("median_s", "median"), ("mean_s", "mean"), ("max_s", "longest")):
             values = (round(mean([_of(run, queue, measure) for run in runs]), 1) for queue in ROWS)
-            rows.append((system, order, told, *values))
+            orders.append((system, order, told, *values))
     columns = ("system", "queues scanned first", "wait", *ROWS)
-    yield Table(title=f"The order of scanning (s), {small}", columns=columns, rows=tuple(rows))
+    yield Table(title=f"The order of scanning (s), {small}", columns=columns, rows=tuple(orders))
 
 
 def figures(found: Mapping[Paper000Run, Measured], seeds: Sequence[int]) -> Iterator[Figure]:

@@ -16,8 +16,9 @@ from rmgr.sched.policies.queue_first_fit import QueueFirstFit
 from rmgr.sched.policies.queue_select import QueueSelect
 from rmgr.sched.policy import Cause, Policy, Stage
 from rmgr.sched.queue_class import HPC2500, Ladder
-from rmgr.sim.engine.driver import Setting, simulate
+from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.outcome import JobOutcome
+from rmgr.sim.engine.setting import Setting
 from rmgr.sim.models.hpc2500 import CPUS_PER_NODE, NODES, hpc2500
 from rmgr.sim.workload.jobs import SECOND
 
@@ -145,7 +146,7 @@ def _name(queues: Iterable[str]) -> str:
 
 def waits_of(outcomes: Sequence[JobOutcome], queues: Ladder) -> dict[str, Waits]:
     """By the queue in which each job was, and of all. A queue without jobs is left out."""
-    by_queue: dict[str, list[float]] = {queue.name: [] for queue in queues} | {ALL: []}
+    by_queue: dict[str, list[float]] = {name: [] for name in (*(queue.name for queue in queues), ALL)}
     for outcome in outcomes:
         wait = outcome.wait_us / SECOND
         by_queue[outcome.queue].append(wait)

@@ -50,7 +50,7 @@ def figures(runs: Paper002Runs) -> tuple[Figure, ...]:
 
 def _first() -> Table:
     _, skipped = table_1()
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for slot, (paper, ours) in enumerate(zip(TABLE_1, skipped, strict=True)):
         rows.append((slot, *(f"Q{task // 10}({task % 10})" for task in ours), "yes" if paper == ours else "no"))
     queues = ", ".join(f"Q{node}:{length}" for node, length in enumerate(FIGURE_1))
@@ -81,7 +81,7 @@ def _policies(runs: Paper002Runs, title: str, load: float, at: int) -> Table:
 
 
 def _batch(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for load, (utilisation, queue) in PAPER_BATCH.items():
         fields: dict[str, Any] = {"kind": "batch", "load": load}
         rows.append(
@@ -101,12 +101,13 @@ def _batch(runs: Paper002Runs) -> Table:
 
 
 def _by_load(runs: Paper002Runs, title: str, what: str, digits: int, **fields: Any) -> Table:
+    rows: list[tuple[Cell, ...]]
     rows = [(str(load), *(round(runs.mean(what, height=height, load=load, **fields), digits) for height in runs.heights)) for load in LOADS]
     return Table(title=title, columns=("load", *(f"2^{height}" for height in runs.heights)), rows=tuple(rows))
 
 
 def _largest(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for height in _TALL:
         if height not in runs.heights:
             continue
@@ -121,7 +122,7 @@ def _largest(runs: Paper002Runs) -> Table:
 
 
 def _newcomers(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for load in (QUIET, BUSY, 1.0):
         row: list[Cell] = [str(load)]
         for kind in Newcomers:
@@ -135,7 +136,7 @@ def _newcomers(runs: Paper002Runs) -> Table:
 
 
 def _weights(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for load in (QUIET, BUSY, 1.0):
         found = [dict(one.by_weight) for one in runs.all(load=load, weights=_WEIGHTS)]
         rows.append(
@@ -151,7 +152,7 @@ def _weights(runs: Paper002Runs) -> Table:
 
 
 def _switching(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for load in (QUIET, BUSY, 1.0):
         for switch in SWITCHES:
             fields = {"load": load, "switch": switch}
@@ -164,13 +165,14 @@ def _distribution(runs: Paper002Runs) -> Table:
     def part(at: int) -> Callable[[Measures], float]:
         return lambda found: found.tqlb[at]
 
+    rows: list[tuple[Cell, ...]]
     rows = [(str(load), *(runs.mean(part(at), load=load) for at in range(4)), runs.mean("most_tqlb", load=load)) for load in LOADS]
     columns = ("load", "mean", "median", "90 %", "99 %", "largest")
     return Table(title="Distribution of max TQLB over time (2^7, BF&APA)", columns=columns, rows=tuple(rows))
 
 
 def _messages(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for policy, name in NAMES.items():
         row: list[Cell] = [name]
         for load in (QUIET, BUSY):
@@ -182,7 +184,7 @@ def _messages(runs: Paper002Runs) -> Table:
 
 
 def _widths(runs: Paper002Runs) -> Table:
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for width in _WIDTHS:
         for load in (0.4, 0.8):
             fields = {"leaves": _PROCESSORS, "width": width, "load": load, "odd": True}

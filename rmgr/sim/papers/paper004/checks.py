@@ -23,9 +23,9 @@ _REQUEST_S, _INTERVAL_S = 19.265, 5.0
 def c4_1(_runs: Runs) -> Iterator[PaperCheck]:
     scenario = scenario_named("ninf_text")
     client, n = scenario.clients[0], _LINPACK_N
-    paper = {"operations": (2 * n**3 + 6 * n**2) // 3, "bytes": 8 * n**2 + 20 * n}
+    paper: dict[str, float] = {"operations": (2 * n**3 + 6 * n**2) // 3, "bytes": 8 * n**2 + 20 * n}
     paper |= {f"interval {case}": round(factor * _REQUEST_S + _INTERVAL_S, 3) for case, factor in (("A", 1), ("B", 2))}
-    ours = {"operations": client.operations, "bytes": client.bytes}
+    ours: dict[str, float] = {"operations": client.operations, "bytes": client.bytes}
     ours |= {f"interval {case.name}": case.interval_s for case in scenario.cases}
     yield PaperCheck(id="C4.1", what="a request of Linpack n = 600, and the mean intervals", paper=paper, ours=ours, rule=Within())
     costs = {server.name: idle(server.name).total_s for server in scenario.servers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rmgr.sim.papers.paper004.asked import Runs
 from rmgr.sim.papers.paper004.checks import DECODED, REAL
@@ -107,6 +108,6 @@ def windows(runs: Runs) -> Table:
     )
 
 
-def _unless_default(**params: str) -> dict[str, str]:
+def _unless_default(**params: str) -> dict[str, Any]:
     """The runs of a policy without parameters are those of the tables above: not run twice."""
     return {name: value for name, value in params.items() if value not in {"now", "last", "declared"}}
