@@ -208,17 +208,7 @@ class ReconcileActions:
         submission = followed.submission
         assert submission is not None
         changed, multi = barred(submission, followed.version, action)
-        failpoint("leader.before_bar")
-        self._tree.commit(multi, partial(self._barred, followed, changed, done))
-
-    def _barred(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            why = changed.reason_detail
-            self._term.log.info("submission_barred", submission=followed.number, state=changed.phase, why=why, epoch=self._term.epoch)
-            followed.put_record(changed, version_of(outcome))
-        else:
-            followed.refresh()
-        done(isinstance(outcome, Committed))
+        self._change(followed, changed, multi, done, name="bar", event="submission_barred", state=changed.phase, why=changed.reason_detail)
 
     # -- too many failures
 
@@ -230,19 +220,7 @@ class ReconcileActions:
             done(True)
             return
         changed, multi = break_off(submission, followed.version, failures)
-        failpoint("leader.before_break_off")
-        self._tree.commit(multi, partial(self._broken_off, followed, changed, done))
-
-    def _broken_off(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            self._term.log.info(
-                "submission_broken_off", submission=followed.number, why=changed.reason_detail, epoch=self._term.epoch
-            )
-            followed.put_record(changed, version_of(outcome))
-            failpoint("leader.after_break_off")
-        else:
-            followed.refresh()
-        done(isinstance(outcome, Committed))
+        self._change(followed, changed, multi, done, name="break_off", event="submission_broken_off", why=changed.reason_detail)
 
     # -- a list of jobs that was never released
 
@@ -254,17 +232,7 @@ class ReconcileActions:
             done(True)
             return
         changed, multi = abandoned(submission, followed.version)
-        failpoint("leader.before_abandon")
-        self._tree.commit(multi, partial(self._abandoned, followed, changed, done))
-
-    def _abandoned(self, followed: ChangingRecord, changed: Submission, done: Done, outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            self._term.log.info("submission_abandoned", submission=followed.number, epoch=self._term.epoch)
-            followed.put_record(changed, version_of(outcome))
-            failpoint("leader.after_abandon")
-        else:
-            followed.refresh()
-        done(isinstance(outcome, Committed))
+        self._change(followed, changed, multi, done, name="abandon", event="submission_abandoned")
 
     # -- the end
 
@@ -310,21 +278,36 @@ class ReconcileActions:
             return
         gate = submission.phase is Phase.OPEN
         closed, multi = close(submission, followed.version, now_us=self._term.wall_us(), gate=gate)
-        failpoint("leader.before_close")
         followed.will_change()
-        self._tree.commit(multi, partial(self._closed, followed, closed, done))
+        ended = self._term.metrics.closed.inc
+        self._change(followed, closed, multi, done, name="close", event="submission_closed", then=ended, total=followed.progress.total)
 
-    def _closed(self, followed: EndingSubmission, closed: Submission, done: Done, outcome: Outcome) -> None:
-        if isinstance(outcome, Committed):
-            self._term.metrics.closed.inc()
-            self._term.log.info(
-                "submission_closed", submission=followed.number, total=followed.progress.total, epoch=self._term.epoch
-            )
-            followed.put_record(closed, version_of(outcome))
-            failpoint("leader.after_close")
-        else:
-            followed.refresh()
-        done(isinstance(outcome, Committed))
+    def _change(
+        self,
+        followed: ChangingRecord,
+        changed: Submission,
+        multi: Multi,
+        done: Done,
+        *,
+        name: str,
+        event: str,
+        then: Callable[[], object] = lambda: None,
+        **facts: object,
+    ) -> None:
+        """Commits a record that is another now. name: in its failpoints. event, facts: are logged, `then` called once it is committed."""
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed):
+                then()
+                self._term.log.info(event, submission=followed.number, **facts, epoch=self._term.epoch)
+                followed.put_record(changed, version_of(outcome))
+                failpoint(f"leader.after_{name}")
+            else:
+                followed.refresh()
+            done(isinstance(outcome, Committed))
+
+        failpoint(f"leader.before_{name}")
+        self._tree.commit(multi, answered)
 
     # -- pages
 
