@@ -69,20 +69,24 @@ class Load(threading.Thread):
 
     def __init__(self, chaos: Chaos) -> None:
         super().__init__(name="load", daemon=True)
-        self.rounds: list[tuple[float, float]] = []  # begin, seconds
+        self.rounds: list[tuple[float, float]] = []  # begin by the clock, fair seconds
         self.errors: list[BaseException] = []
         self._chaos = chaos
         self._over = threading.Event()
 
     def run(self) -> None:
         try:
-            with self._chaos.connection() as connection, TaskQueue(lambda data: data[::-1], connection=connection) as queue:
+            with (
+                FairTimer() as timer,
+                self._chaos.connection() as connection,
+                TaskQueue(lambda data: data[::-1], connection=connection) as queue,
+            ):
                 while not self._over.is_set():
-                    begin, data = time.monotonic(), os.urandom(20_000)
+                    begin, granted_s, data = time.monotonic(), timer.elapsed_s, os.urandom(20_000)
                     connection.store.put(f"load/{len(self.rounds)}", data)
                     assert queue.submit_call(data).result(60) == data[::-1]
                     assert connection.store.get(f"load/{len(self.rounds)}") == data
-                    self.rounds.append((begin, time.monotonic() - begin))
+                    self.rounds.append((begin, timer.elapsed_s - granted_s))
         except BaseException as error:
             self.errors.append(error)
 

@@ -112,7 +112,7 @@ def test_a_deadline_holds_while_another_process_keeps_the_lock(store: SqliteStor
             assert timer.elapsed_s < 2
         assert store.health(timeout_s=0.2) is not None
         assert store.get("k") == (b"old", "raw"), "readers never wait for writers"
-    store.put("k", b"newer", timeout_s=5)
+    store.put("k", b"newer", timeout_s=60)
     assert store.get("k") == (b"newer", "raw")
     assert store.get("l") is None, "a write given up before it began is not done later"
     assert store.health() is None
@@ -175,7 +175,7 @@ def test_a_full_disk_is_told_and_survived(small_disk: Path) -> None:
         assert store.get("big") is None
         assert store.get("k") == (b"before", "raw")
         ballast.unlink()
-        store.put("k", b"after", timeout_s=5)
+        store.put("k", b"after", timeout_s=60)
         store.sweep()
         store.put("big", bytes(CHUNK_BYTES))
         assert store.get("k") == (b"after", "raw")
@@ -224,11 +224,11 @@ def test_a_write_error_of_the_file_is_told_and_survived(store: SqliteStore, path
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:
         with pytest.raises(StoreUnavailable, match=str(path)):
-            store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=5)
+            store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=60)
         assert store.get("k") == (b"before", "raw")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=5)
+    store.put("big", bytes(3 * CHUNK_BYTES), timeout_s=60)
     assert store.head("big") == (3 * CHUNK_BYTES, "raw")
 
 
@@ -445,7 +445,7 @@ def test_a_bug_in_one_write_does_not_stop_the_writer(store: SqliteStore) -> None
 
     with pytest.raises(StoreUnavailable, match="AttributeError: a bug"):
         store._writer.write(broken, CallDeadline(5), weight_bytes=1, doing="fail")
-    store.put("k", b"1", timeout_s=5)
+    store.put("k", b"1", timeout_s=60)
     assert store.get("k") == (b"1", "raw")
 
 

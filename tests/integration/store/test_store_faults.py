@@ -147,7 +147,7 @@ def test_a_writer_killed_in_mid_write_leaves_whole_values_only(adapter: Adapter,
         assert kinds <= {b"a" * 50, b"b" * 50}
         if adapter.is_atomic:
             assert len(kinds) == 1, "rows of one put_many are seen together"
-        store.put("after", b"alive", timeout_s=5)
+        store.put("after", b"alive", timeout_s=60)
         assert store.get("after") == (b"alive", Encoding.RAW)
 
 

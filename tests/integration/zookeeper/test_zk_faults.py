@@ -55,13 +55,14 @@ class Load(threading.Thread):
         super().__init__(daemon=True)
         self.coordinator = coordinator
         self.outcomes: list[object] = []
-        self.times_s: list[float] = []
+        self.times_s: list[float] = []  #: fair
         self._halt = threading.Event()
 
     def run(self) -> None:
-        while not self._halt.is_set():
-            self.outcomes.append(self.coordinator.commit(enqueue(len(self.outcomes)), timeout_s=30).result(40))
-            self.times_s.append(time.monotonic())
+        with FairTimer() as timer:
+            while not self._halt.is_set():
+                self.outcomes.append(self.coordinator.commit(enqueue(len(self.outcomes)), timeout_s=30).result(40))
+                self.times_s.append(timer.elapsed_s)
 
     def stop(self) -> list[object]:
         self._halt.set()
