@@ -104,7 +104,7 @@ class Load(threading.Thread):
 
 def status_of(chaos: Chaos) -> StatusView:
     """As the leader tells it; while one is dead that its session does not show yet, its successor is waited for."""
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while True:
         epoch = chaos.cluster.snapshot().epoch
         assert epoch is not None

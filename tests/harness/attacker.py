@@ -124,7 +124,7 @@ class Scene:
             self.ann.zk,
             draft,
             owner="",
-            deadline_s=time.monotonic() + 10,
+            deadline_s=time.monotonic() + DEADLINE_S,
             blocks=lambda number: [] if intercept else [(replace(key, submission=number), data)],
             tasks=len(payloads),
             complete=True,

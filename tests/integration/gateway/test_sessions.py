@@ -98,7 +98,7 @@ def test_a_gateway_that_is_started_again_at_its_place_is_found(town: Town) -> No
     states = States(client)
     first.kill()
     states.wait(CONNECTED, SUSPENDED)
-    waiting = client.get("/a", timeout_s=10)
+    waiting = client.get("/a", timeout_s=60)
     town.gateway(listen=first.endpoint)
     states.wait(LOST, CONNECTED)
     with pytest.raises(CoordinationUnavailable):  # asked in a session that never came back
@@ -111,9 +111,9 @@ def test_a_commit_whose_gateway_died_before_it_could_tell_is_found_committed(tow
     first, second = town.gateway(slow), town.gateway()
     client = GatewayCoordinator(first.endpoint, session_timeout_s=4.0)
     town.clients.append(client)
-    client.wait_ready(5)
+    client.wait_ready(60)
     client._gateways.endpoints = (first.endpoint, second.endpoint)  # from now on there is another one
-    commit, read = client.commit(make("/a/x"), timeout_s=10), client.get("/a", timeout_s=10)
+    commit, read = client.commit(make("/a/x"), timeout_s=60), client.get("/a", timeout_s=60)
     inner = slow.opened[0]
     assert isinstance(inner, MemoryCoordinator)
     wait_for(inner.server_step)  # carried out; its answer never leaves the gateway
@@ -130,9 +130,9 @@ def test_a_commit_that_died_with_its_gateway_is_unknown_and_not_repeated(town: T
     first, second = town.gateway(stuck), town.gateway()
     client = GatewayCoordinator(first.endpoint, session_timeout_s=4.0)
     town.clients.append(client)
-    client.wait_ready(5)
+    client.wait_ready(60)
     client._gateways.endpoints = (first.endpoint, second.endpoint)
-    commit = client.commit(make("/a/x"), timeout_s=10)
+    commit = client.commit(make("/a/x"), timeout_s=60)
     wait_for(lambda: stuck.counts.get(("asked", "commit")))
     first.kill()
     assert isinstance(commit.result(60), Unknown)
@@ -143,7 +143,7 @@ def test_a_gateway_that_is_asked_to_stop_finishes_what_is_under_way(town: Town) 
     first, second = town.gateway(), town.gateway()
     client = town.client(first, second)
     states = States(client)
-    commits = [client.commit(make(f"/a/{n}"), timeout_s=10) for n in range(50)]
+    commits = [client.commit(make(f"/a/{n}"), timeout_s=60) for n in range(50)]
     server_of(client, first, second).stop()
     states.wait(LOST, CONNECTED)
     answers = [commit.result(60) for commit in commits]
@@ -193,7 +193,7 @@ def test_a_client_is_sent_on_when_its_gateway_has_lost_zookeeper(town: Town, mon
     client = GatewayCoordinator(lonely.endpoint, session_timeout_s=0.5)
     town.clients.append(client)
     client._gateways.endpoints = (lonely.endpoint, good.endpoint)
-    client.wait_ready(8)
+    client.wait_ready(60)
     assert client.endpoint == good.endpoint
 
 

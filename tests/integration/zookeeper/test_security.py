@@ -81,7 +81,7 @@ def test_an_ensemble_is_reached_by_tls_both_sides_checked(secure: ZooKeeperEnsem
             server.pause()
             assert isinstance(coord.commit(make(f"/names/{server.port}"), timeout_s=20).result(25), Committed)
             server.resume()
-            server.wait_ready(10)
+            server.wait_ready(60)
         assert coord.session_id == session
 
 

@@ -38,7 +38,7 @@ def coordinator() -> Iterator[Counting]:
 
 def send(coordinator: Coordinator, numbers: Numbers | None, *, token: str = "") -> Submitted:
     draft = draft_of(Options(name="x", token=token, queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
-    return submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 10, numbers=numbers)
+    return submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60, numbers=numbers)
 
 
 def test_who_submits_alone_reads_the_next_number_once(coordinator: Counting) -> None:

@@ -42,14 +42,14 @@ def test_a_moment_without_threads_does_not_end_the_server(monkeypatch: pytest.Mo
         askers = [threading.Thread(target=ask, args=(server.endpoint, answers)) for _ in range(5)]
         for asker in askers:
             asker.start()
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 60
         while not refused and time.monotonic() < end_s:
             time.sleep(0.01)
         assert refused
         monkeypatch.undo()
         held.set()
         for asker in askers:
-            asker.join(20)
+            asker.join(60)
         assert answers == [health_pb2.HealthCheckResponse.SERVING] * 5
     finally:
         held.set()
