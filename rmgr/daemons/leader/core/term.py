@@ -1,4 +1,4 @@
-"""One term of a leader: its numbers, and where what happens in it is written down."""
+"""Holds the numbers of one term of a leader, and where what happens in it is logged, counted and set aside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmgr.runtime.logger import Log
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """From TAKE-OVER until the fence is lost.
+    """Names one term: from TAKE-OVER until the fence is lost.
 
     Attributes:
         epoch_version: E, checked by every commit. epoch: the number shown to people.

@@ -26,7 +26,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 
 class ReturningJob(Protocol):
-    """A job that was asked to give its nodes up. is_back: it waits in its queue."""
+    """Says of a job that was asked to give its nodes up whether it is back. is_back: it waits in its queue."""
 
     is_back: bool
 
@@ -43,7 +43,7 @@ class Returns(Protocol):
 
 
 class Arrivals:
-    """Of all place queues. In the leader's loop.
+    """Tells them of all place queues. In the leader's loop.
 
     Args:
         mark_of: says where the next start of a job must be ("" = anywhere).

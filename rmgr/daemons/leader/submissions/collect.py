@@ -44,7 +44,7 @@ _SETTLED = 1000  # fragments read at once
 
 
 class CollectedSubmission(KnownSubmission, Protocol):
-    """A submission that has ended for good."""
+    """Has ended for good."""
 
     paged: Paged
 

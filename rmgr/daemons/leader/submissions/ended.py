@@ -31,7 +31,7 @@ _DIGITS = 18
 
 
 class EndedSubmission(Protocol):
-    """A submission that may have ended."""
+    """May have ended."""
 
     number: int
 

@@ -27,7 +27,7 @@ class UserTotals:
 
 
 class CountedSubmission(Protocol):
-    """A submission that counts for its user. record_bytes, fragment_bytes: in ZooKeeper, as far as they were read."""
+    """Counts for its user. record_bytes, fragment_bytes: in ZooKeeper, as far as they were read."""
 
     submission: Submission | None
     progress: Progress

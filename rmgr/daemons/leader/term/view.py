@@ -50,7 +50,7 @@ class PlacingAnswers(Scheduler, Protocol):
 
 
 class AnsweringLeader(Protocol):
-    """What a leader is asked."""
+    """Answers for one leadership."""
 
     @property
     def placer(self) -> PlacingAnswers: ...
