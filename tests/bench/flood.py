@@ -29,6 +29,7 @@ import uuid
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
+from tests.bench.stages import STAGES, cluster_stages
 from tests.harness.gateway_process import GatewayProcess
 from tests.places import ROOT
 
@@ -126,18 +128,48 @@ def rmgr(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-m", "rmgr.cli.main", *words], env=environment, capture_output=True, text=True, check=False)
 
 
-def submits(environment: dict[str, str], rounds: int, end_s: float = float("inf")) -> list[float]:
-    """Seconds of each `rmgr submit --wait -- true`, one after the other."""
-    found = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        done = rmgr(environment, "submit", "--wait", "--", "true")
-        found.append(time.perf_counter() - began)
-        if done.returncode:
-            print("the honest user got", done.returncode, done.stderr[-300:], flush=True)
-        if time.monotonic() > end_s:
-            break
-    return found
+class Honest:
+    """One user who submits and waits, again and again. `slowest` tells where his time goes."""
+
+    def __init__(self, environment: dict[str, str], cluster: DevCluster, where: Path) -> None:
+        self._environment = environment
+        self._coordinator = cluster.coordinator
+        self._notes = where / "stages.json"
+        self.stages: list[dict[str, float]] = []
+
+    def submits(self, rounds: int, end_s: float = float("inf")) -> list[float]:
+        """Seconds of each `rmgr submit --wait -- true`, one after the other."""
+        self.stages = []
+        environment = self._environment | {"RMGR_STAGES": str(self._notes)}
+        words = [sys.executable, "-m", "tests.bench.stages", "submit", "--wait", "--", "true"]
+        found = []
+        for _ in range(rounds):
+            self._notes.unlink(missing_ok=True)
+            began, began_wall = time.perf_counter(), time.time()
+            done = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+            found.append(time.perf_counter() - began)
+            ended_wall = time.time()
+            if done.returncode or not self._notes.exists():
+                print("the honest user got", done.returncode, done.stderr[-300:], flush=True)
+            else:
+                noted = json.loads(self._notes.read_text())
+                noted |= cluster_stages(self._coordinator, int(noted["number"]))
+                self.stages.append(noted | {"": began_wall, "printed": ended_wall})
+            if time.monotonic() > end_s:
+                break
+        return found
+
+    def tell(self) -> None:
+        """What each stage took: in the middle, and in the slowest submissions."""
+        print("  ms   " + "".join(f"{stage:>10}" for stage in (*STAGES, "all", "tries")))
+        whole = [stages["printed"] - stages[""] for stages in self.stages]
+        rows = [[(stages.get(b, 0) - stages.get(a, 0)) * 1e3 for a, b in pairwise(("", *STAGES))] for stages in self.stages]
+        rows = [[*row, all_s * 1e3, stages["tries"]] for row, all_s, stages in zip(rows, whole, self.stages, strict=True)]
+        if rows:
+            print("  p50  " + "".join(f"{statistics.median(column):>10.0f}" for column in zip(*rows, strict=True)))
+        for row in sorted(rows, key=lambda row: -row[-2])[:4]:
+            print("  slow " + "".join(f"{value:>10.0f}" for value in row))
+        sys.stdout.flush()
 
 
 def told(name: str, found: list[float]) -> float:
@@ -169,10 +201,12 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
         _only("gateway", pinned)
         try:
             with GatewayProcess(daemons, Path(where)) as gateway:
-                honest = kept | {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": str(security.bundle(Role.USER, "ann"))}
+                environment = kept | {"RMGR_GATEWAY": gateway.endpoint, "RMGR_SECURITY_DIR": str(security.bundle(Role.USER, "ann"))}
                 _only("honest", pinned)
-                submits(honest, 5)
-                before = told("alone", submits(honest, rounds))
+                honest = Honest(environment, cluster, Path(where))
+                honest.submits(5)
+                before = told("alone", honest.submits(rounds))
+                honest.tell()
                 seconds = rounds * 1.5 + 10
                 words = [sys.executable, "-m", "tests.bench.flood", "hostile", gateway.endpoint, leader, str(seconds), ",".join(ways)]
                 _only("hostile", pinned)
@@ -181,17 +215,18 @@ def main(users: int, rounds: int, processes: int, ways: tuple[str, ...], *, pinn
                 time.sleep(8)
                 pid = gateway._process.pid  # type: ignore[union-attr]
                 burnt, cpu, began = [_cpu_s(child.pid) for child in children], _cpu_s(pid), time.monotonic()
-                meanwhile = told(f"+{users}", submits(honest, rounds, began + seconds - 12))
+                meanwhile = told(f"+{users}", honest.submits(rounds, began + seconds - 12))
+                honest.tell()
                 took_s = time.monotonic() - began
                 theirs = (sum(_cpu_s(child.pid) for child in children) - sum(burnt)) / took_s
                 mine = (_cpu_s(pid) - cpu) / took_s
                 print(f"gateway: {mine * 100:.0f} % of a core, {_rss_mib(pid)} MiB; attackers: {theirs * 100:.0f} %")
                 print(_requests(gateway.metrics))
-                print(rmgr(honest, "limits").stdout)
+                print(rmgr(environment, "limits").stdout)
                 for child in children:
                     child.wait(60)
                 time.sleep(3)
-                told("after", submits(honest, rounds // 4))
+                told("after", honest.submits(rounds // 4))
                 events = Counter(json.loads(line)["event"] for line in gateway.log().splitlines() if line.startswith("{"))
                 print("lines of its log:", events.most_common(6))
                 print(f"p99 x{meanwhile / before:.2f}; gateway then: {_rss_mib(pid)} MiB; its log: {len(gateway.log()) / 1024:.0f} KiB")
