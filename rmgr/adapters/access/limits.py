@@ -144,6 +144,11 @@ class Bounds:
         with known.lock:
             known.under_way = max(0, known.under_way - count)
 
+    def under_way(self, user: str) -> int:
+        """How many requests of his are."""
+        known = self._users.get(user)
+        return known.under_way if known is not None else 0
+
     def spend(self, user: str, cost: float = 1.0) -> None:
         """A call that does not wait. Raises Throttled."""
         self._spend(user, cost, 0.0)

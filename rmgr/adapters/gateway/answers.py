@@ -34,10 +34,12 @@ def refused(kind: str) -> Future[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCommit:
-    """A change that a client may make. then: called when it has been made, before he is told; must not block."""
+    """A change that a client may make. then: called when it has been made, before he is told; met: with the conflict otherwise.
+    Both must not block."""
 
     multi: Multi
     then: Callable[[], None] | None = None
+    met: Callable[[Conflict], None] | None = None
 
 
 def committed(
@@ -61,6 +63,8 @@ def committed(
         count("committed", f"{name} {outcome}")
         if permitted.then is not None and outcome == Committed.__name__:
             permitted.then()
+        elif permitted.met is not None and outcome == Conflict.__name__:
+            permitted.met(done.result(0))
 
     future.add_done_callback(ended)
     return future

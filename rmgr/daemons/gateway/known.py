@@ -67,6 +67,7 @@ class Cluster:
         self._numbers: _Last[int, int] = _Last(_KEEP_NUMBERS)
         self._sent: _Last[int, tuple[int, float]] = _Last(_KEEP_NUMBERS)  #: version -> number, if what was sent is committed; until when
         self._tails: _Last[int, tuple[int, Tail]] = _Last(_KEEP_TAILS)
+        self._newest = -1  #: version of /ids that ZooKeeper has surely had
         self._lock = threading.Lock()
         self._settings: ClusterSettings | None = None
         self._settings_read = 0
@@ -76,14 +77,17 @@ class Cluster:
         return KnownToCaller(self, caller)
 
     def number(self, version: int) -> int:
-        """See `Known`. What a SUBMIT on its way will leave counts: its version exists only if it, or another like it, is committed."""
+        """See `Known`. What a SUBMIT on its way will leave counts: its version exists only if it, or another like it, is committed.
+        What is surely over is not asked for: where many submit at once most come too late, and that must cost little."""
+        if version < self._newest:
+            raise Moved(paths.IDS, ConflictKind.BAD_VERSION)
         known = self._numbers.get(version)
         if known is None:
             sent = self._sent.get(version)
             if sent is not None and machine.monotonic() < sent[1]:
                 return sent[0]
             known = decode(self.read(paths.IDS, version).data, int, paths.IDS)
-            self._numbers.put(version, known)
+            self._learnt(version, known)
         return known
 
     def facts(self, submission: int) -> SubmissionFacts:
@@ -139,7 +143,7 @@ class Cluster:
     def saw(self, found: Stamped) -> None:
         """`/ids`, as ZooKeeper has answered."""
         try:
-            self._numbers.put(found.version, decode(found.data, int, paths.IDS))
+            self._learnt(found.version, decode(found.data, int, paths.IDS))
         except RmgrError:
             return  # whoever uses it is told
 
@@ -153,11 +157,16 @@ class Cluster:
         """A change has been made. Must not block."""
         first = built.multi.ops[0]
         if built.record is not None and built.tail is not None and isinstance(first, Set):
-            self._numbers.put(first.version + 1, built.record.id + 1)
+            self._learnt(first.version + 1, built.record.id + 1)
             self.owners.made(built.record)
             self._tails.put(built.record.id, (0, built.tail))
         elif built.tail is not None and isinstance(first, Set):
             self._tails.put(built.number, (first.version + 1, built.tail))
+
+    def _learnt(self, version: int, number: int) -> None:
+        self._numbers.put(version, number)
+        with self._lock:
+            self._newest = max(self._newest, version)
 
     def _get(self, path: str) -> Stamped | None:
         return self._coordinator.get(path, timeout_s=_TIMEOUT_S).result(_TIMEOUT_S + 1)

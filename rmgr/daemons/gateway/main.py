@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from rmgr.adapters.zookeeper.session import SessionCoordinator
 from rmgr.config import Config
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Conflict, Multi, Stamped
+from rmgr.coord.protocol.multi import Conflict, ConflictKind, Multi, Stamped
 from rmgr.coord.protocol.ports import SessionState, Store
 from rmgr.coord.rebuild.multis import rebuild
 from rmgr.coord.rebuild.parts import Moved
@@ -47,6 +48,7 @@ from rmgr.daemons.gateway.metrics import GatewayMetrics
 from rmgr.daemons.gateway.owners import Owners
 from rmgr.daemons.gateway.room import QuotaRoom
 from rmgr.daemons.gateway.routes import ClusterRoutes
+from rmgr.daemons.gateway.submit_turns import SubmitTurns
 from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.gateway.written import WrittenKeeper
@@ -81,6 +83,8 @@ STALL_S = 30.0
 #: SIGTERM: how long what is under way may take.
 GRACE_S = 2.0
 _LOOK_S = 0.5
+#: Whoever has more requests under way does not wait for his turn to submit: pings come behind them.
+_FEW = 8
 #: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
 _SWITCH_S = 0.0005
 
@@ -102,6 +106,7 @@ class Gateway:
         cluster_use: ClusterUse | None = None,
         owned: Callable[[Person], OwnedStore] | None = None,
         loose: Loose | None = None,
+        under_way: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._owned = owned
         self._cluster_use = cluster_use
@@ -117,6 +122,8 @@ class Gateway:
         self._opened: weakref.WeakSet[ZkCoordinator] = weakref.WeakSet()
         self._metrics = metrics
         self._log = log
+        self._turns = SubmitTurns()
+        self._under_way = under_way
 
     def open(self, caller: Caller, session_timeout_s: float) -> SessionCoordinator:
         """See `GatewayPort`."""
@@ -136,6 +143,26 @@ class Gateway:
 
     def permit_commit(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
         """See `GatewayPort`."""
+        if multi.name != "SUBMIT":
+            return self._permitted(caller, multi)
+        if not self._turns.enter(caller.user, waits=self._under_way(caller.user) <= _FEW):
+            return Moved(paths.IDS, ConflictKind.BAD_VERSION).conflict(multi)
+        permitted = self._permitted(caller, multi)
+        if isinstance(permitted, Conflict):
+            self._too_late(caller.user, permitted)
+            return permitted
+        return replace(permitted, then=partial(self._submitted, caller.user, permitted.then), met=partial(self._too_late, caller.user))
+
+    def _submitted(self, user: str, then: Callable[[], None] | None) -> None:
+        if then is not None:
+            then()
+        self._turns.made(user)
+
+    def _too_late(self, user: str, conflict: Conflict) -> None:
+        if conflict.path == paths.IDS:
+            self._turns.lost(user)
+
+    def _permitted(self, caller: Caller, multi: Multi) -> RequestedCommit | Conflict:
         person = person_of(caller, self._operators)
         target = multi.ops[-1].path if multi.ops else ""
         with audited(self._log, person, multi.name, target):
@@ -320,6 +347,7 @@ def _serve(
         cluster_use=cluster_use,
         owned=owned,
         loose=Loose(coordinator),
+        under_way=bounds.under_way,
     )
     threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
