@@ -7,15 +7,17 @@ import pytest
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
 from rmgr.sched.tree.buddy import Buddies
 from rmgr.sched.tree.quantities import (
+    assigned_processors,
     is_balanced,
     is_fulfilled,
     longest_branch,
+    shortest_branch,
     tqlb,
+    workload_ratio,
 )
 from rmgr.sched.tree.rotation import Rotation
 from rmgr.sched.tree.shape import Tree
 from rmgr.sched.tree.stepped import Stepped
-from tests.harness.tree_quantities import assigned_processors, shortest_branch, workload_ratio
 
 #: Figure 1: node -> entries of its queue.
 QUEUES = {0: 2, 1: 2, 2: 1, 3: 1, 4: 2, 5: 3, 6: 2}

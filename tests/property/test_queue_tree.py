@@ -7,14 +7,13 @@ from random import Random
 import pytest
 
 from rmgr.sched.tree.allocation import AllocationRule, Loads, choose
-from rmgr.sched.tree.quantities import is_balanced, is_fulfilled, longest_branch
+from rmgr.sched.tree.quantities import assigned_processors, is_balanced, is_fulfilled, longest_branch, shortest_branch
 from rmgr.sched.tree.queue import Newcomers
 from rmgr.sched.tree.rotation import Rotation
-from rmgr.sched.tree.rounds import phases_below, round_lengths
+from rmgr.sched.tree.rounds import own_quanta, phases_below, quanta_within, round_lengths, slot_of_quantum
 from rmgr.sched.tree.shape import Tree
+from rmgr.sched.tree.states import EDGES, TreeNodeState, diagram, states_of
 from rmgr.sched.tree.stepped import Stepped
-from tests.harness.tree_quantities import assigned_processors, own_quanta, quanta_within, shortest_branch, slot_of_quantum
-from tests.harness.tree_states import EDGES, TreeNodeState, diagram, states_of
 from tests.places import ROOT
 
 

@@ -25,7 +25,7 @@ from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
 from rmgr.adapters.gateway.server import Sessions
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import signing_certificate
-from rmgr.adapters.identity.trust import Trust
+from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
@@ -57,7 +57,7 @@ from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
-from rmgr.daemons.service.self_check import VoiceCheck, check_voice, ending
+from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.service.working import Working
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
@@ -334,6 +334,9 @@ def _serve(
     certify = partial(signing_certificate, ca_pem=credentials.ca_pem) if credentials is not None else None
     cluster = Cluster(coordinator, Owners(coordinator, store), certify)
     trust = open_trust(coordinator, credentials)
+    if credentials is not None:
+        publish(coordinator, credentials)  # it signs nothing; who looks finds whose key it is, and when its certificate ends
+    check_key(trust, credentials, log)
     owned = _owned(coordinator, store, meta, log, credentials, trust, cluster.owners)
     gateway = Gateway(
         hosts,

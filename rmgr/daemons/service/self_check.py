@@ -29,7 +29,7 @@ _NO_CALL = "it answers no call"
 
 
 def check_key(trust: Trust | None, credentials: Credentials | None, log: Log) -> None:
-    """The key with which this daemon signs is one that others believe. At its start, after its certificate was published.
+    """The key of this daemon is one that others believe. At its start, after its certificate was published.
 
     Raises: PermissionDenied when it was revoked, or its certificate is not believed; when that cannot be read now it is taken for good.
     """

@@ -6,7 +6,7 @@ P = w^h leaves; it would be a tree of h levels and P = w^(h-1).) Phantom leaves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rmgr.sched.tree.shape import Tree
 
@@ -33,6 +33,22 @@ def longest_branch(tree: Tree, lengths: Lengths) -> list[int]:
     return found
 
 
+def shortest_branch(tree: Tree, lengths: Lengths) -> list[int]:
+    """N of every node: L + the smallest N of its children that have real leaves. Cost: O(nodes)."""
+    found = [0] * tree.nodes
+    for node in range(tree.nodes - 1, -1, -1):
+        found[node] = lengths.get(node, 0) + min((found[child] for child in tree.children(node) if tree.sizes[child]), default=0)
+    return found
+
+
+def assigned_processors(tree: Tree, lengths: Lengths) -> list[int]:
+    """A of every node: L x S + the sum of A of its children. Cost: O(nodes)."""
+    found = [0] * tree.nodes
+    for node in range(tree.nodes - 1, -1, -1):
+        found[node] = lengths.get(node, 0) * tree.sizes[node] + sum(found[child] for child in tree.children(node))
+    return found
+
+
 def is_balanced(tree: Tree, lengths: Lengths) -> bool:
     """The tree is not empty and TQLB is the same at all leaves: every task gets the same share, and no processor idles."""
     found = tqlb(tree, lengths)
@@ -48,6 +64,11 @@ def is_fulfilled(tree: Tree, lengths: Lengths) -> bool:
         if len(kinds) > 1:
             return False
     return full[0] > 0
+
+
+def workload_ratio(tasks: Sequence[tuple[int, int]], processors: int, slots: int) -> float:
+    """R_w: sum of size x length of the tasks, over P x T."""
+    return sum(size * length for size, length in tasks) / (processors * slots)
 
 
 def retr(entry: int, end: int, length: int) -> float:

@@ -28,11 +28,35 @@ def round_lengths(tree: Tree, lengths: Mapping[int, int]) -> list[int]:
     return rounds
 
 
+def own_quanta(slots: int, length: int, round_length: int) -> int:
+    """Quanta that a queue gets while its node runs for `slots` from its own beginning: floor(X/R) L + min(X mod R, L)."""
+    rounds, rest = divmod(slots, round_length)
+    return rounds * length + min(rest, length)
+
+
 def phases_below(slots: int, length: int, round_length: int) -> Phases:
     """Phases of each non-empty child meanwhile: floor(X/R) of R - L slots, then one of (X mod R) - L if that is more than 0."""
     rounds, rest = divmod(slots, round_length)
     phases = [(round_length - length, rounds)] if rounds and round_length > length else []
     return [*phases, (rest - length, 1)] if rest > length else phases
+
+
+def quanta_within(chain: Sequence[tuple[int, int]], slots: int) -> int:
+    """Quanta of the last queue of a chain while its first node runs for `slots` from its own beginning.
+
+    Args: chain: (L, R) of each node from some ancestor down to the queue's own node. Cost: O(length of the chain squared).
+    """
+    return _count(chain, _per_phase(chain), 0, slots)
+
+
+def slot_of_quantum(chain: Sequence[tuple[int, int]], number: int) -> int:
+    """The slot (1 = the first) in which the last queue of a chain gets its quantum `number` (from 1), from the chain's own beginning.
+
+    Raises: ValueError for a number below 1. Cost: O(length of the chain squared).
+    """
+    if number < 1:
+        raise ValueError(f"quanta are counted from 1, not {number}")
+    return _fresh(chain, _per_phase(chain), 0, number)
 
 
 #: A node in the middle of its round: L, R, entries still to be served (0: its children run), slots to the end of the round, does it run.

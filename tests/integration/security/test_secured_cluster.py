@@ -145,7 +145,7 @@ def test_a_daemon_needs_the_bundle_of_its_own_role(cluster: DevCluster, tmp_path
     assert "RMGR_SECURITY_DIR" in ended.err
 
 
-@pytest.mark.parametrize("role", [Role.STARTER, Role.WATCHDOG])
+@pytest.mark.parametrize("role", [Role.STARTER, Role.WATCHDOG, Role.SUBMITTER])
 def test_a_daemon_whose_key_nobody_believes_says_so_at_its_start(cluster: DevCluster, tmp_path: Path, role: Role) -> None:
     assert cluster.security is not None
     mine = Credentials.load(cluster.security.bundle(role, "n8"))

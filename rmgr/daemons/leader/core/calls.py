@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class WaitingCalls:
-    """Carries out such calls for one leadership.
+    """Of one leadership.
 
     Args: io: where the calls run. soon: brings their results into the loop.
     """

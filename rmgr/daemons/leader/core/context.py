@@ -22,7 +22,7 @@ from rmgr.runtime.mailbox import Mailbox
 
 
 class LeaderContext:
-    """Makes them for one leadership: from TAKE-OVER until the fence is lost.
+    """One leadership: from TAKE-OVER until the fence is lost.
 
     Args:
         epoch_version: E, checked by every commit. epoch: the number shown to people.

@@ -1,4 +1,4 @@
-"""Holds the numbers of one term of a leader, and where what happens in it is logged, counted and set aside."""
+"""One term of a leader: its numbers, and where what happens in it is written down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rmgr.runtime.logger import Log
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Names one term: from TAKE-OVER until the fence is lost.
+    """From TAKE-OVER until the fence is lost.
 
     Attributes:
         epoch_version: E, checked by every commit. epoch: the number shown to people.

@@ -1,4 +1,4 @@
-"""Reads ZooKeeper and commits for a leader, under its fence; answers and timers come back into its loop.
+"""ZooKeeper as a leader has it: reads and fenced commits, whose answers come back into its loop, and the loop's timers.
 
 One thread owns a leader's state; everything here is called on it, and calls back on it through the mailbox. Nothing
 blocks. A commit carries the leader fence (`coord.election.fenced`); the first one refused by it ends the leadership. While

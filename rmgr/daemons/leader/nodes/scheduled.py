@@ -35,7 +35,7 @@ class KnownNodes(Protocol):
 
 
 class ScheduledNodes:
-    """Shows nodes as the scheduler sees them. In the leader's loop.
+    """Nodes as the scheduler sees them. In the leader's loop.
 
     Args:
         listed: names of nodes that take part: of those it is known what runs there.

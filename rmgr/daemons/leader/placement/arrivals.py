@@ -26,7 +26,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 
 class ReturningJob(Protocol):
-    """Says of a job that was asked to give its nodes up whether it is back. is_back: it waits in its queue."""
+    """A job that was asked to give its nodes up. is_back: it waits in its queue."""
 
     is_back: bool
 
@@ -43,7 +43,7 @@ class Returns(Protocol):
 
 
 class Arrivals:
-    """Tells them of all place queues. In the leader's loop.
+    """Of all place queues. In the leader's loop.
 
     Args:
         mark_of: says where the next start of a job must be ("" = anywhere).

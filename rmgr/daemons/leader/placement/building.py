@@ -31,7 +31,7 @@ SOME = 50
 
 
 class StandingJob(NamedTuple):
-    """Holds what is needed of the block of a placed job."""
+    """What is needed of the block of a placed job."""
 
     allocation: Allocation
     answered: bool
@@ -45,7 +45,7 @@ class Adopter(Protocol):
 
 
 class StateBuilding:
-    """Builds it for one leadership. In its loop.
+    """Of one leadership. In its loop.
 
     Args:
         submission: the record of that number, None = it is unknown.

@@ -32,7 +32,7 @@ class PendingLists(Protocol):
 
 
 class JobLists:
-    """Keeps all lists of one leadership. In its loop.
+    """All lists of one leadership. In its loop.
 
     Args: wake: asks for a turn.
     Attributes: pending: queue -> its list. running: node -> its list. news: paths of lists that are to be compared in the next turn.

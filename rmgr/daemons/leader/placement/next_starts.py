@@ -25,7 +25,7 @@ def only(node: str) -> str:
 
 
 class NextStarts:
-    """Decides it for all jobs that were asked; the features stand in the job table. In the leader's loop.
+    """Of all jobs that were asked; the features stand in the job table. In the leader's loop.
 
     Args: records: of all nodes of the cluster, by name.
     """

@@ -1,4 +1,4 @@
-"""Orders one turn of placement by a table: what is done, after what, and what ends the turn early. The placer runs it.
+"""The order of one turn of placement, as a table: what is done, after what, and what ends the turn early. The placer runs it.
 
 A turn begins when no pass and no plan is under way, so that the scheduler's state is the loop's alone. It ends with at most one of them.
 """
@@ -15,7 +15,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 
 class TurnStep(Enum):
-    """Names what a turn does, in this order. The state is there: it was made of znodes before the first one."""
+    """What a turn does, in this order. The state is there: it was made of znodes before the first one."""
 
     #: Another pipeline places than the log says: a new log, before a fact is written into it.
     OPEN_LOG = auto()
@@ -43,7 +43,7 @@ FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES,
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Holds what one turn works with. news: paths of lists to compare. now_us: the time of all facts that it tells."""
+    """What one turn works with. news: paths of lists to compare. now_us: the time of all facts that it tells."""
 
     state: ClusterState
     news: Collection[str]

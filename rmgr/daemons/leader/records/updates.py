@@ -10,7 +10,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 
 class StateUpdates:
-    """Takes all facts of one leadership. In the leader's loop.
+    """All facts of one leadership go through it. In the leader's loop.
 
     Args: wall_us: the wall's clock. wake: asks for a turn of placement; often called, once done.
     Attributes: causes: why the next pass is due. log: of events.

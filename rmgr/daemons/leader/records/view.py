@@ -39,7 +39,7 @@ _NOT_YET = Why("pass", "the next scheduling pass will look at it", ())
 
 
 class AskedJob(Protocol):
-    """Tells of a job that was asked to leave its nodes. is_refused: it goes on. is_taken_back: it has not begun, where another still is."""
+    """A job that was asked to give its nodes up. is_refused: it goes on. is_taken_back: it has not begun, where another still is."""
 
     is_refused: bool
     is_taken_back: bool

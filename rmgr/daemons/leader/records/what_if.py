@@ -32,7 +32,7 @@ LIMIT_S, PASSES = 2.0, 2000
 
 
 class Scheduler(Protocol):
-    """Lends its state and its policies to a trial. state: None while everything is read."""
+    """Whose state a trial copies, and by whose policies it decides. state: None while everything is read."""
 
     state: ClusterState | None
     served: ServedPartitions

@@ -47,7 +47,7 @@ class _Facts:
 
 
 class WatchedSubmission(KnownSubmission, Protocol):
-    """Has tasks, each of which must be somewhere. is_spoilt: part of it cannot be read."""
+    """A submission whose tasks must be somewhere. is_spoilt: part of it cannot be read."""
 
     progress: Progress
     failed: dict[str, FailedSeen]

@@ -44,7 +44,7 @@ _SETTLED = 1000  # fragments read at once
 
 
 class CollectedSubmission(KnownSubmission, Protocol):
-    """Has ended for good."""
+    """A submission that has ended for good."""
 
     paged: Paged
 

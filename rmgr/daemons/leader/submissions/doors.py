@@ -11,7 +11,7 @@ from rmgr.model.tasks.submission import Paged, Submission, Tail
 
 
 class KnownSubmission(Protocol):
-    """Names a submission, with its record; None: it was not read yet."""
+    """A submission and its record; None: it was not read yet."""
 
     number: int
     submission: Submission | None

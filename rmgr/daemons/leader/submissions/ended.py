@@ -31,7 +31,7 @@ _DIGITS = 18
 
 
 class EndedSubmission(Protocol):
-    """May have ended."""
+    """A submission that may have ended."""
 
     number: int
 

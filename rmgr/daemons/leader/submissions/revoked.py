@@ -31,7 +31,7 @@ _AGAIN_S = (0.0, 1.0, 5.0)
 
 
 class BarredSubmission(Protocol):
-    """Belongs to a user whose key may have been revoked. made: the transaction that created its record."""
+    """A submission whose user's key may have been revoked. made: the transaction that created its record."""
 
     submission: Submission | None
     made: int

@@ -36,7 +36,7 @@ _FIRST_AGAIN_S, _LAST_AGAIN_S = 0.5, 15.0
 
 
 class SweptSubmission(KnownSubmission, Protocol):
-    """Has blocks that may be set aside, or come back. held_tasks: that are. sweep_s: when it is looked at again."""
+    """A submission whose blocks may be set aside, or come back. held_tasks: that are. sweep_s: when it is looked at again."""
 
     progress: Progress
     held_tasks: int

@@ -27,16 +27,14 @@ class UserTotals:
 
 
 class CountedSubmission(Protocol):
-    """Counts for its user. record_bytes, fragment_bytes: in ZooKeeper, as far as they were read."""
+    """A submission that counts for its user. record_bytes, fragment_bytes: in ZooKeeper, as far as they were read."""
 
     submission: Submission | None
     progress: Progress
     paged: Paged
     failed: dict[str, FailedSeen]
     record_bytes: int
-
-    @property
-    def fragment_bytes(self) -> int: ...
+    fragment_bytes: int
 
     @property
     def is_closed(self) -> bool: ...

@@ -50,7 +50,7 @@ class PlacingAnswers(Scheduler, Protocol):
 
 
 class AnsweringLeader(Protocol):
-    """Answers for one leadership."""
+    """What a leader is asked."""
 
     @property
     def placer(self) -> PlacingAnswers: ...
