@@ -49,6 +49,7 @@ from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.stall import StallGuard
+from tests.harness.live_files import below, size_of
 from tests.places import ROOT
 
 DEADLINE_S = 60.0
@@ -333,9 +334,9 @@ class Rig:
             home = self.directory / "work" / node / node
             known = {"records", "cache"}
             spooled = [path for path in home.glob("run/s*/*/*") if path.is_file() and path.parent.name not in known]
-            return [*(home / "stage").rglob("*"), *(path for path in spooled if path.stat().st_size)]
+            return [*below(home / "stage"), *(path for path in spooled if size_of(path))]
 
-        wait_for(lambda: not left(), f"files left: {left()}")
+        wait_for(lambda: not left(), f"nothing left of {left()}")
         return True
 
     # -- the tree ------------------------------------------------------------------------------------------------------------

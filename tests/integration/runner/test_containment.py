@@ -444,7 +444,12 @@ def test_workers_are_forked_into_groups_that_are_removed(node: WorkNode, slot: S
     if "cgroup" not in slot.features:
         pytest.skip("no cgroup may be made here, so no worker has one")
     worker = slot.start_worker(WorkerSpec())
-    groups = lambda: list(Path("/sys/fs/cgroup").glob(f"**/rmgr-n1-{node.runner.guid}/{slot.name}/w*"))  # noqa: E731
+    mine = f"/rmgr-n1-{node.runner.guid}/{slot.name}/w"
+
+    def groups() -> list[str]:
+        """os.walk passes over what others remove meanwhile; Path.glob raises."""
+        return [path for path, _, _ in os.walk("/sys/fs/cgroup") if mine in path]
+
     until(groups)
     worker.stop(grace_us=0)
     node.wait(WorkerEnded, lambda event: event.worker is worker)
