@@ -1,7 +1,8 @@
 """Failpoints: named places where a test makes a process die, stop, wait or fail. Without RMGR_FAILPOINT they do nothing.
 
-RMGR_FAILPOINT=name:n=kill|stop|delay:S|error (comma separated): the n-th pass of `failpoint(name)` triggers, n from 1,
-default 1. kill: SIGKILL to this process; stop: SIGSTOP; delay: sleeps S seconds; error: raises FailpointError.
+RMGR_FAILPOINT=name:n=kill|stop|delay:S|until:FILE|error (comma separated): the n-th pass of `failpoint(name)` triggers, n from 1,
+default 1. kill: SIGKILL to this process; stop: SIGSTOP; delay: sleeps S seconds; until: sleeps until FILE is there, a minute at most, while
+its sessions live on; error: raises FailpointError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from rmgr.errors import ConfigError, RmgrError
 
 VARIABLE = "RMGR_FAILPOINT"
-_ACTIONS = ("kill", "stop", "delay", "error")
+_ACTIONS = ("kill", "stop", "delay", "until", "error")
+_WITH_ARGUMENT = ("delay", "until")
+_UNTIL_S, _LOOK_S = 60.0, 0.05
 
 
 class FailpointError(RmgrError):
@@ -29,6 +32,7 @@ class FailpointTrigger:
     nth: int
     action: str
     seconds: float = 0.0
+    file: str = ""
 
 
 def parse(text: str) -> dict[str, tuple[FailpointTrigger, ...]]:
@@ -39,11 +43,12 @@ def parse(text: str) -> dict[str, tuple[FailpointTrigger, ...]]:
         name, _, nth = where.partition(":")
         action, _, argument = what.partition(":")
         try:
-            trigger = FailpointTrigger(nth=int(nth or 1), action=action, seconds=float(argument or 0))
+            file = argument if action == "until" else ""
+            trigger = FailpointTrigger(nth=int(nth or 1), action=action, seconds=0.0 if file else float(argument or 0), file=file)
         except ValueError:
             trigger = FailpointTrigger(nth=0, action="")
-        if not name or not equals or trigger.nth < 1 or action not in _ACTIONS or (action == "delay") != bool(argument):
-            msg = f"{VARIABLE}: '{entry}' is not name:n=kill|stop|delay:SECONDS|error"
+        if not name or not equals or trigger.nth < 1 or action not in _ACTIONS or (action in _WITH_ARGUMENT) != bool(argument):
+            msg = f"{VARIABLE}: '{entry}' is not name:n=kill|stop|delay:SECONDS|until:FILE|error"
             raise ConfigError(msg)
         found[name] = (*found.get(name, ()), trigger)
     return found
@@ -77,6 +82,10 @@ def _act(name: str, trigger: FailpointTrigger) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "delay":
             time.sleep(trigger.seconds)
+        case "until":
+            end_s = time.monotonic() + _UNTIL_S
+            while not os.path.exists(trigger.file) and time.monotonic() < end_s:
+                time.sleep(_LOOK_S)
         case _:
             msg = f"failpoint {name}, pass {trigger.nth}"
             raise FailpointError(msg)

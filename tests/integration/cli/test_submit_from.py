@@ -186,13 +186,15 @@ def test_a_leader_that_is_killed_between_changes_nothing(live: DevCluster, direc
 def test_a_list_that_is_cancelled_meanwhile_is_not_let_go(direct: Shell, tmp_path: Path) -> None:
     file = direct.file("slow.toml", DIAMOND.format(tmp_path))
     known = set(jobs_of(direct))
-    direct.environment["RMGR_FAILPOINT"] = "list.before_release=delay:6"
+    cancelled = tmp_path / "cancelled"
+    direct.environment["RMGR_FAILPOINT"] = f"list.before_release=until:{cancelled}"
     try:
         with direct.running("submit", "--from", file) as process:
             del direct.environment["RMGR_FAILPOINT"]
             wait_for(lambda: len(set(jobs_of(direct)) - known) == 5, timeout_s=60.0)
             (anchor,) = (number for number, job in jobs_of(direct).items() if number not in known and job["name"].startswith("list "))
             direct.ok("cancel", anchor)
+            cancelled.touch()
             _, err = process.communicate(timeout=60)
     finally:
         direct.environment.pop("RMGR_FAILPOINT", None)

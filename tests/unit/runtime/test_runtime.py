@@ -97,13 +97,14 @@ def test_two_that_failed_together_come_back_apart() -> None:
 
 
 def test_failpoints_are_read_from_one_line() -> None:
-    assert failpoints.parse("a=kill, b:3=delay:0.5,a:2=error") == {
+    assert failpoints.parse("a=kill, b:3=delay:0.5,a:2=error,c=until:/a/b") == {
         "a": (FailpointTrigger(nth=1, action="kill"), FailpointTrigger(nth=2, action="error")),
         "b": (FailpointTrigger(nth=3, action="delay", seconds=0.5),),
+        "c": (FailpointTrigger(nth=1, action="until", file="/a/b"),),
     }
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "a=explode", "a:0=kill", "a:x=kill", "=kill", "a=delay", "a=kill:3", "a=delay:x"])
+@pytest.mark.parametrize("text", ["a", "a=", "a=explode", "a:0=kill", "a:x=kill", "=kill", "a=delay", "a=until", "a=kill:3", "a=delay:x"])
 def test_a_malformed_failpoint_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=failpoints.VARIABLE):
         failpoints.parse(text)
@@ -124,6 +125,17 @@ def test_a_failpoint_acts_in_the_process_that_was_told(value: str | None, code: 
     env = {k: v for k, v in os.environ.items() if k != failpoints.VARIABLE} | ({failpoints.VARIABLE: value} if value else {})
     ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, timeout=120, check=False)
     assert ended.returncode == code
+
+
+def test_a_failpoint_waits_until_a_file_is_there(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    waiting = threading.Thread(target=Failpoints(f"here=until:{go}").hit, args=("here",), daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    go.touch()
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 # -- stall guard ----------------------------------------------------------------------------------------------------------
