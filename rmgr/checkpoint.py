@@ -51,7 +51,7 @@ _SUFFIX = ".pickle"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked of the program. number: counts requests. stop: it is to end. deadline: until when (seconds since the epoch)."""
+    """Request to the program. number: counts requests. stop: it is to end. deadline: until when (seconds since the epoch)."""
 
     number: int
     stop: bool

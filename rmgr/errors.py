@@ -173,7 +173,7 @@ class DeadlineExceeded(RmgrError, TimeoutError):
 
 
 class SubmitUnknown(RmgrError):
-    """It is not known whether the submission was committed; sending it again with the same token is safe."""
+    """The submission may or may not be committed; sending it again with the same token is safe."""
 
     code = "UNKNOWN_OUTCOME"
     exit_code = 8

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 import pytest
 
-from tests.test_house import PACKAGE, ROOT, files
+from tests.test_house import PACKAGE, ROOT, files, shown, sources, tree_of
 
 #: Lines of each README; a room has the last one.
 LIMITS = {"README.md": 150, "rmgr/README.md": 120}
@@ -81,3 +82,26 @@ def test_sentences_are_short(name: str) -> None:
 def test_a_long_sentence_is_found_and_code_is_not_counted() -> None:
     long = " ".join(["word"] * (MOST_WORDS + 1))
     assert list(sentences(f"Short. {long}.\n\n```\n{long}\n```\n\n| {long} |\n")) == ["Short.", f"{long}.", ""]
+
+
+#: Openings that make a first line a riddle: it says what the thing does or is ("Maps a caller's certificate to a user").
+_RIDDLES = re.compile(r"(What|Of|Those|It|As)\b")
+
+
+def test_first_lines_of_modules_and_public_classes_name_their_subject() -> None:
+    found = [
+        f"{shown(path, line)} {text}"
+        for path in sources()
+        for line, text in _first_lines(tree_of(path))
+        if _RIDDLES.match(text)
+    ]
+    assert found == []
+
+
+def _first_lines(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, first line of the docstring) of a module and of its public classes."""
+    for node in (module, *module.body):
+        if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef) and not node.name.startswith("_")):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "lineno", 1), text.splitlines()[0]

@@ -1,4 +1,4 @@
-"""What every data store checks alike: keys, sizes, pieces, hashes, and to which cluster it belongs."""
+"""Checks that every data store makes alike: keys, sizes, pieces, hashes, and the cluster to which it belongs."""
 
 from __future__ import annotations
 

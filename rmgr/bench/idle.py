@@ -1,4 +1,4 @@
-"""What a cluster costs that has nothing to do: its share of a core and its memory, process by process and in all."""
+"""Measures an idle cluster: its share of a core and its memory, process by process and in all."""
 
 from __future__ import annotations
 

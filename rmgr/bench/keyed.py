@@ -41,7 +41,7 @@ _BARE, _POOL, _OURS = "a bare program, n requests at once", f"ProcessPoolExecuto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedShape:
-    """What a task reads and writes."""
+    """Keys that a task reads and writes."""
 
     name: str
     reads: bool

@@ -151,7 +151,7 @@ def _repetitions(plan: MeasuringPlan, what: str) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassScene:
-    """What the cluster is like when the passes begin.
+    """State of the cluster when the passes begin.
 
     busy: share of its cores. running_s, pending_s: limits of jobs (s), shortest and longest. wide: share of jobs that ask for an
     eighth of the machine.

@@ -1,4 +1,4 @@
-"""What an Executor leaves behind when it is let go: its submission, its futures, and the rule of its end.
+"""Holds what outlives an Executor that is let go: its submission, its futures, and the rule of its end.
 
 The Executor holds the core, never the other way round: dropping an Executor shuts it down, and its calls still end.
 """

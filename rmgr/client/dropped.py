@@ -1,4 +1,4 @@
-"""What is done when nobody holds a TaskQueue or an Executor any more: their submission is declared complete.
+"""Declares a submission complete when nobody holds its TaskQueue or Executor any more.
 
 The garbage collector may run anywhere, also inside of a lock: it only enqueues (`SimpleQueue.put` may be called so), and
 one thread carries out.

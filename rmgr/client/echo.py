@@ -1,4 +1,4 @@
-"""What calls of an Executor print, written to this process's own streams (a process pool's workers share them).
+"""Writes what an Executor's calls print to this process's own streams (a process pool's workers share them).
 
 As calls end, byte for byte (`write`); of calls that last line by line as it comes (`LongEcho`), or of all (`LiveEcho`), with the task
 before each line where there are several.

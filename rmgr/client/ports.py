@@ -23,7 +23,7 @@ from rmgr.model.tasks.submission import Submission
 
 
 class TaskSpec(msgspec.Struct, frozen=True, gc=False):
-    """What consecutive tasks of a submission share.
+    """Settings that consecutive tasks of a submission share.
 
     function: sha256 of the function ("" for a command). keyed: their payloads are encoded `KeyedPayload`s.
     """

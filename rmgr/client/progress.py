@@ -27,7 +27,7 @@ _SILENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a wait waits for: all tasks, those that are final, and of these the failed and the cancelled."""
+    """Counts for a wait: all tasks, those that are final, and of these the failed and the cancelled."""
 
     total: int
     final: int

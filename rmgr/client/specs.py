@@ -37,7 +37,7 @@ Size = int | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What TaskQueue and Executor share. Durations are seconds or text ("1h30m"), sizes bytes or text ("2G")."""
+    """Options that TaskQueue and Executor share. Durations are seconds or text ("1h30m"), sizes bytes or text ("2G")."""
 
     queue: str = ""
     name: str = ""

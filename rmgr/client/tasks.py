@@ -41,7 +41,7 @@ _CANCEL_S = 10.0
 
 
 class Waited(NamedTuple):
-    """What `wait_all` returns: counts by state, ids of the tasks that failed."""
+    """Result of `wait_all`: counts by state, ids of the tasks that failed."""
 
     counts: dict[str, int]
     failed: list[str]

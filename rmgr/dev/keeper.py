@@ -56,7 +56,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of one process. Times: seconds since 1970; died_at, next_at: None = it never died, no try is due."""
+    """State of one process. Times: seconds since 1970; died_at, next_at: None = it never died, no try is due."""
 
     restarts: int = 0
     died_at: float | None = None

@@ -1,4 +1,4 @@
-"""What is recorded of a cluster on one machine: its processes, by pid and start time, and where clients find it; how all of them end."""
+"""Records a cluster on one machine: its processes by pid and start time, and where clients find it; and ends all of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DevProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevState:
-    """What `cluster.json` records."""
+    """Content of `cluster.json`."""
 
     directory: str
     zookeeper: str

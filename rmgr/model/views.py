@@ -1,4 +1,4 @@
-"""What people and programs are shown: the shapes of cli.md section 5, filled by `coord/views/answers.py`, drawn by the CLI.
+"""Views for people and programs: the shapes of cli.md section 5, filled by `coord/views/answers.py`, drawn by the CLI.
 
 Times are microseconds since the epoch (0 = not yet), rendered as ISO-8601 at the rim.
 """
@@ -36,7 +36,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovingView:
-    """What becomes of a placed job when a policy moves it. saves: it can save its state, and loses nothing.
+    """Cost of moving a placed job. saves: it can save its state, and loses nothing.
 
     moves: how often a policy has moved it; most: so often one may, 0 = it does not say. Of several jobs: all save; all moves together.
     """
@@ -174,7 +174,7 @@ class PromiseView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassView:
-    """What a queue class has beside what every queue has.
+    """Fields of a queue class beside those of every queue.
 
     limits: of the class, in words. threshold: individual priority above which a job reserves. max_reservations: at a time, 0 = none.
     head_trigger: the first of it reserves, too. fired: how often each trigger has made a reservation, since its policy places: priority,
@@ -338,7 +338,7 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingView:
-    """What the placing leader knows: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes.
+    """Knowledge of the placing leader: partitions by name, jobs by (submission, index), the ledger of what is held for whom, and classes.
 
     shares: what (partition, account, user) have used against their shares, (account, user), core-seconds; where a policy orders by it.
     """

@@ -1,4 +1,4 @@
-"""What may be submitted: the limits of the queue and the largest node, checked before anything is written. Pure.
+"""Checks a request against the limits of its queue and the largest node before anything is written. Pure.
 
 A client asks with `admit`, and gateways ask again with `check_admitted`, whoever made the request.
 """

@@ -28,7 +28,7 @@ class HasCoordinator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a call did. unchanged: why it did nothing, "" when it did something."""
+    """Result of a call. unchanged: why it did nothing, "" when it did something."""
 
     submission: Submission
     unchanged: str = ""

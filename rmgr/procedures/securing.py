@@ -1,4 +1,4 @@
-"""What the admin of a secured cluster does to it: invites machines, revokes keys, and finds who is known.
+"""Invites machines into a secured cluster, revokes keys, and finds who is known, for its admin.
 
 Needs the directory of the cluster's authority and a session with the admin's rights. Rotation is in `rotating.py`.
 """

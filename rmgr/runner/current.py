@@ -1,4 +1,4 @@
-"""What the running task may ask about itself."""
+"""Answers what the running task asks about itself."""
 
 from __future__ import annotations
 

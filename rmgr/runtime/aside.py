@@ -26,7 +26,7 @@ class SetAside:
 
 
 class Aside:
-    """What was set aside, by subject.
+    """Subjects that were set aside.
 
     Args: log: a structlog logger. failed: called once for each failure (a counter).
     """

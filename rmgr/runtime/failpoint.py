@@ -27,7 +27,7 @@ class FailpointError(RmgrError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailpointTrigger:
-    """What happens at the `nth` pass of a failpoint."""
+    """Action at the `nth` pass of a failpoint."""
 
     nth: int
     action: str

@@ -1,4 +1,4 @@
-"""What daemons and the runtime ask of a logger: structlog's, or a test's own."""
+"""Describes the logger of daemons and the runtime: structlog's, or a test's own."""
 
 from __future__ import annotations
 

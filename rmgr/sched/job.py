@@ -24,14 +24,14 @@ Asked: TypeAlias = tuple[int, int]
 
 
 class Special(NamedTuple):
-    """What few processes need: features of the node, and other resources."""
+    """Needs that few processes have: features of the node, and other resources."""
 
     features: tuple[str, ...] = ()
     resources: Resources = ()
 
 
 class Shape(NamedTuple):
-    """What one process needs of its node: two jobs of one shape fit on the same nodes. special: None where it is nothing."""
+    """Needs of one process on its node: two jobs of one shape fit on the same nodes. special: None where it is nothing."""
 
     threads: int
     memory_bytes: int

@@ -1,4 +1,4 @@
-"""What state and draft know of policies: why a pass is run, and the key by which a queue is kept sorted.
+"""Defines what state and draft know of policies: the cause of a pass, and the key by which a queue is kept sorted.
 
 Policies themselves, and orders that look at a draft, are in `policy.py`.
 """

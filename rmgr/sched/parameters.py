@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
 
 class FieldRules(NamedTuple):
-    """What a field's type does not say of it."""
+    """Facts about a field that its type does not say."""
 
     what: str
     unit: str

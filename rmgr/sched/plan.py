@@ -1,4 +1,4 @@
-"""What a pass answers: decisions with their reasons, reasons of what was left, faults of policies; and the verdicts of a draft's verbs."""
+"""Answers of a pass: decisions with their reasons, reasons of what was left, faults of policies; and the verdicts of a draft's verbs."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class Plan(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """It is in the draft. at_us: when it takes effect (now for a start)."""
+    """The draft has taken it. at_us: when it takes effect (now for a start)."""
 
     at_us: int
 

@@ -49,7 +49,7 @@ class OutOfDate(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignPlan:
-    """What another process planned for one partition. left, rest: why its other jobs wait."""
+    """Plan of another process for one partition. left, rest: why its other jobs wait."""
 
     decisions: tuple[Decision, ...] = ()
     left: Mapping[int, Why] = field(default_factory=dict)

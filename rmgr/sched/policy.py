@@ -1,4 +1,4 @@
-"""What a policy is: parameters in, verbs on a draft out; orders of the queue; the pipeline that names policies per partition."""
+"""Defines a policy: parameters in, verbs on a draft out; orders of the queue; the pipeline that names policies per partition."""
 
 from __future__ import annotations
 

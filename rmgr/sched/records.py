@@ -16,7 +16,7 @@ Cores: TypeAlias = tuple[Span, ...]
 
 
 class Note(NamedTuple):
-    """What a policy remembers of a job (until that leaves the cluster: starts, migrations and the like do not touch it), or with id 0 of
+    """Note of a policy about a job (until that leaves the cluster: starts, migrations and the like do not touch it), or with id 0 of
     the partition. It goes when its policy leaves the pipeline. One per (policy, kind, id) and partition."""
 
     policy: str
@@ -64,7 +64,7 @@ class Maintenance(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a partition; 0 = none. The first three count what runs; a job with a longer limit than max_time_us (or none) can never run."""
+    """Limits of a partition; 0 = none. The first three count what runs; a job whose limit exceeds max_time_us can never run."""
 
     max_cpus_per_user: int = 0
     max_jobs_per_user: int = 0
@@ -73,7 +73,7 @@ class Limits:
 
 
 class Used(NamedTuple):
-    """What a user or an account has running."""
+    """Running work of a user or an account."""
 
     cpus: int = 0
     jobs: int = 0
@@ -160,7 +160,7 @@ class Call(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a monitor measured of a queue: arrivals/s, mean service in seconds, coefficient of variation of the services."""
+    """Measurements of a queue by a monitor: arrivals/s, mean service in seconds, coefficient of variation of the services."""
 
     arrivals_per_s: float = 0.0
     service_s: float = 0.0

@@ -24,7 +24,7 @@ _IDLE_LOOKS = 20
 
 
 class Expeller:
-    """Of one server. Thread-safe; has a thread only while there are streams.
+    """Ends the streams of one server's expelled users. Thread-safe; has a thread only while there are streams.
 
     Args: is_revoked: told a key id. expelled: told (method, who) of each stream that was ended.
     """

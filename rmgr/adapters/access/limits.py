@@ -1,4 +1,4 @@
-"""What each user takes of one server: counted here, compared with the settings, refused with a typed error that names the limit.
+"""Counts what each user takes of one server, compares it with the settings, and refuses more with a typed error that names the limit.
 
 Requests go through a bucket. While the server has room, it fills at the rate of the settings, or of the user's part of what the
 server can bear. When so many ask that a part is less than what one busy person needs (`FLOOR_PER_S`), who asks for no more than that

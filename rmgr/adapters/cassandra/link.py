@@ -41,7 +41,7 @@ class Lost(Exception):
 
 
 class CassandraSession(Protocol):
-    """What the driver's side offers. Futures fail with `Lost`, or with an `RmgrError` that time does not heal."""
+    """The driver's side of a link. Futures fail with `Lost`, or with an `RmgrError` that time does not heal."""
 
     def send(self, request: StatementRequest, timeout_s: float) -> Future[list[Any]]:
         """Sends one request."""

@@ -46,7 +46,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaMigration:
-    """What leads from the version before to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
+    """Statements that lead from the version before to `version`. `statements` hold `{ks}` for the keyspace and may run twice."""
 
     version: int
     what: str
@@ -112,7 +112,7 @@ NEWEST = MIGRATIONS[-1].version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSchema:
-    """What a cluster has: replication is None without the keyspace, version 0 without a schema."""
+    """State of a cluster's schema: replication is None without the keyspace, version 0 without a schema."""
 
     nodes_up: int
     datacenters: tuple[str, ...]

@@ -26,7 +26,7 @@ _DATACENTER = re.compile(r"[\w.-]{1,200}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CassandraTarget:
-    """What a store URL names. Times in seconds; `url` holds no secret."""
+    """Parts of a store URL. Times in seconds; `url` holds no secret."""
 
     url: str
     hosts: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a gateway answers to single requests: which paths it takes, and how outcomes and long lists are told."""
+"""Answers a client's single requests at a gateway: the paths that it takes, the forms of outcomes and of long lists."""
 
 from __future__ import annotations
 

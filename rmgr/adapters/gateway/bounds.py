@@ -1,4 +1,4 @@
-"""What one session of a gateway holds of what its user may have, and how a full gateway makes room for who has less."""
+"""Counts what one session of a gateway holds of its user's limits; a full gateway makes room for the user who holds less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spawner that runs as a user may tell a Starter that is root: checked here, before anybody believes it.
+"""Checks each message of a spawner that runs as a user before a Starter that is root believes it.
 
 The user's own work shares his uid with it, so it can speak in the spawner's place. Nothing it says may lead root to a
 process, a page of memory or an amount of bytes that is not the user's to give. (Paths are another matter: they are used
@@ -24,7 +24,7 @@ NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, Attribut
 
 
 class Imposture(ValueError):
-    """It said what the spawner never says."""
+    """The spawner sent a message that no honest spawner sends."""
 
 
 #: What a spawner says of itself and is surprised by: both become labels and lines of the Starter's log.

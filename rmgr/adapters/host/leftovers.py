@@ -1,4 +1,4 @@
-"""What a dead Starter left behind: found by recorded pid and start time, by cgroup, by a mark in the environment; ended.
+"""Ends processes that a dead Starter left behind: found by recorded pid and start time, by cgroup, by a mark in the environment.
 
 Never by name. Every spawner and worker is recorded in the node's directory before it works; everything it starts carries
 `RMGR_SLOT=<mark>`, unique to one slot of one incarnation.

@@ -44,7 +44,7 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlace:
-    """What all slots of a node have. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
+    """Options of all slots of a node. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
     counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none."""
 
     node: str

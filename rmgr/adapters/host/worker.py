@@ -35,7 +35,7 @@ _ends = msgspec.msgpack.Decoder(tuple[TaskEnd, ...])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker is: one is reused only for the same spec.
+    """Specification of a worker: one is reused only for the same specification.
 
     environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
     sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).

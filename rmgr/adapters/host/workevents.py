@@ -1,4 +1,4 @@
-"""What a node's slots tell the Starter: facts, past tense. `SlotEvents` makes them of what slots and workers say, on their thread."""
+"""Events of a node's slots for the Starter: facts, past tense. `SlotEvents` makes them of what slots and workers say, on their thread."""
 
 from __future__ import annotations
 

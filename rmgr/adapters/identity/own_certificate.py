@@ -1,4 +1,4 @@
-"""What one's own certificate says of its holder, read without `cryptography`: names and dates, nothing is proved.
+"""Reads names and dates from the process's own certificate without `cryptography`; it proves nothing.
 
 For programs that only show the certificate to somebody who proves it. Whoever signs or believes loads the bundle whole.
 What it is worth: 1 ms instead of 18 in a command that asks the leader, a ninth of its processor time (median of 9).

@@ -62,7 +62,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified:
-    """What a certificate of the cluster proves.
+    """Facts that a certificate of the cluster proves.
 
     not_after_s: seconds since 1970 from which on it is void.
     """

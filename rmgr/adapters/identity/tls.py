@@ -29,7 +29,7 @@ def context_of(credentials: Credentials, protocol: int) -> ssl.SSLContext:
 
 
 class ServerContext:
-    """What a server shows: the certificate as it is now, so that a renewed one needs no restart. One thread uses it."""
+    """Gives a server its certificate as it is now, so that a renewed one needs no restart. One thread uses it."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials

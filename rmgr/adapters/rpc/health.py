@@ -19,7 +19,7 @@ _LOOK_S = 1.0
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """What is said of the whole daemon (service ""). Thread-safe."""
+    """Health of the whole daemon (service ""). Thread-safe."""
 
     def __init__(self) -> None:
         self._status = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -1,4 +1,4 @@
-"""What Starters of one job ask of each other: hold your part ready (Prepare), and run processes in it (Launch)."""
+"""Requests between the Starters of one job: hold your part ready (Prepare), and run processes in it (Launch)."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class RunningTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStats:
-    """What a node measures of itself."""
+    """Measurements of a node."""
 
     node: str
     cores_used: int

@@ -37,7 +37,7 @@ _STATUS_NAME = b"grpc-status"
 
 
 class ThinFailed(Exception):
-    """It was not as simple as hoped."""
+    """The answer needs the full client: this one reads only the simplest."""
 
 
 class ThinLeader:

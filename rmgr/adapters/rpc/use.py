@@ -21,7 +21,7 @@ from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserUse:
-    """Of one user: what he holds, and how many requests were refused to him lately, both by name of the limit."""
+    """Use of one user: what the user holds, and how many requests were refused lately, both by name of the limit."""
 
     used: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, int] = field(default_factory=dict)

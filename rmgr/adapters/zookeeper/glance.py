@@ -29,11 +29,11 @@ _SERVER_S = 0.5
 
 
 class GlanceFailed(Exception):
-    """It was not as simple as hoped."""
+    """The look needs the full client: this one knows only the simplest answers."""
 
 
 class Glance(NamedTuple):
-    """What was seen. data: path -> content, None = absent. children: path -> names. schemes: path -> schemes of its access list."""
+    """Result of a look. data: path -> content, None = absent. children: path -> names. schemes: path -> schemes of its access list."""
 
     server: str
     data: dict[str, bytes | None]

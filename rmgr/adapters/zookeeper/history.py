@@ -27,7 +27,7 @@ class Seer(Protocol):
 
 
 class SeenHistory:
-    """Of one client. When two looks at a leading server agree, what the client has seen is forgotten: then it connects, its
+    """Watches one client's history. When two looks at a leading server agree, what the client has seen is forgotten: then it connects, its
     session turns out to be gone, and its daemon finds another cluster, or none, in the tree.
     """
 

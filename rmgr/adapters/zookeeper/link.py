@@ -1,4 +1,4 @@
-"""What a link to ZooKeeper is: its options, its states, what its errors mean, and the calls a session makes on it."""
+"""Describes a link to ZooKeeper: its options, its states, the meaning of its errors, and the calls that a session makes on it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def open_socket(address: tuple[str, int], hostname: str, timeout_s: float, secur
 
 
 class LinkTrouble(Enum):
-    """What an error of the server means for the operation."""
+    """Meaning of a server's error for the operation."""
 
     LOST = "lost"
     ABSENT = "absent"
@@ -89,7 +89,7 @@ class LinkState(Enum):
 
 
 class ZookeeperLink(Protocol):
-    """What `adapters/zookeeper/client.py` supplies. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
+    """Calls that `adapters/zookeeper/client.py` supplies. Requests are opaque; replies have `set(value)` and `set_exception(error)`."""
 
     session_timeout_s: float
 

@@ -1,4 +1,4 @@
-"""What goes out on one connection to ZooKeeper: frames in order, from the caller's own thread while little is on the way.
+"""Sends frames on one connection to ZooKeeper, in order, from the caller's own thread while little is on the way.
 
 A caller that wakes the connection's thread pays for two switches of threads before its request leaves (0.05 to 0.15 ms,
 more where the interpreter is busy). So it sends itself, as long as it need not wait: nobody else is writing, nothing

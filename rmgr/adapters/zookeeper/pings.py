@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Pings:
-    """Of one link; used by the link's thread alone."""
+    """Keeps one link alive; used by the link's thread alone."""
 
     def __init__(self) -> None:
         self.awaited_s: deque[float] = deque()  #: when the pings went out whose answers are still to come

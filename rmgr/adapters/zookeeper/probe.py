@@ -21,7 +21,7 @@ _STANDARD_PORT = 2181
 
 
 class ServerFinding(StrEnum):
-    """What one server does."""
+    """Role of one server."""
 
     SERVES = "serves"
     ANSWERS = "answers and does not tell its state (srvr is not in its 4lw.commands.whitelist)"
@@ -36,7 +36,7 @@ class ServerFinding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedServer:
-    """What was seen of one server. report: the answer to `srvr`."""
+    """Answers of one server. report: the answer to `srvr`."""
 
     server: str
     finding: ServerFinding

@@ -76,7 +76,7 @@ def look_at_root(hosts: str, chroot: str, security: ZkSecurity | None) -> RootLo
 
 
 class QuotaLook:
-    """What is used of some quotas, asked again and again in a session of its own, which begins with the first question.
+    """Asks again and again how much of some quotas is used, in a session of its own, which begins with the first question.
 
     Args: places: subtrees. Calling it raises CoordinationUnavailable, NotConnected. Thread-safe as long as one asks at a time.
     """

@@ -38,7 +38,7 @@ class Deviation:
 
 @dataclass(slots=True)
 class TreeReport:
-    """What a look at the tree found.
+    """Result of a look at the tree.
 
     hidden: znodes that the looker may not see. mended: how many lists were set. places: lines of the table that were seen.
     """

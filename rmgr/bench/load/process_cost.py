@@ -1,4 +1,4 @@
-"""What processes cost while one watches: time of the processor, wake-ups, memory; by process and with all that they started."""
+"""Watches the cost of processes: time of the processor, wake-ups, memory; by process and with all that they started."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _SWITCH_S = 0.02
 
 
 class VirtualStartersSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is: nodes v<first> .. v<first+count-1> of `slots` slots, tasks of `task_s` seconds."""
+    """Settings of one process: nodes v<first> .. v<first+count-1> of `slots` slots, tasks of `task_s` seconds."""
 
     zk: str
     store: str

@@ -1,4 +1,4 @@
-"""What an operator changes: a node's drain, the cluster's settings; committed at once, not through the leader."""
+"""Commits an operator's changes at once, not through the leader: a node's drain, the cluster's settings."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Plain:
 
 
 class Labelled:
-    """As `Plain`, whole lines only, each with the task before it: `42_7: text`."""
+    """Writes whole lines only, each with its task before it: `42_7: text`."""
 
     def __init__(self, label: Callable[[int], str]) -> None:
         self._label = label

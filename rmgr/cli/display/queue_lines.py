@@ -1,4 +1,4 @@
-"""What `rmgr queues` draws of queue classes: a line for each, and one class in words."""
+"""Draws queue classes for `rmgr queues`: a line for each, and one class in words."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What the options said: `-o a,b`, `--sort -a`, `--no-header`."""
+    """Choice of the options: `-o a,b`, `--sort -a`, `--no-header`."""
 
     columns: str = ""
     sort: str = ""

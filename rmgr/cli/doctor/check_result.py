@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What one look found. fix: what to type or change; with `ok` it is advice."""
+    """Finding of one look. fix: the command to type or the thing to change; with `ok` it is advice."""
 
     name: str
     ok: bool

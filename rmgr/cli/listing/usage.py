@@ -1,4 +1,4 @@
-"""What a report is made of: the history, one submission after another, added up by user, account, queue or day. Pure.
+"""Adds up the history for a report, one submission after another: by user, account, queue or day. Pure.
 
 Core time of a submission (run time of its attempts x cores of a task) and its CPU time are spread evenly over the time from its first start
 to its last end, so that a window and the days in it get their share; counts belong to the moment when it ended. Shares are whole
@@ -55,7 +55,7 @@ class QueueWaits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a report is about. since_us, until_us: the window, None = open. user, account, queue: only of these, None = of all."""
+    """Window and filter of a report. since_us, until_us: the window, None = open. user, account, queue: only of these, None = of all."""
 
     by: tuple[str, ...] = ("user", "account")
     since_us: int | None = None

@@ -1,4 +1,4 @@
-"""What `rmgr policy list` shows: every policy there is, where it works, and its parameters with kind, default and range."""
+"""Lists the policies for `rmgr policy list`: each one, where it works, and its parameters with kind, default and range."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class CheckedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What requests are checked against, read once."""
+    """Facts that requests are checked against, read once."""
 
     settings: ClusterSettings
     nodes: list[NodeRecord]

@@ -1,4 +1,4 @@
-"""What every command has: the global options before or after its name, examples in its help, the session as argument."""
+"""Gives every command the global options before or after its name, examples in its help, and the session as argument."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Session(ConnectedInvocation):
-    """What a command gets: `invocation.py` knows what was said, `connected.py` reaches the cluster, `query` asks it."""
+    """Session of a command: `invocation.py` knows its options, `connected.py` reaches the cluster, `query` asks it."""
 
     _query: Query | None = None
 

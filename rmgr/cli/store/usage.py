@@ -1,4 +1,4 @@
-"""What `rmgr store du` counts: values and bytes by prefix, by kind of row, and by the user whose work they belong to."""
+"""Counts values and bytes for `rmgr store du`: by prefix, by kind of row, and by the user whose work they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rmgr store` does, as plain functions over a data store: names, values as bytes, files, sums."""
+"""Does the work of `rmgr store` as plain functions over a data store: names, values as bytes, files, sums."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ HINT = "select with 42, 42_7, 42_1-5, 1-10:2, last, all, or with --name, --state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What `--name`, `--state`, `--queue`, `--user` leave over; empty = everything. name: a pattern with * and ?. queue: or a class."""
+    """Filter of `--name`, `--state`, `--queue`, `--user`; empty = everything. name: a pattern with * and ?. queue: or a class."""
 
     name: str = ""
     states: tuple[State, ...] = ()
@@ -169,7 +169,7 @@ def _require(known: dict[int, JobView], number: int) -> None:
 
 @dataclass(slots=True)
 class Changes:
-    """What a command that changes several did: `changed` ids, and `unchanged` ones with the reason."""
+    """Result of a command that changes several: `changed` ids, and `unchanged` ones with the reason."""
 
     changed: list[str] = field(default_factory=list)
     unchanged: list[tuple[str, str]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a Submitter of a secured cluster has that one of an open cluster has not: a signature, and doubts."""
+"""Gives a Submitter of a secured cluster what one of an open cluster lacks: a signature, and doubts."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _FIRST_LOOK_S, _SLOWEST_LOOK_S = 0.03, 1.0
 
 
 class Place(Protocol):
-    """What leads to nodes and to the store: a command's session, or a connection."""
+    """Leads to nodes and to the store: a command's session, or a connection."""
 
     @property
     def via(self) -> str: ...

@@ -48,7 +48,7 @@ _TOLD_S, _REST_S = 0.005, 0.03
 
 
 class Host(Protocol):
-    """What a follower needs of the thread that it lives on."""
+    """Services of the thread that a follower lives on."""
 
     @property
     def coordinator(self) -> Coordinator: ...

@@ -31,7 +31,7 @@ _PAYS = 3
 
 
 class Handing:
-    """Of one handle. ran_on: the node that the last fragment came from, "" = none."""
+    """Direct dispatch of one handle. ran_on: the node that the last fragment came from, "" = none."""
 
     def __init__(self, handle: SubmissionHandle) -> None:
         self.ran_on = ""

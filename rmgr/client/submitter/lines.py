@@ -31,7 +31,7 @@ _PAUSE_S = 30.0
 
 
 class Lines:
-    """Of one engine; by the address at which a Starter listens.
+    """Direct lines of one engine, by the address at which a Starter listens.
 
     Args: credentials: of a secured cluster.
     """

@@ -36,7 +36,7 @@ _FRESH_S = 0.25
 
 
 class Repair:
-    """What the owner of a submission does about its failed attempts."""
+    """Repairs failed attempts for the owner of their submission."""
 
     def __init__(self, handle: SubmissionHandle) -> None:
         self._handle = handle

@@ -61,7 +61,7 @@ class _Round:
 
 
 class Sender:
-    """What a handle sends.
+    """Sends for one handle.
 
     Args:
         held: blocks are set aside instead of queued (the submission is held, or has a cap).

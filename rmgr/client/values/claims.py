@@ -35,7 +35,7 @@ Wanted = tuple[str, Pointer]
 
 @dataclass(slots=True)
 class KeyState:
-    """What stands under some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
+    """State of some keys. refused: why a key cannot be had. ours: keys that hold our pointer already.
 
     holders: by row, who lets us write there. replaces: by row, the SHA-256 of what stands there and means nothing any more.
     """

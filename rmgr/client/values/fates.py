@@ -1,4 +1,4 @@
-"""What became of the tasks behind pointers: their state and the attempt that was committed, read once a submission and then read on."""
+"""Finds the tasks behind pointers: their state and the attempt that was committed, read once a submission and then read on."""
 
 from __future__ import annotations
 

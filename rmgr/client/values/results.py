@@ -1,4 +1,4 @@
-"""What the outcome of a task means to the one who waits for it: a value, or an exception. Decoded in the caller's thread."""
+"""Turns the outcome of a task into a value or an exception for who waits for it. Decoded in the caller's thread."""
 
 from __future__ import annotations
 

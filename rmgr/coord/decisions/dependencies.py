@@ -11,7 +11,7 @@ from rmgr.model.tasks.submission import Condition, Dependency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionEnd:
-    """What is known of the end of a submission.
+    """Known end of a submission.
 
     state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
     known: False when neither ZooKeeper nor the history has heard of it.

@@ -34,7 +34,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """It has no entry: its session is gone, or its create was not committed."""
+    """The candidate has no entry: its session is gone, or its create was not committed."""
 
 
 Standing = First | Behind | Absent

@@ -1,4 +1,4 @@
-"""What a hold, a release and a cancel make of a submission's record: decided by its owner, and again by his gateway. Pure."""
+"""Applies a hold, a release or a cancel to a submission's record: for its owner, and again for the owner's gateway. Pure."""
 
 from __future__ import annotations
 

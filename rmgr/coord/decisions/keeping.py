@@ -1,4 +1,4 @@
-"""What is to be done for a submission, from what is known of it: facts in, reconcile actions out. Pure and level-triggered.
+"""Decides what to do for a submission: facts in, reconcile actions out. Pure and level-triggered.
 
 Asked again after every change; an action that was carried out changes the facts, so that it is not named again. Nothing
 is remembered between two questions: a new leader that reads the same facts names the same actions.
@@ -62,7 +62,7 @@ class SweepPending:
 
 @dataclass(frozen=True, slots=True)
 class Weigh:
-    """It waits for others: see whether they have ended."""
+    """Look whether the submissions that it waits for have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcilePlan:
-    """What is to be done now, and when to ask again if nothing changes before (None: a change will tell)."""
+    """Actions for now, and when to ask again if nothing changes before (None: a change will tell)."""
 
     actions: tuple[ReconcileAction, ...]
     again_s: float | None = None

@@ -38,7 +38,7 @@ HOW_TO_TRUST = 'if you trust {who}: queue.submit(..., trust="{who}")'
 
 
 class Deed(msgspec.Struct, frozen=True, array_like=True):
-    """What lies beside a value, in MessagePack. New fields at the end only.
+    """Record beside a value, in MessagePack. New fields at the end only.
 
     owner: a user. key_id: who signed. made_s: when, seconds since 1970. signature: see `seal_tree`.
     row: of an output of a task: what the Starter has written (copies keep it).
@@ -127,7 +127,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueShare:
-    """What an owner lets others do with values of his.
+    """Rights that an owner gives others to the owner's values.
 
     user: who; ALL = every user of the cluster. key: a key, or with is_prefix how keys begin. write: may replace and delete, too.
     """
@@ -180,7 +180,7 @@ def decode_share(row: str, data: bytes) -> ValueShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What has to be known to say what `person` may do with a value. shares: of its owner with him and with all.
+    """Facts that decide what `person` may do with a value. shares: of its owner with that person and with all.
 
     open_reading: the cluster's setting: who does not own a value may read it all the same.
     """

@@ -1,4 +1,4 @@
-"""What a submission's fragments, tail, record and claimed blocks say of its state: one fold, used by everyone.
+"""Folds a submission's fragments, tail, record and claimed blocks into its state: one fold, used by everyone.
 
 The leader keeps one `Progress` per open submission; a follower keeps one for what it waits for; a command without a
 leader builds one from znodes. Nothing here reads a clock or does IO: callers feed it what they read, in any order that

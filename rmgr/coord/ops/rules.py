@@ -23,7 +23,7 @@ SINGLE_AFTER_LOSS = 64
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """It runs again: `block` carries the raised counters; not before `backoff_us` from when it is seen."""
+    """Run it again: `block` carries the raised counters; not before `backoff_us` from when it is seen."""
 
     block: BlockData
     backoff_us: int = 0
@@ -31,7 +31,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It is final: FAILED with `reason`."""
+    """End it: FAILED with `reason`."""
 
     reason: Reason
 

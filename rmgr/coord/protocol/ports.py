@@ -16,7 +16,7 @@ from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
 
 
 class SessionState(StrEnum):
-    """What a coordination session tells its listeners."""
+    """Events that a coordination session reports to its listeners."""
 
     CONNECTED = "CONNECTED"  #: usable; after SUSPENDED the session is the same, versions read before it still hold
     SUSPENDED = "SUSPENDED"  #: no server answers; the session may or may not be alive
@@ -77,7 +77,7 @@ class Coordinator(Protocol):
 
 
 class MomentReader(Protocol):
-    """What a `Coordinator` that stands on ZooKeeper itself can do beside the port."""
+    """Calls of a `Coordinator` on ZooKeeper itself, beside those of the port."""
 
     def at_one_moment(
         self, paths: Sequence[str], lists: Sequence[str], *, timeout_s: float = 10.0
@@ -103,7 +103,7 @@ NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class About(NamedTuple):
-    """What is known of a value beside its bytes. sha256: of the bytes. note: what its writer has left beside it (`coord.ownership`)."""
+    """Facts about a value beside its bytes. sha256: of the bytes. note: what its writer has left beside it (`coord.ownership`)."""
 
     size: int
     encoding: Encoding

@@ -31,7 +31,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QuotaShare:
-    """Of a subtree: percent of the heap for its data, znodes for each MiB of heap."""
+    """Share of a subtree: percent of the heap for its data, znodes for each MiB of heap."""
 
     percent: int
     znodes: int

@@ -45,7 +45,7 @@ from rmgr.coord.protocol.multi import (
 
 
 class Verdict(Enum):
-    """What the znodes read back say about one multi."""
+    """Verdict of the znodes read back about one multi."""
 
     PROVEN = "proven"
     NOT_PROVEN = "not proven"

@@ -1,4 +1,4 @@
-"""What a newer release wrote survives when an older one rewrites it: fields of JSON records, trailing elements of blocks.
+"""Keeps what a newer release wrote when an older one rewrites it: fields of JSON records, trailing elements of blocks.
 
     {"next":17,"newer_field":1}  --decode-->  Tail(next=17, newer={"newer_field":1})  --encode-->  the same bytes
 

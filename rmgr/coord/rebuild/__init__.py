@@ -1,4 +1,4 @@
-"""What a gateway commits for a client: each multi built anew from what the client asked and what stands in ZooKeeper.
+"""Builds each multi of a gateway's client anew, from what the client asked and what stands in ZooKeeper.
 
 It trusts nothing that the client built. It uses `ops`, `decisions` and `validity`, and makes no change that they do not know.
 """

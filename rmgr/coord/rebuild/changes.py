@@ -1,4 +1,4 @@
-"""What clients do beside submitting, built anew: from what stands in ZooKeeper, and from what they may decide of it."""
+"""Builds clients' changes beside submitting anew: from what stands in ZooKeeper, and from what clients may decide of it."""
 
 from __future__ import annotations
 

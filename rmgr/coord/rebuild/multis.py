@@ -1,4 +1,4 @@
-"""What a gateway commits for a client: what its own hands have built. Pure, but for what it is told of the cluster (`Known`).
+"""Builds the multis that a gateway commits for a client. Pure, but for what it asks of the cluster (`Known`).
 
     client's multi --taken apart--> arguments of the builder --checked, built--> the gateway's multi --compared--> committed
 
@@ -22,7 +22,7 @@ from rmgr.model.tasks.submission import Submission, Tail
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What may be committed. record: of a new submission. tail: of one that grows, as it is then; number: which."""
+    """A multi that may be committed. record: of a new submission. tail: of one that grows, as it is then; number: which."""
 
     multi: Multi
     record: Submission | None = None

@@ -1,4 +1,4 @@
-"""What every rebuild of a client's multi needs (`rebuild/multis.py`): what is looked up, how parts are taken apart, how two are compared.
+"""Serves every rebuild of a client's multi (`rebuild/multis.py`): looks things up, takes parts apart, compares two.
 
 A decoder takes a multi apart as far as its builder's arguments, and no further: whatever else stands in it is found when what the
 builder makes of these arguments is compared with it, bit by bit.
@@ -37,7 +37,7 @@ _plain_pack = msgspec.msgpack.Decoder()
 
 
 class Moved(Exception):
-    """What the multi expects stands otherwise now: it would meet this conflict, which is all that there is to tell."""
+    """The multi expects what is not so any more: it would meet this conflict, which is the whole answer."""
 
     def __init__(self, path: str, kind: ConflictKind) -> None:
         super().__init__(f"{kind} at {path}")
@@ -52,7 +52,7 @@ class Moved(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionFacts:
-    """What never changes of a submission, as far as its blocks must agree with it.
+    """The part of a submission that never changes, as far as its blocks must agree with it.
 
     cores, memory_mib: of a block's name. is_capped: its blocks wait aside. is_placed: by the leader. has_resources: others than these.
     """
@@ -82,7 +82,7 @@ class SubmissionFacts:
 
 
 class Known(Protocol):
-    """What a rebuild is told of the cluster. Each may read, and so block. Raises: CoordinationUnavailable.
+    """Questions of a rebuild about the cluster. Each may read, and so block. Raises: CoordinationUnavailable.
 
     Attributes: user: the caller's name; "" in an open cluster, where nobody has one.
     """

@@ -1,4 +1,4 @@
-"""What a Starter signs of a checkpoint, and how that is recomputed by who restores it. Pure: bytes in, bytes out.
+"""Builds the statement that a Starter signs of a checkpoint, and whoever restores it recomputes. Pure: bytes in, bytes out.
 
 The row of a checkpoint is JSON whose last field is its seal, for ever. Signed are the bytes before it, which hold the hash of every
 file and piece, with the cluster and the checkpoint's own key: it is worth nothing under another key, nor in another cluster.

@@ -1,4 +1,4 @@
-"""What a leader signs of a job that it places, and how that is recomputed by the node that is to run it. Pure: bytes in, bytes out.
+"""Builds the statement that a leader signs of a job that it places, and the node recomputes. Pure: bytes in, bytes out.
 
 ZooKeeper does not tell who has made a znode, and users may make some below `/running` (HAND) and `/inbox`. So a Starter of a secured
 cluster begins a placed block only with the seal of a WatchDog of the cluster over

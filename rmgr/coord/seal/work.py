@@ -1,4 +1,4 @@
-"""What is signed of work and of results, and how that is recomputed by whoever receives it. Pure: bytes in, bytes out.
+"""Builds the statements that are signed of work and of results, and receivers recompute. Pure: bytes in, bytes out.
 
 A Submitter signs each block that it makes: a *statement* of everything that makes code run or limits it,
 

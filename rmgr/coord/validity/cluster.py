@@ -1,4 +1,4 @@
-"""What may stand in the records of the cluster: nodes, settings, orders, requests, invitations. The second half of the table of
+"""Rules for the records of the cluster: nodes, settings, orders, requests, invitations. The second half of the table of
 `coord/validity/records.py`; what work leaves behind is in `validity/work.py`."""
 
 from __future__ import annotations

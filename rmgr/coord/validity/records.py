@@ -1,4 +1,4 @@
-"""What may stand in every field of every record that anybody can write into ZooKeeper, asked before it is believed. Pure.
+"""Checks every field of every record that anybody can write into ZooKeeper before it is believed. Pure.
 
 Whoever reads what a client could have written asks here: the gateway, which refuses it, Starters, the leader and followers,
 who set it aside (it concerns its owner only). The table is in `validity/work.py` and `validity/cluster.py`, what a rule is in

@@ -1,4 +1,4 @@
-"""What may stand in the records of work: submissions, blocks, outcomes, failed attempts. The table behind `coord/validity/records.py`.
+"""Rules for the records of work: submissions, blocks, outcomes, failed attempts. The table behind `coord/validity/records.py`.
 
 Limits are far above what anybody needs who means well (2 million waiting tasks of one user, attempts until the six digits of a
 name end), and low enough that nothing which passes makes a daemon raise, or costs it more than its bytes.

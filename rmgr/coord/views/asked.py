@@ -1,4 +1,4 @@
-"""What a submission asks for beside cores, memory, processes and resources, as `rmgr show` tells it: names, and how each is said. Pure."""
+"""Names for `rmgr show` what a submission asks for beside cores, memory, processes and resources. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of the nodes that a job waits for: a partition where none takes work, or too few, and those that its request allows."""
+"""Says why the nodes are missing that a job waits for: none or too few of a partition take work, or the request allows no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of placed jobs: who places, what each job waits for, and when it is expected to start."""
+"""Describes placed jobs: who places, what each job waits for, and when it is expected to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway knows of the cluster when it builds a client's change anew (`coord/rebuild_parts.Known`).
+"""Looks things up in the cluster when a gateway builds a client's change anew (`coord/rebuild_parts.Known`).
 
 Numbers and tails are kept by their version: what a znode held at a version it holds for ever. They are learnt from what ZooKeeper has
 answered and from one's own commits, so that an honest client's next SUBMIT or ENQUEUE costs no reading here.
@@ -54,7 +54,7 @@ class _Last(Generic[K, V]):
 
 
 class Cluster:
-    """What is known of the cluster, whoever asks. Thread-safe.
+    """Facts about the cluster, whoever asks. Thread-safe.
 
     Args:
         certify: key id and canonical form of a signing key's certificate (`pki.signing_certificate`), None in an open cluster.

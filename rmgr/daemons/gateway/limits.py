@@ -1,4 +1,4 @@
-"""What users have in the cluster, as a gateway knows it: before it commits more for somebody, it looks whether he may have it.
+"""Checks the limits of a gateway's users before it commits more for them, by what they have in the whole cluster.
 
 The leader counts (its memory has every submission); a gateway asks it every few seconds while anything is submitted, and adds
 what it has committed itself since. So a user can be over a limit by what he commits through other gateways, or past all of
@@ -41,7 +41,7 @@ _CLUSTER = ("open_submissions", "unfinished_tasks", "zookeeper_bytes")
 
 @dataclass(frozen=True, slots=True)
 class MultiCost:
-    """What one multi adds: `sizes` are (tasks, bytes) of its blocks, `size` and `znodes` are of everything else."""
+    """Additions of one multi: `sizes` are (tasks, bytes) of its blocks, `size` and `znodes` are of everything else."""
 
     submissions: int
     tasks: int

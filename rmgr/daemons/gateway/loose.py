@@ -37,7 +37,7 @@ _KEEP = 20_000
 
 
 class Loose:
-    """What was made for each user, as far as it may still be there. Thread-safe. Cost: 2 us; at the bound, one list of children."""
+    """Counts loose znodes by user, as far as they may still be there. Thread-safe. Cost: 2 us; at the bound, one list of children."""
 
     def __init__(self, coordinator: Coordinator, *, clock: Callable[[], float] | None = None) -> None:
         self._coordinator = coordinator

@@ -90,7 +90,7 @@ _SWITCH_S = 0.0005
 
 
 class Gateway:
-    """What the servicers ask: `rpc_gateway_server.Gate` of one cluster."""
+    """Answers the servicers: `adapters.gateway.server.Gate` of one cluster."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a client may do through a gateway: deny by default, decided from the change itself and not only from its name.
+"""Decides what a client may do through a gateway: deny by default, from the change itself and not only from its name.
 
 One table: for each operation of protocol.md that a client does, which znodes it may touch and how. Whatever fences,
 claims, completes, registers or leads is not in it, so it is refused under every name. In a secured cluster it also

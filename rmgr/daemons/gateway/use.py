@@ -1,4 +1,4 @@
-"""What a gateway tells users of their limits, and how it asks the leader for what they have in the cluster."""
+"""Shows users their limits at a gateway, and asks the leader for what they have in the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users have written into the store through one gateway within a day, kept where a restart of the gateway finds it: a row of its own.
+"""Counts what users wrote into the store through one gateway within a day, in a row that a restarted gateway finds.
 
 The row is written every few seconds while anything is, and at the end. A gateway that is killed forgets at most those seconds.
 """

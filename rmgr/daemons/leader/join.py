@@ -1,4 +1,4 @@
-"""What a WatchDog does for machines that enter a secured cluster, and for daemons whose secret was rotated.
+"""Lets machines into a secured cluster, and gives daemons their new secret after a rotation.
 
 Both may ask any WatchDog, leading or not: ZooKeeper decides who comes first, a WatchDog only carries words.
 """

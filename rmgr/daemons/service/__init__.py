@@ -1,4 +1,4 @@
-"""What every daemon offers beside its work: metrics, health, rights of callers, secrets, limits, looking at itself.
+"""Serves beside every daemon's work: metrics, health, rights of callers, secrets, limits, self-checks.
 
 It knows no Starter, no leader and no gateway.
 """

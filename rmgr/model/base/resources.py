@@ -1,4 +1,4 @@
-"""What work asks for and what nodes have: integers (cores, bytes) and a few attributes."""
+"""Resources that work asks for and nodes have: integers (cores, bytes) and a few attributes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def share_variable(resources: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one task needs on its node.
+    """Needs of one task on its node.
 
     cores: at least 1. memory_bytes: 0 = not limited and not counted. time_limit_us: 0 = the queue's default.
     features: node features it needs, all of them. resources: other countable things by name.
@@ -77,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a node has in all."""
+    """Resources of a node in all."""
 
     cores: int
     memory_bytes: int
@@ -95,7 +95,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAttributes:
-    """What a node is: published by its Starter, shown by `rmgr nodes`."""
+    """Description of a node: published by its Starter, shown by `rmgr nodes`."""
 
     partition: str = "default"
     site: str = ""

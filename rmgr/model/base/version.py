@@ -43,7 +43,7 @@ def newer() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What a process runs. version: of the package, for people."""
+    """Release that a process runs. version: of the package, for people."""
 
     version: str = ""
     protocol: int = PROTOCOL

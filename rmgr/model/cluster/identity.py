@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class Role(StrEnum):
-    """What the holder of a certificate is to the cluster."""
+    """Role of the holder of a certificate in the cluster."""
 
     ADMIN = "admin"  #: sets up and secures the cluster
     WATCHDOG = "watchdog"

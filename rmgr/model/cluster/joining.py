@@ -28,7 +28,7 @@ class Invitation:
 
 
 class RevokedWork(StrEnum):
-    """What becomes of the work of a person whose key was revoked. What waits is held, unless it is cancelled."""
+    """Fate of the work of a user whose key was revoked. Waiting work is held, unless it is cancelled."""
 
     KEEP = "keep"  #: what runs goes on to its end
     HOLD = "hold"  #: what runs stands still, until the operator says one of the others

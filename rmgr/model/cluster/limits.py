@@ -1,4 +1,4 @@
-"""What one user may have of what all share: numbers in the cluster's settings (`[limits]`), their names and what to do at them."""
+"""Limits of each user: numbers in the cluster's settings (`[limits]`), their names, and what to do at them."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Drain:
 
 
 class TroubleKind(StrEnum):
-    """What keeps a Starter from taking work."""
+    """Reason that keeps a Starter from taking work."""
 
     QUARANTINE = "quarantine"
     DISK = "disk"
@@ -146,7 +146,7 @@ class Meta:
 
 
 class OrderKind(StrEnum):
-    """What an inbox order asks of a Starter."""
+    """Kind of an inbox order to a Starter."""
 
     CANCEL = "cancel"
     SIGNAL = "signal"

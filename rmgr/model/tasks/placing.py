@@ -22,7 +22,7 @@ FROM_CHECKPOINT, FROM_START = "checkpoint", "start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rigid:
-    """What a placed request asks for; cores and memory of `Request` are those of one process.
+    """Shape of a placed request; cores and memory of `Request` are those of one process.
 
     nodes: on exactly so many nodes, processes spread evenly; 0 = wherever they fit. exclusive: no other job on its nodes. nodelist: only
     on these nodes; exclude: on none of these. begin_us: not before this time (us since the epoch), 0 = at once.

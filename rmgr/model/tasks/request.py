@@ -1,4 +1,4 @@
-"""What a user asks of the leader, because his own role may not do it: to take waiting tasks out of a queue, to move jobs that run."""
+"""Requests of users to the leader, for what their own role may not do: take waiting tasks out of a queue, move running jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CancelRequest:
 
 
 class StopKind(StrEnum):
-    """What is asked of placed jobs."""
+    """Kind of a request about placed jobs."""
 
     CHECKPOINT = "checkpoint"  #: to save its state, and go on
     MIGRATE = "migrate"  #: to save its state, and to go on elsewhere
@@ -60,7 +60,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyRequest:
-    """What tells them apart: a request without a kind is a `CancelRequest`. submission: whose owner may ask."""
+    """Common part of all requests: a request without a kind is a `CancelRequest`. submission: whose owner may ask."""
 
     kind: str = ""
     submission: int = 0

@@ -21,7 +21,7 @@ class Phase(StrEnum):
 
 
 class Work(StrEnum):
-    """What a task of the submission is."""
+    """Kind of the submission's tasks."""
 
     PYTHON = "python"
     COMMAND = "command"
@@ -45,7 +45,7 @@ class Dependency:
 
 
 class OnDisconnect(StrEnum):
-    """What happens to running work while its node has no contact."""
+    """Rule for running work while its node has no contact."""
 
     KEEP = "keep"  #: runs on, its COMPLETE decides
     EXCLUSIVE = "exclusive"  #: killed before it can run elsewhere
@@ -90,7 +90,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonEnvironment:
-    """What a worker process must be to run the functions of a submission: one key, one kind of worker."""
+    """Requirements on a worker process that runs the functions of a submission: one key, one kind of worker."""
 
     python: str = ""  #: interpreter; empty = the Starter's own
     version: str = ""  #: client's Python "3.11", checked by the worker (bytecode travels)

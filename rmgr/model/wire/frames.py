@@ -31,7 +31,7 @@ HEADER = 4
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What one stream of a task's output came to.
+    """Result of one stream of a task's output.
 
     size: bytes the task wrote. data: all of it when small. path: else a file that now belongs to the receiver.
     dropped: bytes cut out of the middle of the file because of the cap (a marker line stands there).
@@ -47,7 +47,7 @@ NO_OUTPUT = Output()
 
 
 class BatchShape(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What all tasks of a batch share.
+    """Settings that all tasks of a batch share.
 
     limit_us: time limit of each task, 0 = none. grace_us: between SIGTERM and SIGKILL. memory_bytes: 0 = no limit.
     exclusive: killed when the lease ends. output_cap: bytes kept a stream. environ: RMGR_* beside those made from the
@@ -356,7 +356,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc
 
 
 class TaskExtra(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What most task ends do not have.
+    """Fields that most task ends do not have.
 
     reason: why it failed (EXCEPTION, BAD_OUTPUT, START_FAILED, TIME_LIMIT, ...), NONE = it did not.
     error: pickle of the exception with its remote traceback as __cause__. summary: "Type: message", one line.

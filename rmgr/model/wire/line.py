@@ -1,4 +1,4 @@
-"""What client and Starter say on a direct line (MessagePack, one frame each). It commits nothing: see `adapters/rpc/line.py`."""
+"""Messages between client and Starter on a direct line (MessagePack, one frame each). They commit nothing: see `adapters/rpc/line.py`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Bundle(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class RankAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """Of rank 0, as `WorkerProcess._call` returns it."""
+    """Result of rank 0, as `WorkerProcess._call` returns it."""
 
     data: bytes
     pickled: bool

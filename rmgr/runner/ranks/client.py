@@ -36,7 +36,7 @@ _CHUNK = 64 * 1024
 
 
 class NotInJob(ValueError):
-    """What the environment says of a job makes no sense."""
+    """The environment describes a job that cannot be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What promises leave free: the question a draft asks before a start, and the record of what is promised.
+"""Answers what promises leave free before a draft starts a job, and records what is promised.
 
 Two representations answer it: `horizon_unit.py` with counts (identical one-core nodes), `horizon_node.py` with free capacity per node.
 """

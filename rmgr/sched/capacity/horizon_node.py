@@ -1,4 +1,4 @@
-"""What promises leave free in a partition of any nodes: free capacity per node, at one shadow time or at every step of a timeline."""
+"""Computes what promises leave free in a partition of any nodes: per node, at one shadow time or at every step of a timeline."""
 
 from __future__ import annotations
 

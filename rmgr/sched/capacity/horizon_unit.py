@@ -1,4 +1,4 @@
-"""What promises leave free in a partition of identical one-core nodes: a shadow for one promise, a timeline of counts for many."""
+"""Computes what promises leave free among identical one-core nodes: a shadow for one promise, a timeline of counts for many."""
 
 from __future__ import annotations
 

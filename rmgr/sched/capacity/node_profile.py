@@ -1,4 +1,4 @@
-"""What is free on one node from now on: steps in time, each with free cores, memory and other resources."""
+"""Profile of one node from now on: steps in time, each with free cores, memory and other resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy writes on: a view of one partition, an overlay of what this pass has decided, and verbs that are vetted at once.
+"""Gives a policy its draft: a view of one partition, an overlay of what this pass has decided, and verbs that are vetted at once.
 
 A verb answers `Accepted`, `Insufficient` (not now) or `Infeasible` (never); only what was accepted is in the plan, so no policy can
 over-commit a node, start a job twice, or break a promise that this pass or an earlier one made. The seam on one page:

@@ -1,4 +1,4 @@
-"""What policies that have left the pipeline leave standing: the engine sees to it, before the policies of this pass plan.
+"""Clears up after policies that have left the pipeline: the engine does it before the policies of this pass plan.
 
 Notes and holds of theirs go, promises are taken back, gangs turn on until their jobs have ended (`Overlay`). A job that such a policy has
 stopped in place would stand still for ever: it goes on as soon as its cores are free. Until then what is free of them is given to nobody

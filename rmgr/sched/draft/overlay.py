@@ -1,4 +1,4 @@
-"""What a draft lays over the state in one pass, how all of it is taken back, and what its promises leave free.
+"""Overlays a pass's decisions on the state, takes all of them back, and knows what its promises leave free.
 
 Starts and promises, which every pass has, are fields of the draft. All other changes are in `DraftChanges`, made when the first one comes,
 with a list of what undoes them: a pass that moves nothing pays nothing for them.
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
 
 
 class DraftChanges:
-    """What a pass has changed beside starts and promises. Every change is written with `put`, `drop` or `did`, so that it can be undone."""
+    """Changes of a pass beside starts and promises. Every change is written with `put`, `drop` or `did`, so that it can be undone."""
 
     __slots__ = (
         "begun",

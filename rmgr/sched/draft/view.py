@@ -1,4 +1,4 @@
-"""What a policy sees of its partition: waiting jobs in any order, what runs, what is free, every record, after what this pass did."""
+"""Shows a policy its partition after what this pass did: waiting jobs in any order, what runs, what is free, every record."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ _STAGE_KEYS = ("policy", "partitions", "parameters", "shares")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a policy file or a name of the catalogue stands for.
+    """Meaning of a policy file or of a name of the catalogue.
 
     stages: the pipeline. policies: the name of each stage's policy. queues: classes, in the order of the file.
     nodes: of the simulated machine, ids from 0 in the order of the file; () = not described. homes: queue -> partition of its jobs; ""

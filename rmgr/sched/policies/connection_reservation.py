@@ -58,7 +58,7 @@ class Match(StrEnum):
 
 
 class Trigger(IntEnum):
-    """What made a job reserve, step 4; the place of its count in the note."""
+    """Trigger of a reservation, step 4; the place of its count in the note."""
 
     PRIORITY = 0
     HEAD = 1

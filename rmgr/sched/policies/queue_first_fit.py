@@ -32,7 +32,7 @@ REST = Why("first_fit", "needs more than is free after this pass")
 
 
 class Scanned(NamedTuple):
-    """What a scan of one queue left. ahead: for each job that started past another, the nearest waiting place before it."""
+    """Rest of a scan of one queue. ahead: for each job that started past another, the nearest waiting place before it."""
 
     waiting: Sequence[Job]
     ahead: Sequence[Place]

@@ -1,4 +1,4 @@
-"""What a partition knows of calls beyond those that wait: measurements of servers over time, answered calls, learnt performance."""
+"""Records of calls in a partition beyond those that wait: measurements of servers over time, answered calls, learnt performance."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rmgr.sched.tree.rotation import Rotation
 
 
 class TreeNodeState(StrEnum):
-    """What a tree node is doing."""
+    """State of a tree node."""
 
     IDLE = "Idle"
     READY = "Ready"

@@ -35,7 +35,7 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What a monitor counts at a station since the beginning: arrivals and moments of their services, busy and loaded time."""
+    """Counts of a monitor at a station since the beginning: arrivals and moments of their services, busy and loaded time."""
 
     arrivals: int = 0
     service_s: float = 0.0
@@ -62,7 +62,7 @@ class Tally:
 
 
 class Station(Protocol):
-    """What the simulation asks of a queue."""
+    """Questions of the simulation to a queue."""
 
     tally: Tally
 

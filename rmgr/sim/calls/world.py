@@ -30,7 +30,7 @@ _MOST_WAITING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """What came of it. busy: server -> utilisation until then, other work included. duration_s: until the last answer."""
+    """Result of a simulation. busy: server -> utilisation until then, other work included. duration_s: until the last answer."""
 
     requests: tuple[CallRequest, ...]
     busy: tuple[tuple[str, float], ...]

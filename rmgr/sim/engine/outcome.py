@@ -1,4 +1,4 @@
-"""What a run made of a workload: when and where each job ran, and how each stretch of running ended."""
+"""Outcome of a run: when and where each job ran, and how each stretch of running ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides a run beside its workload: machine, policies, execution, cadence, and what happens to the cluster."""
+"""Settings of a run beside its workload: machine, policies, execution, cadence, and what happens to the cluster."""
 
 from __future__ import annotations
 

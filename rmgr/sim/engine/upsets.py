@@ -1,4 +1,4 @@
-"""What happens to a simulated cluster beside its jobs, carried out: facts for the state, and what it means for what runs there."""
+"""Carries out what happens to a simulated cluster beside its jobs: facts for the state, and the ends of what runs there."""
 
 from __future__ import annotations
 

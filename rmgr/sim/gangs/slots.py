@@ -32,7 +32,7 @@ class Sharing:
 
 @dataclass(slots=True)
 class SlotsOutcome:
-    """What came of a run of `slots` slots.
+    """Result of a run of `slots` slots.
 
     ends: of each task, the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: of the tasks' own
     sizes. most_tqlb: the largest of any instant, without the root's queue as printed; most_with_root: with it.

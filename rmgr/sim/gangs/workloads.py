@@ -29,7 +29,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What decides a workload. largest: sizes are powers of two up to here; odd: instead every size from 1 on, P(s) ~ 1/s.
+    """Settings of a workload. largest: sizes are powers of two up to here; odd: instead every size from 1 on, P(s) ~ 1/s.
 
     processors: of the machine that gives the load its meaning. weights: each task draws one of them.
     """

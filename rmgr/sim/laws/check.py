@@ -26,7 +26,7 @@ SLOW_TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What worlds must have: partitions and queues of which the pipeline speaks; () = any will do."""
+    """Needs of a law on its worlds: partitions and queues of which the pipeline speaks; () = any will do."""
 
     partitions: tuple[str, ...] = ()
     queues: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of one law.
+    """Verdict about one law.
 
     text: how it broke, "" = it did not. breach: the same in the smallest world found. seed: of the world that it came from.
     waiver: why it may.

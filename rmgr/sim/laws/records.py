@@ -1,4 +1,4 @@
-"""What must hold of any records of a cluster, counted afresh from them: no core, byte, other resource or exclusive node given twice."""
+"""Checks any records of a cluster, counted afresh: no core, byte, other resource or exclusive node given twice."""
 
 from __future__ import annotations
 

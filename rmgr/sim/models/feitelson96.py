@@ -36,7 +36,7 @@ _MOST_REPEATS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What papers.md 2.3 calibrates. Times in minutes; probabilities of a stage for n processors: base + slope x log2(n) / 10."""
+    """Parameters calibrated as papers.md 2.3. Times in minutes; probabilities of a stage for n processors: base + slope x log2(n) / 10."""
 
     size_exponent: float = 1.5
     emphasised_from: int = 8

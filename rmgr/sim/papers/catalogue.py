@@ -20,7 +20,7 @@ PAPERS: Mapping[str, tuple[str, str]] = {
 
 
 class Paper(Protocol):
-    """What a paper's module offers."""
+    """Parts of a paper's module."""
 
     CHECKS: tuple[str, ...]  #: ids of papers.md, without the letters of parts
     SEEDS: int  #: how many seeds are run when nothing is said

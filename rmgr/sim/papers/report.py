@@ -162,7 +162,7 @@ class Table:
 
 
 class Point(NamedTuple):
-    """Of a line: mean over the seeds at x, and the smallest and largest of them."""
+    """Point of a line: mean over the seeds at x, and the smallest and largest of them."""
 
     x: float
     y: float
@@ -202,7 +202,7 @@ def slug(title: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperReport:
-    """What `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, a line each. figures: not in the JSON."""
+    """Report that `rmgr sim paper` prints and writes. paper: "001". notes: errata and readings, a line each. figures: not in the JSON."""
 
     paper: str
     checks: tuple[PaperCheck, ...]

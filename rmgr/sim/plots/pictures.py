@@ -60,7 +60,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """What was read: runs, sweeps, reports as (document, figures), and calls."""
+    """Content of a directory: runs, sweeps, reports as (document, figures), and calls."""
 
     runs: Sequence[Run]
     sweeps: Sequence[SweepResults]

@@ -71,7 +71,7 @@ def moment(time_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """What stands where: `at` turns seconds since the first submit into numbers on the axis."""
+    """Places on the time axis: `at` turns seconds since the first submit into numbers on the axis."""
 
     unit: Unit
     origin_s: float

@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 class History:
-    """What became of the jobs of a log. Times as recorded.
+    """Fates of the jobs of a log. Times as recorded.
 
     jobs: every request, as it was first submitted. stretches: in order of their ends. ran_us: work of each job that completed: what
     its last stay did, and what it had kept before. states: of jobs that are over.

@@ -27,7 +27,7 @@ from rmgr.sim.workload.jobs import Workload, read_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What `rmgr sim run` was asked for.
+    """Request to `rmgr sim run`.
 
     Attributes:
         source: path of a trace, or name of a model. policy, params: as `configure` understands them.

@@ -34,7 +34,7 @@ _KEYS = ("name", "policy", "load", "seed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What is run. experiments: in the order of the results. validate: each schedule is checked. versions: of what computes it."""
+    """Plan of a sweep. experiments: in the order of the results. validate: each schedule is checked. versions: of what computes it."""
 
     experiments: tuple[Experiment, ...]
     validate: bool = False

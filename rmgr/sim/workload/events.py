@@ -1,4 +1,4 @@
-"""What happens to a simulated cluster beside its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits."""
+"""Events of a simulated cluster beside its jobs: failures and repairs, drains, fail-overs, maintenance, cancellations, limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NodeRanges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 class NodesFail(NamedTuple):
-    """What runs there is lost; nothing starts there until they are repaired. drawn: by the model of failures."""
+    """Failure of nodes: what runs there is lost, nothing starts there until they are repaired. drawn: by the model of failures."""
 
     at_us: int
     nodes: NodeRanges
@@ -29,7 +29,7 @@ class NodesRepaired(NamedTuple):
 
 
 class NodesDrain(NamedTuple):
-    """What runs there goes on, nothing starts there any more."""
+    """Drain of nodes: what runs there goes on, nothing starts there any more."""
 
     at_us: int
     nodes: NodeRanges
@@ -77,7 +77,7 @@ class TakeOver(NamedTuple):
 
 
 class WindowBegins(NamedTuple):
-    """What still runs there is lost; follows a `Window`."""
+    """End of a maintenance window's grace: what still runs there is lost; follows a `Window`."""
 
     at_us: int
     nodes: NodeRanges

@@ -24,7 +24,7 @@ _ASSEMBLE_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What was done, or with `dry_run` would be: lines for people. `version` is the schema's when it is over."""
+    """Steps that were done, or with `dry_run` would be: lines for people. `version` is the schema's when it is over."""
 
     done: tuple[str, ...]
     statements: tuple[str, ...]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class WaitingCalls:
-    """Of one leadership.
+    """Calls of one leadership.
 
     Args: io: where the calls run. soon: brings their results into the loop.
     """

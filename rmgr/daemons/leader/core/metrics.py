@@ -1,4 +1,4 @@
-"""What a WatchDog measures of itself: Prometheus metrics, by name and meaning."""
+"""Metrics of a WatchDog for Prometheus, by name and meaning."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _RETRY_S = 1.0
 
 
 class WatchedCache(Generic[T]):
-    """What stands at `path`: `value` (None: nothing there), once `is_known`.
+    """Cached content of `path`: `value` (None: nothing there), once `is_known`.
 
     Args:
         ask: `tree.get` or `tree.children` (see `data_of`, `names_below`).

@@ -43,7 +43,7 @@ class Returns(Protocol):
 
 
 class Arrivals:
-    """Of all place queues. In the leader's loop.
+    """Reads the arrivals of all place queues. In the leader's loop.
 
     Args:
         mark_of: says where the next start of a job must be ("" = anywhere).

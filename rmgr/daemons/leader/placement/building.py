@@ -31,7 +31,7 @@ SOME = 50
 
 
 class StandingJob(NamedTuple):
-    """What is needed of the block of a placed job."""
+    """The part of a placed job's block that placing needs."""
 
     allocation: Allocation
     answered: bool
@@ -45,7 +45,7 @@ class Adopter(Protocol):
 
 
 class StateBuilding:
-    """Of one leadership. In its loop.
+    """Builds jobs for one leadership. In its loop.
 
     Args:
         submission: the record of that number, None = it is unknown.

@@ -38,7 +38,7 @@ class PlacementPause:
 
 
 class Faults:
-    """What failed, by policy and by partition. Lives in the leader's loop.
+    """Records failures by policy and by partition. Lives in the leader's loop.
 
     Args: changed: called when another pipeline places in some partition from now on.
     Attributes: counts, last: policy -> how often it failed, and the last error. benched: by partition.

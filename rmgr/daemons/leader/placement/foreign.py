@@ -27,7 +27,8 @@ _MOST_REFUSED = 10
 
 
 class PolicyAnswer(NamedTuple):
-    """Of a process. policies: names of the stages, which records carry. half_life_us: of the use that they look at, 0 = they do not."""
+    """Settings of a policy process. policies: names of the stages, which records carry. half_life_us: of the use
+    that they look at, 0 = they do not."""
 
     problem: str = ""
     told: ForeignPlan = ForeignPlan()

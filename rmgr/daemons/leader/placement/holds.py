@@ -1,4 +1,4 @@
-"""What follows a placed job of several nodes: holds that its end leaves behind are deleted, its head hears of a node that was lost."""
+"""Follows placed jobs of several nodes: deletes holds that an end leaves behind, and reports a lost node to the job's head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_S = 1.0
 
 
 class PlacedHolds:
-    """Of all placed jobs of one leadership. In its loop.
+    """Holds of all placed jobs of one leadership. In its loop.
 
     Args: records: of all nodes, by name.
     """

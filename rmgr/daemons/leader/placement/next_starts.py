@@ -25,7 +25,7 @@ def only(node: str) -> str:
 
 
 class NextStarts:
-    """Of all jobs that were asked; the features stand in the job table. In the leader's loop.
+    """Next starts of all jobs that users asked to move; the features stand in the job table. In the leader's loop.
 
     Args: records: of all nodes of the cluster, by name.
     """

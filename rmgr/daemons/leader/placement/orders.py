@@ -1,4 +1,4 @@
-"""What a pass decided, carried out: blocks are read, one fenced PLACE is committed (several when it is large), the state is told.
+"""Carries out what a pass decided: reads blocks, commits one fenced PLACE (several when it is large), updates the state.
 
 What follows a placed job of several nodes is in `holds.py`.
 """

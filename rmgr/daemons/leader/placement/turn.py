@@ -15,7 +15,7 @@ from rmgr.sched.state.cluster import ClusterState
 
 
 class TurnStep(Enum):
-    """What a turn does, in this order. The state is there: it was made of znodes before the first one."""
+    """Steps of a turn, in this order. The state is there: it was made of znodes before the first one."""
 
     #: Another pipeline places than the log says: a new log, before a fact is written into it.
     OPEN_LOG = auto()
@@ -43,7 +43,7 @@ FACTS = frozenset({TurnStep.TELL_ENDS, TurnStep.TELL_STOPS, TurnStep.TELL_NODES,
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn works with. news: paths of lists to compare. now_us: the time of all facts that it tells."""
+    """Inputs of one turn. news: paths of lists to compare. now_us: the time of all facts that it tells."""
 
     state: ClusterState
     news: Collection[str]

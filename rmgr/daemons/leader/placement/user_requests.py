@@ -1,4 +1,4 @@
-"""What people ask of jobs that run: to save their state, to go on elsewhere, to leave a node. The leader asks, and tells what came of it.
+"""Carries out users' requests to running jobs: save your state, go on elsewhere, leave a node; and records the outcome.
 
 An open request is looked at in every turn until it is settled, from what is known by then: so it does not matter which leader began
 with it, nor whether a commit of it was ever made. Where a moved job may start next, says `next_starts.py`.

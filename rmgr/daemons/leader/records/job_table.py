@@ -1,4 +1,4 @@
-"""What the scheduler's driver knows of waiting and placed jobs: the names it has seen, whose they are, and which of them are old news.
+"""Table of waiting and placed jobs for the scheduler's driver: the names it has seen, whose they are, and which are old news.
 
 A list of names is read again and again (`core/watched_cache.py`), and may be older than what a commit of ours has just made. So each
 entry that came of a commit has the time of its answer, and only a list that was asked for later counts against it.

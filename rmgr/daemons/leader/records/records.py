@@ -1,4 +1,4 @@
-"""What policies remember of a partition, as `/jobs/<partition>` holds it: nodes by name, for their numbers are one leader's own. Pure."""
+"""Codes what policies remember of a partition for `/jobs/<partition>`: nodes by name, for their numbers are one leader's own. Pure."""
 
 from __future__ import annotations
 

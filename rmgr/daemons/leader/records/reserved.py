@@ -1,4 +1,4 @@
-"""What the scheduler holds for waiting jobs, told to the Starters of those nodes: `/holds/<node>/r-<job>`, one znode a job and node.
+"""Publishes what the scheduler holds for waiting jobs to the Starters: `/holds/<node>/r-<job>`, one znode a job and node.
 
 It is written by the commit of the pass that decides it, and goes with the commit that places the job. A promise whose job has left, and one
 that a leader before did not come to write down, is seen to by `tidy`. What stands there is remembered, and read when everything is.
@@ -35,7 +35,7 @@ _RETRY_S = 0.5
 
 
 class Promises:
-    """What stands below `/holds` of waiting jobs. broken: told why everything must be read again."""
+    """Znodes below `/holds` of waiting jobs. broken: called with the reason why everything must be read again."""
 
     def __init__(self, tree: LeaderCommits, job_table: JobTable, names: Names, broken: Callable[[str], None]) -> None:
         self._tree = tree

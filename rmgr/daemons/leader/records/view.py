@@ -1,4 +1,4 @@
-"""What the placing leader shows: why each job waits and until when, where each one stands, what is kept for whom, how the policies do.
+"""Shows the placing leader's knowledge: why each job waits and until when, its place, what is kept for whom, how policies do.
 
 Called in the leader's loop. Reasons are those of the last pass, with ids and times as people know them.
 """

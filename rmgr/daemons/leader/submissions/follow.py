@@ -38,7 +38,7 @@ _ANSWER_S = 1.0
 
 
 class Followed:
-    """What the leader knows of submission `number`.
+    """Knowledge of the leader about submission `number`.
 
     Args:
         changed: called with this after each change. gone: called when its record does not exist.

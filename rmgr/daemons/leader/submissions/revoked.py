@@ -1,4 +1,4 @@
-"""What becomes of the work of people whose keys were revoked: it stands in the revocation, so it holds when the admin has gone home.
+"""Cancels, holds or keeps the work of users whose keys were revoked, as the revocation itself says.
 
 What a user had submitted before is barred (`coord/decisions/keeping.py`): held with the reason REVOKED, or cancelled. What runs goes on,
 stands still or is cancelled, as the operator has said; he may say something else later. Submissions that were made after the
@@ -41,7 +41,7 @@ class BarredSubmission(Protocol):
 
 
 class RevokedKeeper:
-    """Of one leader, in its loop.
+    """Revoked users' work of one leader, in its loop.
 
     Args:
         followed: all submissions by number. mark: asks soon what a submission needs. nodes: names of all nodes.

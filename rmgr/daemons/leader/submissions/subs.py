@@ -64,7 +64,7 @@ _RETRY_S, _LONGEST_RETRY_S = 0.5, 30.0
 
 
 class SubmissionKeeper:
-    """What the leader knows of submissions, and does for them.
+    """Follows submissions for the leader, and acts for them.
 
     Args:
         settings: the cluster's, as they are now.

@@ -1,4 +1,4 @@
-"""What each user has in the cluster just now, as the leader's memory knows it: for the limits of users."""
+"""Counts what each user has in the cluster just now, from the leader's memory, for the limits of users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ZNODES = 5
 
 @dataclass(slots=True)
 class UserTotals:
-    """Of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
+    """Use of one user: submissions that have not ended, their tasks that are not final, bytes and znodes below `/subs`."""
 
     open_submissions: int = 0
     unfinished_tasks: int = 0

@@ -1,4 +1,4 @@
-"""What users ask of the leader (`/requests`): it does it with its own rights, writes the answer, and clears it away later.
+"""Carries out users' requests (`/requests`) with the leader's own rights, writes the answer, and clears it away later.
 
 In a secured cluster nobody but Starters, the leader, operators and gateways may take anything out of a queue; a user who
 cancels single waiting tasks asks for it here. Placed jobs that run are moved by the leader alone, whoever wants it. Doing a request twice

@@ -1,4 +1,4 @@
-"""What a WatchDog answers over gRPC: from the leader's memory, brought up to the moment of the question.
+"""Answers a WatchDog's gRPC questions from the leader's memory, brought up to the moment of the question.
 
 A question first lets every change that the asker may know of arrive (`sync`: watches come before its answer, and what
 the pace has put off is read at once), so that `rmgr submit --wait` and then `rmgr show` never disagree. Claimed blocks
@@ -50,7 +50,7 @@ class PlacingAnswers(Scheduler, Protocol):
 
 
 class AnsweringLeader(Protocol):
-    """What a leader is asked."""
+    """Questions to a leader."""
 
     @property
     def placer(self) -> PlacingAnswers: ...

@@ -34,7 +34,7 @@ KILL_US = 2_000_000
 
 
 class Asking:
-    """Of all jobs of one node. In the loop of its owner, who says in `way.py` what follows."""
+    """Asks all jobs of one node for checkpoints. In the loop of its owner, who says in `way.py` what follows."""
 
     def __init__(self, owner: AskedCheckpoints, notes: Notes, after: Callable[[float, Callable[[], None]], object], log: Log) -> None:
         self._owner = owner

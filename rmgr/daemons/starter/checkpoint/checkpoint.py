@@ -59,7 +59,7 @@ _LONGEST_WHY = 250
 
 
 class Checkpoints:
-    """Those of one node.
+    """Checkpoints of one node.
 
     Args:
         directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.

@@ -54,7 +54,7 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds, written after its pieces. nodes: whose directories it was made of."""
+    """Manifest of a checkpoint, written after its pieces. nodes: whose directories it was made of."""
 
     sub: int
     index: int
@@ -114,7 +114,7 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class DirectoryListing:
-    """What is in a directory, by path below it.
+    """Content of a directory, by path below it.
 
     left_out: what cannot be kept (sockets, pipes, links that lead out, names that are no text). closed: what its owner may not read.
     """

@@ -14,7 +14,7 @@ from rmgr.runner.ranks import ranks
 
 
 class HelperParts:
-    """Those of one node. Owner's thread only."""
+    """Parts of checkpoints that one node helps with. Owner's thread only."""
 
     def __init__(self, holds: HeldParts, store: Store, node: str, seals: Seals) -> None:
         self._seals = seals

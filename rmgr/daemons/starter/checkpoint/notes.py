@@ -1,4 +1,4 @@
-"""What a job's block says of its checkpoints, and its end when an attempt is given up: NOTE and STOP, one at a time for a block."""
+"""Writes checkpoints into a job's block, and ends an attempt that is given up: NOTE and STOP, one at a time for a block."""
 
 from __future__ import annotations
 

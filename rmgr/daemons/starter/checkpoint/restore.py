@@ -1,4 +1,4 @@
-"""What a job begins with: its newest checkpoint that can be read, put into its directory on every node before it starts.
+"""Puts a job's newest readable checkpoint into its directory on every node before it starts.
 
 The head chooses one by restoring it (every byte is compared with its hash), then has its helpers restore the same; one that cannot be read
 is told in the job's story (DATA_LOST, or UNTRUSTED where no Starter has sealed it), and the one before it is taken, else the job begins
@@ -38,7 +38,7 @@ _PAUSE_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class RestoredCheckpoint:
-    """What was restored here. manifest: None = nothing, it begins from the start. lost: sentences about those that cannot be read."""
+    """Result of a restore here. manifest: None = nothing, it begins from the start. lost: sentences about those that cannot be read."""
 
     manifest: Manifest | None = None
     key: str = ""
@@ -67,7 +67,7 @@ class RestoringNode(Protocol):
 
 
 class Restores:
-    """Those of one node's jobs."""
+    """Restores the jobs of one node."""
 
     def __init__(
         self,

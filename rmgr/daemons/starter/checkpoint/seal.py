@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Seals:
-    """Of an open cluster: nothing is sealed, everything is believed."""
+    """Seals nothing and believes everything, in an open cluster."""
 
     def seal(self, manifest: Manifest) -> Manifest:
         """A checkpoint as it is to be written."""
@@ -34,7 +34,7 @@ class Seals:
 
 
 class StarterSeals(Seals):
-    """Of a secured cluster."""
+    """Seals and verifies checkpoints in a secured cluster."""
 
     def __init__(self, credentials: Credentials, trust: Trust, *, cluster_id: str) -> None:
         self._credentials = credentials

@@ -31,7 +31,7 @@ class CheckpointPhase(StrEnum):
 
 
 class CheckpointKind(StrEnum):
-    """What becomes of the job."""
+    """Fate of the job."""
 
     GO_ON = "go-on"
     STOP = "stop"
@@ -40,7 +40,7 @@ class CheckpointKind(StrEnum):
 
 
 class CheckpointEvent(StrEnum):
-    """What has happened."""
+    """Events on the way of a checkpoint."""
 
     SAVES = "saves"  #: it is begun, of a job that can begin from what it has saved
     FROM_START = "from-start"  #: of a job that always begins from the start
@@ -64,7 +64,7 @@ class CheckpointEvent(StrEnum):
 
 
 class CheckpointEffect(StrEnum):
-    """What is to be done then."""
+    """Actions that follow an event."""
 
     NOTHING = "nothing"
     MEASURE = "measure"

@@ -46,7 +46,7 @@ _KEPT = ("function", "resubmit", "retries", "row", "keyed", "serial", "stopping"
 
 @dataclass(slots=True, kw_only=True)
 class CompletePart:
-    """What one COMPLETE carries, kept until its fate is known."""
+    """Content of one COMPLETE, kept until its fate is known."""
 
     outcomes: tuple[Outcome, ...]
     failed: tuple[tuple[int, FailedRange], ...]
@@ -74,7 +74,7 @@ class Return:
 
 @dataclass(slots=True, kw_only=True)
 class PendingNote:
-    """What a NOTE writes, or that a STOP is on its way: nothing else may be committed of the block meanwhile."""
+    """A NOTE or a STOP on its way: nothing else may be committed of the block meanwhile."""
 
     data: BlockData
 

@@ -43,7 +43,7 @@ class _Bucket:
 
 
 class Endings:
-    """Of one Starter; the owner's thread, but for the watches.
+    """Ended submissions of one Starter; the owner's thread, but for the watches.
 
     Args: post: puts a call into the owner's mailbox. wake: tells the owner that something came.
     Attributes: generation: counts the changes of what is known.

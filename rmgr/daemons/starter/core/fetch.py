@@ -1,4 +1,4 @@
-"""What work needs from the data store before it can start: functions, modules, scripts, argument rows; fetched once, kept.
+"""Fetches what work needs from the data store before it starts, once: functions, modules, scripts, argument rows.
 
 Level-triggered: `get` answers what is here, or None and sees to it that it comes (the owner is woken then and asks again).
 """
@@ -48,7 +48,7 @@ _OF_NAMES = frozenset({errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR, errno.ELO
 
 @dataclass(frozen=True, slots=True)
 class FetchFailure:
-    """It cannot be had: what that means for the work that needs it.
+    """A failed fetch, and what it means for the work that needs the row.
 
     blames_node: it may be this node's fault. is_final: no other attempt, here or elsewhere, would find it.
     is_refusal: the node refuses to run it, which is audited.

@@ -151,7 +151,7 @@ class Homed(Protocol):
 
 
 class Mending:
-    """What one node knows of files and directories; forgotten when they were removed. Owner's thread only.
+    """Files and directories that one node knows; forgotten when they were removed. Owner's thread only.
 
     parts: each has `forget_lost`. forget_all: does this for every node of the Starter.
     """

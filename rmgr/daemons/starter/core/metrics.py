@@ -1,4 +1,4 @@
-"""What a Starter measures of itself: Prometheus metrics, by name and meaning."""
+"""Metrics of a Starter for Prometheus, by name and meaning."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Wish:
 
 
 class StagingShare:
-    """What one task takes of the room while it is staged. what: for messages. user: whose it is."""
+    """Room that one task takes while it is staged. what: for messages. user: whose it is."""
 
     def __init__(self, room: StagingRoom, wish: Wish, what: str, user: str = "") -> None:
         self._user = user

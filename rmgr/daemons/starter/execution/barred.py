@@ -1,4 +1,4 @@
-"""What a node does not begin of what it has claimed: all while it drains, and work that may not be run any more.
+"""Bars claimed work from beginning: all of it while the node drains, and work that may not be run any more.
 
 Work whose submission has ended is refused as if it came now. Work of its user's that was signed with a key which was revoked
 goes back to its queue, where it waits: what is decided about it is the leader's to say (`leader/submissions/revoked.py`).
@@ -26,7 +26,7 @@ class Returning(Protocol):
 
 
 class Barred:
-    """Of one node."""
+    """Barred work of one node."""
 
     def __init__(self, node: Returning, gate: Gate | None, dispatch: Dispatcher) -> None:
         self._node = node

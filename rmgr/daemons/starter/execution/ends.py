@@ -1,4 +1,4 @@
-"""What the slots of a node report, turned into outcomes of tasks. The common case (a quick call, a small result) is short."""
+"""Turns the reports of a node's slots into outcomes of tasks. The common case (a quick call, a small result) is short."""
 
 from __future__ import annotations
 

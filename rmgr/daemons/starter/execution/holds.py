@@ -1,4 +1,4 @@
-"""What jobs with another head hold on a node: their cores and memory are taken out of its lanes until the hold goes.
+"""Holds cores and memory of a node for jobs with another head: taken out of its lanes until the hold goes.
 
 `/holds/<node>` is the leader's; the Starter reads names and data and takes each hold as soon as it fits. Nothing is pulled
 while one does not. When a hold goes, everything that ran in it is killed, and what it held is free once that is dead.

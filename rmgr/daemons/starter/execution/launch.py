@@ -1,4 +1,4 @@
-"""What tasks of a block need to start, and what dispatch knows of placed jobs."""
+"""Launch specifications of blocks, and what dispatch asks about placed jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rmgr.model.wire.frames import BatchShape
 
 @dataclass(slots=True)
 class LaunchSpec:
-    """What all tasks of a block need to start."""
+    """Launch specification that all tasks of a block share."""
 
     shape: BatchShape
     spec: WorkerSpec | None = None

@@ -34,7 +34,10 @@ class ReachRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What all work of users needs on a node. python: interpreter of workers, "" = the Starter's. directory: the Starter's own."""
+    """Programs and directories that all work of users needs on a node.
+
+    python: interpreter of workers, "" = the Starter's. directory: the Starter's own.
+    """
 
     python: str
     directory: Path

@@ -15,7 +15,7 @@ OUT_S = 60.0
 
 
 class Strikes:
-    """What the node failed at lately."""
+    """Recent failures of the node."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """What a node said when it was ready: the life in which it has the job's cores, and its incarnation then (0: it did not say).
+    """Answer of a node that was ready: the life in which it has the job's cores, and its incarnation then (0: it did not say).
 
     endpoint: of its Starter, which keeps it for as long as it lives: another endpoint is another life.
     """

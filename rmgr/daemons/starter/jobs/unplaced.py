@@ -29,7 +29,7 @@ _PAUSE_S = 0.5
 
 
 class Unplaced:
-    """Of one node. Owner's thread only."""
+    """Refuses blocks on one node that no leader placed there. Owner's thread only."""
 
     def __init__(self, node: NamedNode, shared: TreeCommits, log: Log) -> None:
         self._node = node

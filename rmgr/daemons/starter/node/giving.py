@@ -53,7 +53,7 @@ class GivingNode(Protocol):
 
 
 class Giving:
-    """What one node gives back. given_s: when it gave something to the hungry, -inf = never."""
+    """Gives back what one node does not need. given_s: when it gave something to the hungry, -inf = never."""
 
     def __init__(self, node: GivingNode, tree: TreeCommits, metrics: StarterMetrics, *, dispatch: Dispatcher, stager: Stager) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""What a Starter answers over gRPC: live output, what runs, what its nodes measure of themselves.
+"""Answers a Starter's gRPC questions: live output, running tasks, measurements of its nodes.
 
 Called on threads of the server; everything that looks at the nodes is asked of the thread that owns them.
 """

@@ -1,4 +1,4 @@
-"""What all nodes of a Starter share."""
+"""Parts that all nodes of a Starter share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rmgr.runtime.timers import Timer
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
-    """What all nodes of a Starter share."""
+    """Parts that all nodes of a Starter share."""
 
     coordinator: Coordinator
     io: StoreIO

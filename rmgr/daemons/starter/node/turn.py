@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class NodeMode(StrEnum):
-    """What a node may do now."""
+    """Permissions of a node at this moment."""
 
     WORKS = "works"
     BEHIND = "behind"  #: outputs wait for the store: it claims nothing more

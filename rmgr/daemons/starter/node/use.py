@@ -55,7 +55,7 @@ class Caps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What is in a directory that was given to a user."""
+    """Content of a directory that was given to a user."""
 
     path: str
     uid: int

@@ -80,7 +80,7 @@ class HandedNode(Protocol):
 
 
 class Hands:
-    """What one node is handed.
+    """Blocks that one node is handed.
 
     Attributes: due_s: when `settle` is needed again without a new fact (monotonic), inf = never.
     """

@@ -1,4 +1,4 @@
-"""What clients say on direct lines of blocks that they are handing over, and what they are told early of those (`adapters/rpc/line.py`).
+"""Hears on direct lines which blocks clients hand over, and tells clients early how these ended (`adapters/rpc/line.py`).
 
 A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced while
 it waits for the answer. Only what was read is run: a hint that is wrong, late or lost changes nothing. The client that
@@ -51,7 +51,7 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a client is told of one COMPLETE."""
+    """Message to a client about one COMPLETE."""
 
     line: DirectLine
     submission: int
@@ -103,7 +103,7 @@ class HintServices(Protocol):
 
 
 class Hints:
-    """Of one node; the owner's thread, but for `heard`.
+    """Hints of one node; the owner's thread, but for `heard`.
 
     Args: read: takes the answer about an announced block, as after a watch (`Hands`).
     """

@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class FoundInputs:
-    """What a task reads is found, and some of it must become files."""
+    """The inputs of a task are found, and some of them must become files."""
 
     inputs: list[Input]
 

@@ -61,7 +61,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReads:
-    """What one task reads. user: whose it is. trust: users whose pickles it loads; None: it loads none. outputs: keys that must be his."""
+    """Inputs of one task. user: its owner. trust: users whose pickles it loads; None: it loads none. outputs: the owner's keys."""
 
     user: str
     inputs: Sequence[str]

@@ -186,7 +186,7 @@ def plain_outcome(block: ClaimedBlock, index: int, end: CommandEnd) -> Outcome |
 
 @dataclass(slots=True, kw_only=True)
 class Written:
-    """What of an ending is in the store now."""
+    """Parts of an ending that are in the store now."""
 
     value_size: int = -1
     value_sha256: bytes | None = None

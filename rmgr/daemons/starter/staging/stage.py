@@ -1,4 +1,4 @@
-"""What single tasks need before they start: values of their input keys, work directories with files in them.
+"""Stages what single tasks need before they start: values of their input keys, work directories with files in them.
 
 Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes; a block whose tasks need
 nothing passes through untouched. What is staged or being staged stays on this node (`kept`); what nobody waits for any more
@@ -54,7 +54,7 @@ _TOLD_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class Staged:
-    """What a task starts with. payload: its message, or (str) a file with it. directory: its work directory."""
+    """Staged inputs of a task. payload: its message, or (str) a file with it. directory: its work directory."""
 
     payload: bytes | str = b""
     directory: str = ""

@@ -58,7 +58,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run showed. waits: by queue, and of `all`. held: by queue the most reservations at one instant. made: reservations in all."""
+    """Measures of a run. waits: by queue, and of `all`. held: by queue the most reservations at one instant. made: reservations in all."""
 
     cell: Paper000Run
     waits: Mapping[str, Waits]

@@ -44,7 +44,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper001Run:
-    """What decides one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3)."""
+    """Settings of one run. interval, penalty, max_wait (0 = no ageing): minutes. repeat: jobs are submitted again (papers.md 2.3)."""
 
     algorithm: str
     interval: int
@@ -67,7 +67,7 @@ class Paper001Run:
 
 
 class Paper001Measures(NamedTuple):
-    """Of one run, all jobs, no warm-up; times in minutes.
+    """Measures of one run, all jobs, no warm-up; times in minutes.
 
     slowdown_ratio: (5), mean response / mean run; mean_of_ratios: mean over jobs of response / run, which (5) is not.
     utilisation: share of the nodes that run a job, from the first submit to the last end. starved: rule (6); starved_at_head: (6').

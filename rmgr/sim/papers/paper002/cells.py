@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal["dqt", "batch", "schedule", "guarantees", "skipping", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper002Run:
-    """What decides one run.
+    """Settings of one run.
 
     leaves: processors. odd: sizes that are no powers. messages: count them. weights: drawn for each task. largest: size of a task;
     None: half of the machine, at most `LARGEST`.
@@ -47,7 +47,7 @@ class Paper002Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """Of one run; 0 where its kind has none. tqlb: mean, median, 90 and 99 per cent over time. by_weight: (weight, mean RETR).
+    """Measures of one run; 0 where its kind has none. tqlb: mean, median, 90 and 99 per cent over time. by_weight: (weight, mean RETR).
 
     violations: of a count; ratios: (weight, quanta over those of weight 1).
     """

@@ -1,4 +1,4 @@
-"""What paper 004 prints: tables 3 and 4, in the names of the scenarios."""
+"""Values that paper 004 prints: tables 3 and 4, in the names of the scenarios."""
 
 from __future__ import annotations
 
