@@ -45,7 +45,7 @@ HEAP_MIB = 128  # of the scene's server
 
 @pytest.fixture(scope="module")
 def scene(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    made = Scene(tmp_path_factory.mktemp("access"))
+    made = Scene(tmp_path_factory.mktemp("access"), heap_mb=HEAP_MIB)  # its quotas are what is tried
     try:
         made.outcomes(made.submit())  # ann is known from here on
         yield made
