@@ -188,7 +188,6 @@ class CassandraNode(ServerProcess):
         heap_mb: the whole process takes about twice that.
         settings: lines of cassandra.yaml that replace or extend ours (authenticator, client_encryption_options, ...);
             values may be nested, they are written as JSON, which YAML includes.
-        java_opts: more options of the JVM.
         die_with_parent: see `ServerProcess`.
     """
 
@@ -207,7 +206,6 @@ class CassandraNode(ServerProcess):
         seeds: Sequence[str] = (),
         heap_mb: int = 400,
         settings: Mapping[str, object] | None = None,
-        java_opts: Sequence[str] = (),
         die_with_parent: bool = False,
     ) -> None:
         super().__init__(data_dir, log_name="cassandra.log", die_with_parent=die_with_parent)
@@ -217,7 +215,6 @@ class CassandraNode(ServerProcess):
         self._seeds = tuple(seeds) or (f"{address}:{self.storage_port}",)
         self._heap_mb = heap_mb
         self._settings = dict(settings or {})
-        self._java_opts = tuple(java_opts)
 
     # -- what `ServerProcess` asks
 
@@ -244,7 +241,6 @@ class CassandraNode(ServerProcess):
             f"-Dcassandra.config={config.as_uri()}",
             f"-Dcassandra.storagedir={self.data_dir}",
             f"-Djava.io.tmpdir={self.data_dir / 'tmp'}",
-            *self._java_opts,
             "-cp",
             f"{jars}/*",
             MAIN_CLASS,

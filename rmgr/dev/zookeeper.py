@@ -77,7 +77,6 @@ class ZooKeeperServer(ServerProcess):
         tick_ms: sessions last 2 to 20 ticks.
         heap_mb: largest heap.
         release: "3.8" (Debian's) or "3.9" (fetched from Maven Central); "": what `zookeeper_jars.class_path` finds.
-        java_opts: more options of the JVM, e.g. ("-Dzookeeper.snapCount=1000",).
         config: more lines of zoo.cfg.
         tls: `port` speaks TLS, and there is no other.
         words: four-letter words that it answers, to anybody: `srvr` is what rmgr needs; `mntr` and `conf` tell strangers much more.
@@ -98,7 +97,6 @@ class ZooKeeperServer(ServerProcess):
         tick_ms: int = 1000,
         heap_mb: int = 128,
         release: str = "",
-        java_opts: Sequence[str] = (),
         config: Mapping[str, object] | None = None,
         tls: ServerTls | None = None,
         words: Sequence[str] = ("srvr",),
@@ -111,7 +109,6 @@ class ZooKeeperServer(ServerProcess):
         self._tick_ms = tick_ms
         self._heap_mb = heap_mb
         self._release = release
-        self._java_opts = tuple(java_opts)
         self._config = dict(config or {})
         self._words = tuple(words)
 
@@ -144,7 +141,6 @@ class ZooKeeperServer(ServerProcess):
             "-Dzookeeper.nio.numWorkerThreads=0",  # the thread that selects also reads and writes: half the switches of threads a request
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-            *self._java_opts,
             "-cp",
             class_path(self._release),
             MAIN_CLASS,
@@ -230,7 +226,6 @@ class ZooKeeperEnsemble:
         tick_ms: int = 1000,
         heap_mb: int = 128,
         release: str = "",
-        java_opts: Sequence[str] = (),
         tls: ServerTls | None = None,
         words: Sequence[str] = ("srvr",),
         die_with_parent: bool = False,
@@ -244,7 +239,6 @@ class ZooKeeperEnsemble:
                 tick_ms=tick_ms,
                 heap_mb=heap_mb,
                 release=release,
-                java_opts=java_opts,
                 config=members,
                 tls=tls,
                 words=words,

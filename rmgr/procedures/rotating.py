@@ -44,7 +44,6 @@ def rotate(
     *,
     grace_s: float,
     report: Callable[[str], None] = lambda _: None,
-    sleep: Callable[[float], object] | None = None,
 ) -> Authority:
     """Gives `role` a new secret; returns the authority as it is now, also written to `directory`.
 
@@ -67,15 +66,14 @@ def rotate(
     _publish(coordinator, renewed, role, (old_id, new_id))
     mended = check_tree(coordinator, mend=True).mended
     report(f"access lists of {counted(mended, 'znode')} name both; waiting {grace_s:.0f} s")
-    wait = machine.sleep if sleep is None else sleep
-    wait(grace_s)
+    machine.sleep(grace_s)
     _publish(coordinator, renewed, role, (new_id,))
     for _ in range(_ROUNDS):
         mended = check_tree(coordinator, mend=True).mended
         if not mended:
             break
         report(f"the old secret of role {role} is off {counted(mended, 'znode')}")
-        wait(_ROUND_S)
+        machine.sleep(_ROUND_S)
     return renewed
 
 

@@ -59,7 +59,6 @@ def fail(
     *,
     reason: Reason,
     now_us: int,
-    orders: Sequence[str] = (),
 ) -> Multi:
     """FAIL: the tasks of a claimed block that have no outcome are marked FAILED; whoever looks after them decides.
 
@@ -89,7 +88,6 @@ def fail(
             alone=key.count == 1,
         )
         ops.append(Create(paths.failed_range(key.submission, first, count, key.attempt), encode_failed(record)))
-    ops += [Delete(paths.inbox(node, order)) for order in orders]
     return Multi(name="FAIL", ops=tuple(ops), proof=Gone(path))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from rmgr import log as logs
@@ -12,7 +11,6 @@ from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
-from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -23,11 +21,10 @@ _TIMEOUT_S, _AGAIN_S = 10.0, 2.0
 class LimitsKeeper:
     """Reads /config, watches it, and puts the limits into `bounds` and the book of audit lines. Never blocks, never ends."""
 
-    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log, changed: Callable[[UserLimits], None] = lambda _: None) -> None:
+    def __init__(self, coordinator: Coordinator, bounds: Bounds, log: Log) -> None:
         self._coordinator = coordinator
         self._bounds = bounds
         self._log = log
-        self._changed = changed
 
     def start(self) -> LimitsKeeper:
         """Begins to read."""
@@ -52,4 +49,3 @@ class LimitsKeeper:
             self._log.info("limits_changed")
         self._bounds.limits = settings.limits
         logs.BOOK.lines = settings.limits.audit_lines
-        self._changed(settings.limits)

@@ -66,9 +66,9 @@ def process_table() -> list[Process]:
     return found
 
 
-def descendants(roots: Iterable[int], table: list[Process] | None = None) -> list[Process]:
+def descendants(roots: Iterable[int]) -> list[Process]:
     """`roots` that exist and everything below them, or in a session that one of `roots` leads."""
-    table = process_table() if table is None else table
+    table = process_table()
     below: dict[int, list[Process]] = {}
     for process in table:
         below.setdefault(process.parent, []).append(process)

@@ -130,7 +130,7 @@ class Launch:
     """One command on some ranks of a job, until the last of them has ended.
 
     Args:
-        spread: (node, first rank, ranks). environ: of all ranks. passes_stdin: this process's standard input goes to the first rank.
+        spread: (node, first rank, ranks). environ: of all ranks. This process's standard input goes to the first rank.
         binds: each rank has processors of its own, where the job has some on its nodes.
     """
 
@@ -143,13 +143,11 @@ class Launch:
         environ: Mapping[str, str],
         label: bool = False,
         kill_on_bad_exit: bool = False,
-        passes_stdin: bool = True,
         binds: bool = True,
     ) -> None:
         self._place = place
         self._argv = list(argv)
         self._spread = list(spread)
-        self._passes_stdin = passes_stdin
         self._binds = binds
         self._kill_on_bad_exit = kill_on_bad_exit
         total = sum(count for _, _, count in spread)
@@ -212,7 +210,7 @@ class Launch:
 
     def _start(self, node: str, first: int, count: int) -> None:
         is_local = node == self._place.here
-        gets_stdin = first == self._spread[0][1] and self._passes_stdin
+        gets_stdin = first == self._spread[0][1]
         spec = {
             "argv": self._argv,
             "environ": self._environ | {"RMGR_NODE": node},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -137,7 +137,6 @@ def read_trace(
     *,
     processors: int | None = None,
     dependencies: bool = False,
-    on_record: Callable[[int], None] | None = None,
 ) -> Workload:
     """A trace, normalised by the rules of papers.md section 6.
 
@@ -147,13 +146,12 @@ def read_trace(
     Args:
         path: SWF, plain or gz. processors: of the machine; None takes `MaxProcs` (or `MaxNodes`) of the header.
         dependencies: fields 17 and 18 are followed: a job with a think time is submitted that long after the end of the job before it.
-        on_record: called with the number of records now and then, for progress.
     Raises: UsageError for a trace that cannot be read, holds no usable job, or does not say its machine when that is needed.
     Cost: about 5 us a record and one `WorkloadJob` (200 bytes) in memory.
     """
     reader = SwfReader(path)
     counts = _Counts()
-    usable = list(_usable(reader, counts, on_record))
+    usable = list(_usable(reader, counts))
     if not usable:
         told = f"none of its {counts.records} records has a run time and a size" if counts.records else "it holds no record"
         raise UsageError(f"{path}: {told}", hint="SWF has one job a line, 18 numbers; see rmgr sim run --help")
@@ -206,14 +204,10 @@ def _with_dependencies(jobs: list[WorkloadJob], records: list[Record], counts: _
     return found
 
 
-def _usable(
-    records: Iterable[Record], counts: _Counts, on_record: Callable[[int], None] | None
-) -> Iterable[tuple[int, int, int, int, Record]]:
+def _usable(records: Iterable[Record], counts: _Counts) -> Iterable[tuple[int, int, int, int, Record]]:
     """(submit, size, run, estimate, record) of each record that is a job, in seconds, in the order of the file."""
     for record in records:
         counts.records += 1
-        if on_record is not None and counts.records % 8192 == 0:
-            on_record(counts.records)
         run, size = record.run, record.allocated
         if run <= 0:
             counts.without_run += 1

@@ -30,13 +30,17 @@ class _Load(Generic[T]):
         self.has_place = True
 
 
+#: Jobs at once.
+_ABREAST = 2
+
+
 class Convoy(Generic[T]):
     """Items on their way to the store or from it. `add` from any thread.
 
     Args:
         carry: does it for some items, on an IO thread; tried again with the same ones while it raises StoreUnavailable.
         arrived: gets these items and what `carry` has returned or raised, on the owner's thread.
-        weight: of an item. most: weight that one job takes, if not a single item has more. abreast: jobs at once.
+        weight: of an item. most: weight that one job takes, if not a single item has more.
         is_read: work cannot start before it.
     """
 
@@ -48,7 +52,6 @@ class Convoy(Generic[T]):
         *,
         weight: Callable[[T], int],
         most: int,
-        abreast: int = 2,
         is_read: bool = False,
     ) -> None:
         self._io = io
@@ -56,7 +59,6 @@ class Convoy(Generic[T]):
         self._arrived = arrived
         self._weight = weight
         self._most = most
-        self._abreast = abreast
         self._is_read = is_read
         self._lock = threading.Lock()
         self._waiting: deque[tuple[T, int]] = deque()
@@ -68,7 +70,7 @@ class Convoy(Generic[T]):
             self._io.count(size)
         with self._lock:
             self._waiting.append((item, size))
-            if self._under_way >= self._abreast:
+            if self._under_way >= _ABREAST:
                 return
             self._under_way += 1
         self._send()
