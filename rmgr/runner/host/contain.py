@@ -47,7 +47,6 @@ class Process:
     pid: int
     parent: int
     session: int
-    rss_pages: int
     state: str
 
 
@@ -62,7 +61,7 @@ def process_table() -> list[Process]:
         if name[0] in "0123456789":
             with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
                 rest = file.read().rpartition(b") ")[2].split()
-                found.append(Process(int(name), int(rest[1]), int(rest[3]), int(rest[21]), rest[0].decode()))
+                found.append(Process(int(name), int(rest[1]), int(rest[3]), rest[0].decode()))
     return found
 
 

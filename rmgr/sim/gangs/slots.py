@@ -35,7 +35,7 @@ class SlotsOutcome:
     """Result of a run of `slots` slots.
 
     ends: of each task, the slot after its last one, or -1. used: processor-slots of partitions that ran a task; useful: of the tasks' own
-    sizes. most_tqlb: the largest of any instant, without the root's queue as printed; most_with_root: with it.
+    sizes. most_tqlb: the largest of any instant, without the root's queue as printed.
     tqlb: with root -> slots for which that was the maximum of the tree. breaches: tasks whose RETR exceeds the bound of section 5.2.
     """
 
@@ -45,7 +45,6 @@ class SlotsOutcome:
     used: int = 0
     useful: int = 0
     most_tqlb: int = 0
-    most_with_root: int = 0
     retr: list[float] = field(default_factory=list)
     breaches: int = 0
     tqlb: Counter[int] = field(default_factory=Counter)
@@ -115,7 +114,6 @@ def run(tasks: Sequence[Task], tree: Tree, slots: int, sharing: Sharing, *, coun
 
 
 def _judge(out: SlotsOutcome, tasks: Sequence[Task], history: _History) -> None:
-    out.most_with_root = max(history.values)
     out.tqlb = history.lasting()
     for task, end in zip(tasks, out.ends, strict=True):
         if end >= 0:
