@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rmgr.coord.decisions.codes import Codes
 from rmgr.coord.decisions.ends import EndFold
-from rmgr.model.base.states import LOSSES, Reason, State
+from rmgr.model.base.states import LOSSES, TRANSITIONS, Reason, State
 from rmgr.model.tasks.block import MOST_TASKS, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
@@ -177,6 +177,18 @@ class Progress:
 def running_count(blocks: Iterable[tuple[BlockKey, int]]) -> int:
     """Tasks that are claimed and have no outcome: over (key, done mask) of claimed blocks."""
     return sum(key.count - done.bit_count() for key, done in blocks)
+
+
+def claimed_state(*, is_starting: bool = False, is_suspended: bool = False, is_stopping: bool = False) -> State:
+    """What a claimed block does, of what is known of it: each in its turn, as far as `TRANSITIONS` leads there.
+
+    One that is asked to give its nodes up is STOPPING, whatever it did before; one that has not begun cannot stand still.
+    """
+    state = State.STARTING if is_starting else State.RUNNING
+    for is_seen, new in ((is_suspended, State.SUSPENDED), (is_stopping, State.STOPPING)):
+        if is_seen and (state, new) in TRANSITIONS:
+            state = new
+    return state
 
 
 def state_counts(submission: Submission, progress: Progress, running: int) -> dict[State, int]:

@@ -68,9 +68,9 @@ def job_view(
     running = running_count((block.key, block.done) for block in claimed)
     state = moving_state(overall_state(submission, progress, running), claimed)
     counts = state_counts(submission, progress, running)
-    counts[State.SUSPENDED] = suspended = sum(block.is_suspended for block in claimed)
-    starting = sum(block.is_starting for block in claimed)
-    counts[State.RUNNING] -= suspended + starting
+    doing = Counter(block.state for block in claimed)
+    counts[State.SUSPENDED], starting = doing[State.SUSPENDED], doing[State.STARTING]
+    counts[State.RUNNING] -= doing[State.SUSPENDED] + starting
     if state is State.STARTING and progress.final:
         state = State.RUNNING
     claimed_at = min((block.claimed_us for block in claimed if block.claimed_us), default=0)
@@ -336,7 +336,7 @@ def _explained(snapshot: ClusterSnapshot, number: int, position: int | None) -> 
         return ExplainView(id=shown, state=final, reason="", why=why)
     if here is not None:
         why = (WhyView(what="node", id=here.node, detail=f"{_verb(here)} {', '.join(here.nodes)}, attempt {here.key.attempt}"),)
-        return ExplainView(id=shown, state=moving_state(State.RUNNING, [here]), reason="", why=(*why, *stop_whys([here], snapshot)))
+        return ExplainView(id=shown, state=here.state, reason="", why=(*why, *stop_whys([here], snapshot)))
     state = State.HELD if submission.phase is Phase.HELD else State.INITIAL
     if position in snapshot.nowhere.get(number, ()):
         return ExplainView(id=shown, state=state, reason=job.reason, why=(_nowhere(shown, 1),))

@@ -47,11 +47,8 @@ def moving_state(state: State, claimed: Sequence[BlockOnNode]) -> State:
     """`state` of a submission, or what all of it that runs is doing just now: about to begin, giving its nodes up, or standing still."""
     if state is not State.RUNNING or not claimed:
         return state
-    if all(block.is_suspended for block in claimed):
-        return State.SUSPENDED
-    if all(block.stopping for block in claimed):
-        return State.STOPPING
-    return State.STARTING if all(block.is_starting for block in claimed) else state
+    doing = {block.state for block in claimed}
+    return doing.pop() if len(doing) == 1 else state
 
 
 def awaited(block: BlockOnNode, snapshot: ClusterSnapshot | None = None) -> str:

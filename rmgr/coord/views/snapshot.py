@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.view import Progress, claimed_state
+from rmgr.model.base.states import State
 from rmgr.model.cluster.node import Drain, EpochRecord, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockKey
@@ -34,6 +35,11 @@ class BlockOnNode:
     saving: str = ""
     answered: bool = False
     moves: int = 0
+
+    @property
+    def state(self) -> State:
+        """What it does just now."""
+        return claimed_state(is_starting=self.is_starting, is_suspended=self.is_suspended, is_stopping=bool(self.stopping))
 
     @property
     def nodes(self) -> tuple[str, ...]:

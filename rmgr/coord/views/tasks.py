@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from rmgr.coord.decisions.ends import EndFold
+from rmgr.coord.decisions.view import claimed_state
 from rmgr.model.base.states import GIVEN_UP, Reason, State
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
@@ -135,7 +136,7 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
 def _running(
     submission: Submission, node: str, key: BlockKey, data: BlockData, position: int, number: int, *, is_starting: bool = False
 ) -> TaskView:
-    state = State.STOPPING if data.stopping else State.STARTING if is_starting else State.RUNNING
+    state = claimed_state(is_starting=is_starting, is_stopping=bool(data.stopping))
     current = AttemptView(attempt=key.attempt, node=node, state=state)
     if state is not State.STARTING:
         current = replace(current, started_us=data.claimed_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +13,19 @@ from hypothesis import strategies as st
 from rmgr.cli.waiting.follow import read_ends
 from rmgr.client.values.fates import Fates
 from rmgr.coord.decisions.ends import EndFold
-from rmgr.coord.decisions.view import Progress
+from rmgr.coord.decisions.view import Progress, claimed_state
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.multi import Committed, Create, Exists, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record
 from rmgr.coord.views.closing import paged_with
+from rmgr.coord.views.placing import moving_state
+from rmgr.coord.views.snapshot import BlockOnNode
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound
 from rmgr.model.base.states import TRANSITIONS, State
+from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
 from rmgr.procedures.pointers import locate
@@ -169,3 +173,20 @@ def test_each_change_of_each_state_has_an_answer(old: State, new: State) -> None
     assert took == (reachable and new.is_final)
     assert ends.state_of(0) == (new if took else before), "what the table forbids leaves the former state"
     assert ends.refused == (not took)
+
+
+@pytest.mark.parametrize(("starting", "suspended", "stopping"), list(product((False, True), repeat=3)))
+def test_what_a_claimed_block_does_is_reached_along_the_table(starting: bool, suspended: bool, stopping: bool) -> None:
+    state = claimed_state(is_starting=starting, is_suspended=suspended, is_stopping=stopping)
+    assert state is (
+        State.STOPPING if stopping else State.STARTING if starting else State.SUSPENDED if suspended else State.RUNNING
+    )
+    block = BlockOnNode(
+        node="n1",
+        key=BlockKey(0, 1, SUB, 0, 1, 1, 1, 0),
+        is_starting=starting,
+        is_suspended=suspended,
+        stopping="preempted" if stopping else "",
+    )
+    assert moving_state(State.RUNNING, [block, block]) is state
+    assert moving_state(State.COMPLETED, [block]) is State.COMPLETED

@@ -7,7 +7,6 @@ the store are applied by the ranges of the fragment, so that no decision waits f
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat, takewhile
@@ -23,7 +22,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderReads, StoreCalls, Thunk
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
-from rmgr.daemons.leader.submissions.fragments import apply, reaches, read_pages
+from rmgr.daemons.leader.submissions.fragments import FragmentSizes, apply, reaches, read_pages
 from rmgr.errors import InvalidRecord, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
@@ -45,7 +44,7 @@ class Followed:
     Attributes besides the facts: doing: actions under way. retry_s: when an action that did not succeed is due again.
     held_tasks: set aside, when its blocks were last looked at. endings: of submissions that it waits for and that are
     no longer in memory. is_loading: its turn to be read has come. is_brief: it may be over already when it is read.
-    record_bytes, fragment_bytes: of its record and of its fragments in ZooKeeper, as far as they were read.
+    record_bytes: of its record.
     """
 
     def __init__(
@@ -79,8 +78,7 @@ class Followed:
         self.is_loading = False
         self.is_brief = False
         self.record_bytes = 0
-        self._fragments: deque[tuple[int, int]] = deque()  # (number, bytes) of those that are not in pages
-        self.fragment_bytes = 0
+        self._sizes = FragmentSizes()
         self._faults: set[str] = set()  # paths of its parts that hold what they may not hold
         self._tree = tree
         self._term = term
@@ -226,8 +224,13 @@ class Followed:
     def put_paged(self, paged: Paged, version: int) -> None:
         """/done says `paged` now."""
         self.paged, self.done_version = paged, version
-        self._lighten()
+        self._sizes.drop_below(self.paged.base)
         self._touch()
+
+    @property
+    def fragment_bytes(self) -> int:
+        """Of its fragments in ZooKeeper, as far as they were read."""
+        return self._sizes.total
 
     @property
     def is_closed(self) -> bool:
@@ -395,7 +398,7 @@ class Followed:
             path = paths.done(self.number)
             self.paged = self._believed(path, lambda: validity.decode(found.data, Paged, path) if found.data else Paged())
             self.done_version = found.version
-            self._lighten()
+            self._sizes.drop_below(self.paged.base)
         if self.paged.base > self.progress.next_fragment:
             base, start = self.paged.base, self.progress.next_fragment
             self._calls.store(
@@ -454,7 +457,8 @@ class Followed:
 
     def _apply_all(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None]) -> None:
         for fragment, item in zip(fragments, items or repeat(None), strict=False):
-            self._weigh(item)
+            if item is not None:
+                self._sizes.add(self.progress.next_fragment, len(item.data))
             self._apply(fragment)
         then()
 
@@ -481,17 +485,6 @@ class Followed:
         if self.held_tasks and self.submission is not None and self.submission.max_running:
             self.swept = False  # what ended leaves room
         self._touch()
-
-    def _weigh(self, item: Stamped | None) -> None:
-        """The next fragment is so long."""
-        if item is not None:
-            self._fragments.append((self.progress.next_fragment, len(item.data)))
-            self.fragment_bytes += len(item.data)
-
-    def _lighten(self) -> None:
-        """Fragments below the base lie in the store."""
-        while self._fragments and self._fragments[0][0] < self.paged.base:
-            self.fragment_bytes -= self._fragments.popleft()[1]
 
     def _apply(self, fragment: Fragment) -> None:
         if fragment.row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 
 from rmgr.coord.decisions.ends import stated
@@ -15,6 +16,24 @@ from rmgr.model.tasks.outcome import Fragment
 
 #: Outcomes of one fragment, far more than a commit can have.
 _MOST_OUTCOMES = 100_000
+
+
+class FragmentSizes:
+    """Adds up the bytes of fragments that lie in ZooKeeper."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._each: deque[tuple[int, int]] = deque()  # (number, bytes)
+
+    def add(self, number: int, size: int) -> None:
+        """The next one is so long."""
+        self._each.append((number, size))
+        self.total += size
+
+    def drop_below(self, base: int) -> None:
+        """Those before this number lie in pages of the store."""
+        while self._each and self._each[0][0] < base:
+            self.total -= self._each.popleft()[1]
 
 
 def reaches(fragment: Fragment, end: int) -> bool:

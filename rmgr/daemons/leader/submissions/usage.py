@@ -34,7 +34,9 @@ class CountedSubmission(Protocol):
     paged: Paged
     failed: dict[str, FailedSeen]
     record_bytes: int
-    fragment_bytes: int
+
+    @property
+    def fragment_bytes(self) -> int: ...
 
     @property
     def is_closed(self) -> bool: ...
