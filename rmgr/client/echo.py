@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -21,9 +21,10 @@ from rmgr.model.tasks.outcome import Outcome
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.core import Core
+    from rmgr.client.connection import Connection
+    from rmgr.client.logs.lines import Line, LineCutter
     from rmgr.client.logs.live import LiveOutput
-    from rmgr.client.output import Line, LineCutter
+    from rmgr.client.ports import HandlePort
 
 #: Most parts of one stream that are fetched (256 KiB each); `rmgr logs` has all of it.
 _MAX_PARTS = 16
@@ -49,6 +50,29 @@ def _output(store: Store, number: int, outcome: Outcome, attempt: int, at: int) 
     return b"".join(found[row][0] for row in rows if row in found) + gap + outcome.log[at]
 
 
+class EchoedCalls(Protocol):
+    """The calls of an Executor whose output is written."""
+
+    connection: Connection
+    handle: HandlePort | None
+    dead: RmgrError | None
+
+    @property
+    def number(self) -> int:
+        """Their submission."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """No call will come, and all have ended."""
+        ...
+
+    @property
+    def has_pending(self) -> bool:
+        """Some have not ended."""
+        ...
+
+
 #: How often is looked for what has come.
 _TICK_S = 0.1
 
@@ -59,7 +83,7 @@ class LiveEcho:
     Cost: a look at what the nodes run each second, and a thread and a call to its node for each call that runs.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EchoedCalls) -> None:
         self._core = core
         self._ends: queue.SimpleQueue[tuple[Outcome, int] | threading.Event | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -88,8 +112,9 @@ class LiveEcho:
             written.wait(timeout_s)
 
     def _run(self) -> None:
+        from rmgr.client.logs.lines import LineCutter
         from rmgr.client.logs.live import LiveOutput
-        from rmgr.client.output import ConnectionPlace, LineCutter
+        from rmgr.client.output import ConnectionPlace
 
         core, cutter = self._core, LineCutter()
         live = LiveOutput(ConnectionPlace(core.connection), core.number, admits=self._admits)
@@ -154,7 +179,7 @@ class LongEcho(LiveEcho):
     every 5 s), and takes 2 % of the time at most. gRPC is loaded by the first look.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EchoedCalls) -> None:
         super().__init__(core)
         self._before: dict[tuple[int, int], float] = {}
         self._heard_s = self._looked_s = self._due_s = -math.inf

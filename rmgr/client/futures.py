@@ -28,7 +28,7 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rmgr.client.output import Line
+    from rmgr.client.logs.lines import Line
 
 _DONE = frozenset({CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED})
 #: After which a task that was found neither waiting nor running is looked for again.
@@ -67,6 +67,9 @@ class Source(Protocol):
 
     def end_tasks(self, indices: Sequence[int], *, reason: str, timeout_s: float) -> list[int]:
         """Cancels tasks, and orders those that run to end; returns both."""
+
+    def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
+        """What their tasks have written. See `Future.logs`."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Runs code of the user where it may block."""
@@ -300,9 +303,7 @@ class Future(BaseFuture[Any]):
         Raises: UsageError; DeadlineExceeded; Unavailable (a node, the store, ZooKeeper). Cost: while it runs a thread and a call to
             its node, and a look at what the nodes run each second.
         """
-        from rmgr.client.output import lines_of
-
-        return lines_of(self._source, [self], follow=follow, stream=stream, timeout=timeout)  # type: ignore[arg-type]
+        return self._source.lines_of([self], follow=follow, stream=stream, timeout=timeout)
 
     def wait(self, timeout: float | None = None) -> None:
         """Returns when it is done, however it ended. Raises DeadlineExceeded."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from rmgr.client.logs.lines import Line, LineCutter
 from rmgr.client.logs.live import LiveOutput, OutputPiece, nodes_of
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol.keys import STREAMS
@@ -16,36 +17,38 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.client.connection import Connection
     from rmgr.client.futures import Future
-    from rmgr.client.tasks import Tasks
     from rmgr.coord.protocol.ports import Coordinator, Store
 
 #: How often is looked for lines.
 _TICK_S = 0.05
 
 
-class Line(str):
-    """A line that a task has written, without its end; bytes that are no UTF-8 are U+FFFD.
+class OutputSource(Protocol):
+    """Tasks of one submission whose output can be read."""
 
-    Attributes: task_id ("42_7"), attempt, stream ("stdout" or "stderr").
-    """
+    @property
+    def connection(self) -> Connection: ...
 
-    __slots__ = ("attempt", "stream", "task_id")
-    task_id: str
-    attempt: int
-    stream: str
+    @property
+    def number(self) -> int:
+        """Their submission."""
+        ...
 
-    @classmethod
-    def of(cls, data: bytes, piece: OutputPiece) -> Line:
-        """A line of the task that wrote `piece`."""
-        made = cls(data.decode("utf-8", "replace"))
-        made.task_id, made.attempt, made.stream = f"{piece.submission}_{piece.position}", piece.attempt, piece.stream
-        return made
+    def check_waitable(self) -> None:
+        """Raises NotConnected where nothing will ever come."""
+        ...
+
+
+class FollowedTasks(OutputSource, Protocol):
+    """The same, to the end of all that have not ended."""
+
+    def unfinished(self) -> list[Future]: ...
 
 
 class FollowsOutput:
     """A queue that tells what its tasks write."""
 
-    _tasks: Tasks
+    _tasks: FollowedTasks
 
     def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
         """Lines of the tasks that have not ended, as they come, until all of those have; of up to 64 at once, of others when they end.
@@ -56,7 +59,7 @@ class FollowsOutput:
         return lines_of(self._tasks, self._tasks.unfinished(), follow=True, stream=stream, timeout=timeout)
 
 
-def lines_of(source: Tasks, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
+def lines_of(source: OutputSource, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
     """What tasks of one submission have written. See `Future.logs`."""
     if stream not in {"", *STREAMS}:
         raise UsageError(f"stream = {stream!r} is neither 'stdout' nor 'stderr'", hint='"" is both')
@@ -64,7 +67,7 @@ def lines_of(source: Tasks, futures: Sequence[Future], *, follow: bool, stream: 
     return _lines(source, list(futures), (stream,) if stream else STREAMS, follow=follow, deadline=Deadline(timeout))
 
 
-def _lines(source: Tasks, futures: list[Future], streams: tuple[str, ...], *, follow: bool, deadline: Deadline) -> Iterator[Line]:
+def _lines(source: OutputSource, futures: list[Future], streams: tuple[str, ...], *, follow: bool, deadline: Deadline) -> Iterator[Line]:
     while follow and any(future.index < 0 and not future.done() for future in futures):  # it waits for its turn to be sent
         _pause(deadline)
     left = {future.index: future for future in futures if future.index >= 0}
@@ -110,31 +113,6 @@ def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], stre
                 for said in client.logs(number, task.index, attempt=task.attempt, stream=streams[0] if len(streams) == 1 else ""):
                     if said.data:
                         yield OutputPiece(submission=number, position=task.index, attempt=task.attempt, stream=said.stream, data=said.data)
-
-
-class LineCutter:
-    """Makes lines of pieces; what does not end yet is kept, for each task and stream."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], tuple[OutputPiece, bytes]] = {}
-
-    def take(self, piece: OutputPiece) -> Iterator[Line]:
-        """The lines that `piece` completes. Of an attempt that was followed by another, the last one ends there."""
-        before, rest = self._kept.pop((piece.position, piece.stream), (piece, b""))
-        if before.attempt != piece.attempt and rest:
-            yield Line.of(rest, before)
-            rest = b""
-        *lines, rest = (rest + piece.data).split(b"\n")
-        for line in lines:
-            yield Line.of(line.removesuffix(b"\r"), piece)
-        if rest:
-            self._kept[piece.position, piece.stream] = piece, rest
-
-    def rest(self, index: int | None = None) -> Iterator[Line]:
-        """What did not end with a line's end, of one task or of all."""
-        for key in [key for key in self._kept if index is None or key[0] == index]:
-            piece, rest = self._kept.pop(key)
-            yield Line.of(rest, piece)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

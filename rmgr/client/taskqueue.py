@@ -145,7 +145,7 @@ class TaskQueue(FollowsOutput):
         options = asked if asked is not None else {**options_of(record), "overwrite": overwrite}
         self._variants: Variants[TaskQueue] = Variants(partial(TaskQueue, connection=connection), options, OF_TASKS)
         self.is_closed = False
-        self._tasks = tasks
+        self._tasks: Tasks = tasks
         self._attached = attached
         self._record = record
         self._specs: dict[tuple[bool, int, bool], TaskSpec] = {}

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future, Source, settle
@@ -28,6 +28,9 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.procedures.removal import delete_pointers
 from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.client.logs.lines import Line
 
 #: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
 LARGE_BYTES = 4 * 1024 * 1024
@@ -392,6 +395,12 @@ class Tasks:
     def trouble(self) -> str:
         """See `futures.Source`."""
         return self.connection.trouble()
+
+    def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
+        """See `futures.Source`."""
+        from rmgr.client.output import lines_of
+
+        return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
 
     def check_waitable(self) -> None:
         """See `futures.Source`."""

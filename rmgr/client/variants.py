@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rmgr.client.tasks import Waited
 from rmgr.client.waiting import Deadline
 from rmgr.errors import TaskFailed, UsageError
 from rmgr.model.tasks.submission import Submission
-
-if TYPE_CHECKING:
-    from rmgr.client.taskqueue import TaskQueue
 
 T = TypeVar("T")
 
@@ -99,7 +96,15 @@ def options_of(record: Submission) -> dict[str, Any]:
     return options
 
 
-def outcome_of(queue: TaskQueue, progress: bool, deadline: Deadline) -> Waited | TaskFailed:
+class WaitedQueue(Protocol):
+    """A queue whose tasks can be waited for."""
+
+    def wait_all(self, *, progress: bool, timeout: float | None) -> Waited:
+        """Returns when all of them have ended. Raises: TaskFailed, DeadlineExceeded."""
+        ...
+
+
+def outcome_of(queue: WaitedQueue, progress: bool, deadline: Deadline) -> Waited | TaskFailed:
     """What `wait_all` of a queue returns, or raises once all of it has ended. Raises DeadlineExceeded."""
     try:
         return queue.wait_all(progress=progress, timeout=deadline.left())

@@ -252,7 +252,7 @@ class Engine:
         if self._closed.is_set():
             raise NotConnected("this connection was closed", hint="call rmgr.connect() again")
 
-    # -- follower.Host
+    # -- doors.SubmitterHost
 
     def post(self, job: Job) -> None:
         """Runs `job` on the Submitter's thread, soon."""

@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import socket
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rmgr.client.submitter.doors import SubmitterLoop
 from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.model.cluster.node import SubmitterEntry
 from rmgr.runtime import machine
 
-if TYPE_CHECKING:
-    from rmgr.client.submitter.engine import Engine
-
 
 class OwnerEntry:
     """Keeps the entry while it is wanted."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SubmitterLoop) -> None:
         self._engine = engine
         self._wanted = False
         self._session = 0  #: in which the entry was made (or is being made)

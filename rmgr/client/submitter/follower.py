@@ -16,16 +16,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, doubted
+from rmgr.client.submitter.doors import SubmitterHost
 from rmgr.client.submitter.pacing import Pace
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped, Stat
-from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_outcomes, read_fragment, split_page
 from rmgr.coord.seal.work import named_digest
 from rmgr.coord.validity import records as validity
@@ -45,26 +45,6 @@ _DENSE = 2
 #: What is being committed is said to be so at most this long after the watch tells; and when news on a direct line have
 #: stopped for so long, the next fragment is watched again.
 _TOLD_S, _REST_S = 0.005, 0.03
-
-
-class Host(Protocol):
-    """Services of the thread that a follower lives on."""
-
-    @property
-    def coordinator(self) -> Coordinator: ...
-    @property
-    def store(self) -> Store: ...
-    def post(self, job: Callable[[], None]) -> None:
-        """Runs `job` on the owner's thread, soon."""
-
-    def after(self, delay_s: float, job: Callable[[], None]) -> Any:
-        """Runs `job` on the owner's thread later; the answer has `cancel()`."""
-
-    def io(self, job: Callable[[], Any]) -> Future[Any]:
-        """Runs `job` on a thread that may wait for the store."""
-
-    def jitter(self, seconds: float) -> float:
-        """`seconds`, more or less."""
 
 
 @dataclass(slots=True)
@@ -91,7 +71,7 @@ class Follower:
     def __init__(
         self,
         number: int,
-        host: Host,
+        host: SubmitterHost,
         deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
         gone: Callable[[RmgrError], None],
         *,

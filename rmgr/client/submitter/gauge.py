@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rmgr.client.submitter.follower import Host
+from rmgr.client.submitter.doors import SubmitterHost
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError
@@ -31,7 +31,7 @@ class _Level:
 class Gauge:
     """Levels of the queues that this Submitter feeds."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SubmitterHost) -> None:
         self._host = host
         self._levels: dict[str, _Level] = {}
 

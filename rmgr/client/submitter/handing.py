@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submitter.lines import Lines
 from rmgr.client.submitter.packing import Packed
+from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Stamped
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.line import Hint
 from rmgr.runtime import machine
-
-if TYPE_CHECKING:
-    from rmgr.client.submitter.lane import SubmissionHandle
 
 #: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
 _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
@@ -30,10 +31,25 @@ _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
 _PAYS = 3
 
 
+class HandingLoop(SubmitterLoop, Protocol):
+    """The Submitter's thread, and its direct lines to Starters where there are any."""
+
+    @property
+    def lines(self) -> Lines | None: ...
+
+
+class HandedSubmission(Protocol):
+    """A submission whose single tasks may be handed to a Starter."""
+
+    submission: Submission
+    progress: Progress
+
+
 class Handing:
     """Direct dispatch of one handle. ran_on: the node that the last fragment came from, "" = none."""
 
-    def __init__(self, handle: SubmissionHandle) -> None:
+    def __init__(self, handle: HandedSubmission, engine: HandingLoop) -> None:
+        self._engine = engine
         self.ran_on = ""
         self._handle = handle
         self._node = ""
@@ -62,7 +78,7 @@ class Handing:
 
     def announce(self, multi: Multi) -> None:
         """A HAND is on its way: its Starter may know."""
-        lines = self._handle.engine.lines
+        lines = self._engine.lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
@@ -72,7 +88,7 @@ class Handing:
         """It was committed."""
         self._refusals = 0
         self._taken += 1
-        lines = self._handle.engine.lines
+        lines = self._engine.lines
         if self._taken >= _PAYS and lines is not None and self._known is not None:
             lines.want(self._known[1])
 
@@ -89,7 +105,7 @@ class Handing:
         if self._asking:
             return
         self._asking = True
-        engine, node = self._handle.engine, self._node
+        engine, node = self._engine, self._node
         asked = engine.coordinator.get(paths.node(node))
         asked.add_done_callback(lambda _: engine.post(lambda: self._arrived(node, asked)))
 

@@ -11,14 +11,15 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.submitter.follower import Follower
-from rmgr.client.submitter.handing import Handing
-from rmgr.client.submitter.repair import Repair
-from rmgr.client.submitter.sender import Sender
-from rmgr.client.submitter.takeover import Takeover
+from rmgr.client.submitter.handing import Handing, HandingLoop
+from rmgr.client.submitter.repair import Repair, RepairLoop
+from rmgr.client.submitter.sender import Sender, SendingLoop
+from rmgr.client.submitter.takeover import Takeover, TakeoverLoop
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -32,9 +33,6 @@ from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, Told
 from rmgr.runtime import machine
 
-if TYPE_CHECKING:
-    from rmgr.client.submitter.engine import Engine
-
 _LOG = logging.getLogger("rmgr.submitter")
 #: More than this unsent and `wait_room` waits.
 MAX_UNSENT_TASKS = 400_000
@@ -43,6 +41,20 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _RECORD_S = 0.5
 #: Refused tasks that are kept until somebody asks for them, the latest.
 _REFUSED_KEPT = 20_000
+
+
+class HandleEngine(SendingLoop, RepairLoop, TakeoverLoop, HandingLoop, Protocol):
+    """The engine that a submission belongs to."""
+
+    authenticity: Authenticity | None
+
+    def wake(self, handle: SubmissionHandle) -> None:
+        """It has something to send."""
+        ...
+
+    def forget(self, handle: SubmissionHandle) -> None:
+        """It is over."""
+        ...
 
 
 class SubmissionHandle:
@@ -55,7 +67,7 @@ class SubmissionHandle:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: HandleEngine,
         submission: Submission,
         version: int,
         tail: Tail,
@@ -80,16 +92,17 @@ class SubmissionHandle:
         self._changed = threading.Condition(self.lock)
         self.version = version
         self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, not told of yet
-        self._sender = Sender(self, tail, tail_version, held=held or submission.phase is Phase.HELD)
+        self.handing = Handing(self, engine)
+        is_held = held or submission.phase is Phase.HELD
+        self._sender = Sender(self, engine, self.handing, tail, tail_version, held=is_held, pending_cap=pending_cap)
         unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731
         may_end = lambda: self.progress.tail.complete and self.progress.total - self.progress.final <= MAX_TASKS  # noqa: E731
         judge = engine.authenticity
         self._follower = Follower(
             self.number, engine, self._on_fragment, self.die, authenticity=judge, unfinished=unfinished, may_end=may_end
         )
-        self._repair = Repair(self)
-        self.handing = Handing(self)
-        self._takeover = Takeover(self)
+        self._repair = Repair(self, engine)
+        self._takeover = Takeover(self, engine)
         self._over = False
 
     # -- from callers

@@ -10,8 +10,9 @@ import logging
 import math
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from rmgr.client.submitter.doors import SubmitterLoop
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.wire.line import Ahead, Message, Told
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rmgr.adapters.host.channel import Loop
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.rpc.line import DirectLine
-    from rmgr.client.submitter.engine import Engine
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: So many lines of one process; nobody alternates between more nodes with one task at a time.
@@ -30,13 +30,21 @@ _MOST = 8
 _PAUSE_S = 30.0
 
 
+class HearingLoop(SubmitterLoop, Protocol):
+    """The Submitter's thread, as lines tell it what they hear."""
+
+    def heard(self, message: Ahead | Told) -> None:
+        """A Starter tells what it has committed, or is about to."""
+        ...
+
+
 class Lines:
     """Direct lines of one engine, by the address at which a Starter listens.
 
     Args: credentials: of a secured cluster.
     """
 
-    def __init__(self, engine: Engine, credentials: Credentials | None) -> None:
+    def __init__(self, engine: HearingLoop, credentials: Credentials | None) -> None:
         self._engine = engine
         self._credentials = credentials
         self._lines: dict[str, DirectLine] = {}

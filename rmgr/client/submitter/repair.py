@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
+from rmgr.client.submitter.doors import SubmitterLoop
 from rmgr.coord.ops.leader import resubmit
 from rmgr.coord.ops.rules import Again, rule
 from rmgr.coord.protocol import paths
@@ -22,25 +23,40 @@ from rmgr.coord.protocol.multi import Committed, Stamped, Stat
 from rmgr.coord.protocol.records import decode_block, decode_failed
 from rmgr.errors import PermissionDenied, RequestTooLarge, RmgrError, Unavailable
 from rmgr.model.base.states import LOSSES
+from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.outcome import FailedRange
-from rmgr.model.tasks.submission import Phase
+from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures.removal import delete_outputs
 from rmgr.runtime.failpoint import failpoint
-
-if TYPE_CHECKING:
-    from rmgr.client.submitter.lane import SubmissionHandle
 
 _LOG = logging.getLogger("rmgr.submitter")
 _RESYNC_S = 20.0
 _FRESH_S = 0.25
 
 
+class RepairLoop(SubmitterLoop, Protocol):
+    """The Submitter's thread, and the settings of the cluster. known_settings: as they were read last."""
+
+    known_settings: ClusterSettings
+
+    def settings(self) -> ClusterSettings:
+        """Reads them. May wait."""
+        ...
+
+
+class RepairedSubmission(Protocol):
+    """A submission of this Submitter's own."""
+
+    number: int
+    submission: Submission
+
+
 class Repair:
     """Repairs failed attempts for the owner of their submission."""
 
-    def __init__(self, handle: SubmissionHandle) -> None:
+    def __init__(self, handle: RepairedSubmission, engine: RepairLoop) -> None:
         self._handle = handle
-        self._engine = handle.engine
+        self._engine = engine
         self._active = False
         self._looking = False
         self._again = False

@@ -7,17 +7,21 @@ Lives on the Submitter's thread; the buffer is shared with the callers under the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from rmgr.client.identity.signing import Seal, unsealed
+from rmgr.client.identity.signing import Seal, Signer, unsealed
 from rmgr.client.submitter.claiming import claim
-from rmgr.client.submitter.gauge import FULL_LOOK_S
+from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submitter.gauge import FULL_LOOK_S, Gauge
+from rmgr.client.submitter.handing import Handing
 from rmgr.client.submitter.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.values import content
 from rmgr.client.values.scattered import Part
+from rmgr.client.values.values import Values
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.protocol import keys, paths
@@ -29,12 +33,9 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import runs
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
-from rmgr.model.tasks.submission import Tail
+from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
-
-if TYPE_CHECKING:
-    from rmgr.client.submitter.lane import SubmissionHandle
 
 #: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
 _FRAGMENT_TASKS = 200
@@ -60,14 +61,53 @@ class _Round:
     is_queued: bool = False  #: no node takes it directly
 
 
+class SendingLoop(SubmitterLoop, Protocol):
+    """The Submitter's thread, and what it sends with. gauge: room in queues. signer: of a secured cluster."""
+
+    gauge: Gauge
+    signer: Signer | None
+    values: Values
+    commit_timeout_s: float
+
+
+class SentSubmission(Protocol):
+    """A submission that is sent. lock: of all that callers may read, the Sender's buffer too. dead: why nothing more is sent."""
+
+    submission: Submission
+    owned: bool
+    dead: RmgrError | None
+
+    @property
+    def lock(self) -> AbstractContextManager[object]: ...
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more is sent."""
+        ...
+
+    def notify(self) -> None:
+        """Wakes who waits for a change."""
+        ...
+
+    def refuse(self, refused: Mapping[int, RmgrError]) -> None:
+        """These tasks were not submitted, because of their output keys."""
+        ...
+
+    def sent(self) -> None:
+        """A round was committed."""
+        ...
+
+
 class Sender:
     """Sends for one handle.
 
     Args:
-        held: blocks are set aside instead of queued (the submission is held, or has a cap).
+        held: blocks are set aside instead of queued (the submission is held, or has a cap). pending_cap: blocks that its queue may hold,
+            0 = no limit.
     """
 
-    def __init__(self, handle: SubmissionHandle, tail: Tail, tail_version: int, *, held: bool) -> None:
+    def __init__(
+        self, handle: SentSubmission, engine: SendingLoop, handing: Handing, tail: Tail, tail_version: int, *, held: bool, pending_cap: int
+    ) -> None:
         self.tail = tail
         self.full = False
         self.held = held
@@ -76,13 +116,19 @@ class Sender:
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
         self._handle = handle
-        self._engine = handle.engine
+        self._engine = engine
+        self._handing = handing
+        self._pending_cap = pending_cap
         self._version = tail_version
         self._round: _Round | None = None
         self._rounds = 0
         self._retry_s = 0.05
         self._seal: Seal | None = None
         self._claimed_blocks = 1  #: of keyed tasks in a round: as many as are claimed in about `_CLAIM_S`
+
+    @property
+    def _number(self) -> int:
+        return self._handle.submission.id
 
     @property
     def sent(self) -> int:
@@ -136,7 +182,7 @@ class Sender:
             self._claim()
 
     def _store_load(self, current: _Round, load: list[Packed]) -> None:
-        number, store = self._handle.number, self._engine.store
+        number, store = self._number, self._engine.store
 
         def write() -> dict[int, str]:
             rows: dict[int, tuple[str, Sequence[Part]]] = {}
@@ -160,7 +206,7 @@ class Sender:
         if not any(item.spec.keyed for item in current.packed):
             self._admit()
             return
-        engine, number = self._engine, self._handle.number
+        engine, number = self._engine, self._number
 
         def work() -> tuple[dict[int, RmgrError], float]:
             begun_s = machine.monotonic()
@@ -180,7 +226,7 @@ class Sender:
         current = self._round
         if current is None or self._handle.dead is not None:
             return
-        cap = self._handle.pending_cap
+        cap = self._pending_cap
         admitted = (
             True
             if self.held or not current.packed
@@ -208,7 +254,7 @@ class Sender:
             return
         self._step(asked, self._answered, self._commit)
         if _is_handed(current):
-            self._handle.handing.announce(current.multi)
+            self._handing.announce(current.multi)
 
     def _multi(self, current: _Round) -> Multi:
         submission = self._handle.submission
@@ -231,7 +277,7 @@ class Sender:
         gone = current.refused.keys() | set(current.dropped)
         if gone:
             blocks = [part for block in blocks for part in _without(block, gone)]
-        target = None if self.held or gone or current.is_queued else self._handle.handing.target(current.packed)
+        target = None if self.held or gone or current.is_queued else self._handing.target(current.packed)
         if target is not None:
             node, version = target
             (key, data), tail = blocks[0], current.tail
@@ -252,7 +298,7 @@ class Sender:
                 self._committed()
             case Conflict() | Unknown():
                 # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
-                asked = self._engine.coordinator.get(paths.tail(self._handle.number))
+                asked = self._engine.coordinator.get(paths.tail(self._number))
                 self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
 
     def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
@@ -260,10 +306,10 @@ class Sender:
         if current is None:
             return
         if found is None:
-            self._handle.die(NotFound(f"submission {self._handle.number} is gone", hint=f"rmgr history {self._handle.number}"))
+            self._handle.die(NotFound(f"submission {self._number} is gone", hint=f"rmgr history {self._number}"))
             return
         try:
-            now = validity.tail(found, self._handle.number)
+            now = validity.tail(found, self._number)
         except RmgrError as error:
             self._handle.die(error)
             return
@@ -274,7 +320,7 @@ class Sender:
         elif found.version != self._version:
             self._handle.die(
                 StateConflict(
-                    f"submission {self._handle.number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
+                    f"submission {self._number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
                 )
             )
         elif isinstance(outcome, Conflict) and _is_handed(current):
@@ -282,7 +328,7 @@ class Sender:
         elif isinstance(outcome, Conflict):
             self._handle.die(
                 StateConflict(
-                    f"submission {self._handle.number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
+                    f"submission {self._number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
                 )
             )
         else:
@@ -290,7 +336,7 @@ class Sender:
 
     def _ended_meanwhile(self, now: Tail, version: int) -> None:
         """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
-        current, number = self._round, self._handle.number
+        current, number = self._round, self._number
         assert current is not None
         if current.packed:
             count = current.tail.next - now.next
@@ -311,7 +357,7 @@ class Sender:
         assert current is not None
         failpoint("submitter.after_enqueue")
         if _is_handed(current):
-            self._handle.handing.taken()
+            self._handing.taken()
         self._version += 1
         self._retry_s = 0.05
         self.trouble = None
@@ -325,7 +371,7 @@ class Sender:
         """The node is not as it was thought to be: nothing was committed, the same tasks go into the queue."""
         current = self._round
         assert current is not None
-        self._handle.handing.refused(path)
+        self._handing.refused(path)
         current.multi, current.is_queued = None, True
         self._commit()
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import take_ownership, taken_over
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Stamped
@@ -18,15 +20,38 @@ from rmgr.errors import NotFound, RmgrError
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
 
-if TYPE_CHECKING:
-    from rmgr.client.submitter.lane import SubmissionHandle
+
+class TakeoverLoop(SubmitterLoop, Protocol):
+    """The Submitter's thread, and its look at who is alive."""
+
+    def look_at_owners(self) -> None:
+        """Reads the entries of owners again."""
+        ...
+
+
+class FollowedSubmission(Protocol):
+    """A submission that is followed, and may become this Submitter's own."""
+
+    number: int
+    submission: Submission
+    owned: bool
+    progress: Progress
+
+    def die(self, error: RmgrError) -> None:
+        """Nothing more will come."""
+        ...
+
+    def taken_over(self, record: Submission, version: int, tail: Tail, tail_version: int) -> None:
+        """It is ours now."""
+        ...
 
 
 class Takeover:
     """How a handle that follows becomes one that owns."""
 
-    def __init__(self, handle: SubmissionHandle) -> None:
+    def __init__(self, handle: FollowedSubmission, engine: TakeoverLoop) -> None:
         self._handle = handle
+        self._engine = engine
         self._busy = False
 
     def look(self, alive: frozenset[str]) -> None:
@@ -37,14 +62,14 @@ class Takeover:
         if handle.progress.tail.complete or handle.submission.phase in {Phase.CANCELLED, Phase.CLOSED}:
             return
         self._busy = True
-        coordinator = handle.engine.coordinator
+        coordinator = self._engine.coordinator
         record_read = coordinator.get(paths.sub(handle.number))
         tail_read = coordinator.get(paths.tail(handle.number))
-        tail_read.add_done_callback(lambda _: handle.engine.post(lambda: self._read(record_read, tail_read)))
+        tail_read.add_done_callback(lambda _: self._engine.post(lambda: self._read(record_read, tail_read)))
 
     def _read(self, record_read: Future[Stamped | None], tail_read: Future[Stamped | None]) -> None:
         self._busy = False
-        handle, engine = self._handle, self._handle.engine
+        handle, engine = self._handle, self._engine
         try:
             record, tail = record_read.result(0), tail_read.result(0)
         except (RmgrError, TimeoutError):
@@ -70,7 +95,7 @@ class Takeover:
 
     def _committed(self, answer: Future[Any], record: Submission, version: int, tail: Tail, tail_version: int) -> None:
         self._busy = False
-        engine = self._handle.engine
+        engine = self._engine
         if answer.exception(0) is None and isinstance(answer.result(0), Committed):
             failpoint("submitter.after_take_over")
             self._handle.taken_over(record, version, tail, tail_version)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmgr.client.values.values import Values
+from rmgr.client.values.stored import StoredValues
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
@@ -46,7 +46,7 @@ class KeyState:
     replaces: dict[str, bytes] = field(default_factory=dict)
 
 
-def claim_pointers(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float = 30.0) -> dict[int, RmgrError]:
+def claim_pointers(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float = 30.0) -> dict[int, RmgrError]:
     """Writes pointers under their keys; of a task with a key that cannot be had none. Returns those: index -> why.
 
     Cost: one write of the store for 2,000 keys that are free; a look and another one where some are not.
@@ -63,7 +63,7 @@ def claim_pointers(values: Values, wanted: Sequence[Wanted], *, overwrite: bool,
     return refused
 
 
-def _claim_some(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float) -> dict[int, RmgrError]:
+def _claim_some(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float) -> dict[int, RmgrError]:
     refused: dict[int, RmgrError] = {}
     left, found = list(wanted), KeyState()
     for _ in range(_TRIES):
@@ -90,7 +90,7 @@ def _claim_some(values: Values, wanted: Sequence[Wanted], *, overwrite: bool, ti
     raise StoreUnavailable(f"others are taking the output key {left[0][0]!r} at the same time", hint="it is tried again")
 
 
-def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
+def look(values: StoredValues, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
     """What stands under output keys, each with the pointer that is to stand there.
 
     Cost: one read of the store, and one of each submission that they point to.
@@ -121,7 +121,7 @@ def look(values: Values, wanted: Sequence[tuple[str, Pointer | None]], *, overwr
     return found
 
 
-def _judge(values: Values, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
+def _judge(values: StoredValues, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
     """Refuses the keys whose tasks have written their value, or will."""
     fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
     kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)
@@ -137,7 +137,7 @@ def _judge(values: Values, pointers: dict[str, Pointer], found: KeyState, timeou
         found.refused[key] = _exists(values, key, found.holders[row], f"task {pointer.sub}_{pointer.index} {verb} it")
 
 
-def _exists(values: Values, key: str, holder: Holder | None, what: str) -> KeyExists:
+def _exists(values: StoredValues, key: str, holder: Holder | None, what: str) -> KeyExists:
     shown = key if len(key) <= _SHOWN else f"{key[: _SHOWN // 2]}...{key[-_SHOWN // 2 :]}"
     is_anothers = holder is not None and holder.owner and values.deeds is not None and not values.deeds.me.owns(holder.owner)
     whose = f", it {holder.told}" if is_anothers and holder is not None else ""

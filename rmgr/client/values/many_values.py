@@ -1,6 +1,6 @@
 """Many values by name in few round trips: put, read and deleted in steps of bounded size, each with its owner as a single one.
 
-A step that cannot be done whole for some of its keys falls back to them one by one, which tells cases apart (`client/values/values.py`).
+A step that cannot be done whole for some of its keys falls back to them one by one, which tells cases apart (`client/values/stored.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.client.values import content
 from rmgr.client.values.results import load
-from rmgr.client.values.values import Progress, Values, encoded
+from rmgr.client.values.stored import StoredValues, encoded
 from rmgr.coord.decisions.ownership import Holder
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
@@ -21,6 +21,8 @@ from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, Encoding
 from rmgr.errors import KeyExists
 from rmgr.model.base.states import State
 
+#: How a caller follows a long call, as `Values.put_many` has it.
+Following = bool | Callable[[int, int], None]
 #: Of one step of a put: values, and bytes above which no other one is added.
 _PUT_VALUES, _PUT_BYTES = 1000, 4 * 2**20
 #: Keys of one step of a read, and of a deletion.
@@ -28,7 +30,7 @@ _GET_KEYS, _DELETE_KEYS = 256, 1000
 
 
 def put_many(
-    values: Values, given: Mapping[str, Any] | Iterable[tuple[str, Any]], *, overwrite: bool, progress: Progress, timeout: float
+    values: StoredValues, given: Mapping[str, Any] | Iterable[tuple[str, Any]], *, overwrite: bool, progress: Following, timeout: float
 ) -> int:
     """See `Values.put_many`."""
     pairs = given.items() if isinstance(given, Mapping) else given
@@ -60,7 +62,7 @@ def _steps(pairs: Iterable[tuple[str, Any]]) -> Iterator[dict[str, tuple[Encodin
         yield step
 
 
-def _put(values: Values, given: Mapping[str, bytes], encoding: Encoding, *, overwrite: bool, timeout: float) -> None:
+def _put(values: StoredValues, given: Mapping[str, bytes], encoding: Encoding, *, overwrite: bool, timeout: float) -> None:
     rows = {keys.named(key): data for key, data in given.items()}
     if values.deeds is None:
         values.write_rows(list(rows.items()), encoding, overwrite=overwrite, timeout=timeout)
@@ -82,7 +84,7 @@ def _put(values: Values, given: Mapping[str, bytes], encoding: Encoding, *, over
         values.write_rows([(row, rows[row]) for row in there], encoding, overwrite=True, owners=owners, timeout=timeout)
 
 
-def get_many(values: Values, wanted: Iterable[str], *, trust: Sequence[str], progress: Progress, timeout: float) -> dict[str, Any]:
+def get_many(values: StoredValues, wanted: Iterable[str], *, trust: Sequence[str], progress: Following, timeout: float) -> dict[str, Any]:
     """See `Values.get_many`."""
     found: dict[str, Any] = {}
     asked = dict.fromkeys(wanted)
@@ -99,7 +101,7 @@ def get_many(values: Values, wanted: Iterable[str], *, trust: Sequence[str], pro
     return found
 
 
-def _get(values: Values, wanted: Sequence[str], timeout: float) -> dict[str, tuple[bytes, Encoding, Holder]]:
+def _get(values: StoredValues, wanted: Sequence[str], timeout: float) -> dict[str, tuple[bytes, Encoding, Holder]]:
     """Bytes, how they are to be read, and whose they are. Pointers are followed together."""
     found: dict[str, tuple[bytes, Encoding, Holder]] = {}
     pointers: dict[str, tuple[Pointer, Holder]] = {}
@@ -129,7 +131,7 @@ def _get(values: Values, wanted: Sequence[str], timeout: float) -> dict[str, tup
     return found
 
 
-def _rows(values: Values, pointers: Mapping[str, Pointer], timeout: float) -> tuple[dict[str, str], list[str]]:
+def _rows(values: StoredValues, pointers: Mapping[str, Pointer], timeout: float) -> tuple[dict[str, str], list[str]]:
     """Where the values lie of tasks that have completed; and keys whose values, if any, are found one by one."""
     rows: dict[str, str] = {}
     others: list[str] = []
@@ -141,7 +143,7 @@ def _rows(values: Values, pointers: Mapping[str, Pointer], timeout: float) -> tu
     return rows, others
 
 
-def delete_many(values: Values, wanted: Iterable[str], *, progress: Progress, timeout: float) -> int:
+def delete_many(values: StoredValues, wanted: Iterable[str], *, progress: Following, timeout: float) -> int:
     """See `Values.delete_many`."""
     deleted = 0
     asked = dict.fromkeys(wanted)
@@ -161,7 +163,7 @@ def _parts(wanted: Iterable[str], size: int) -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def _told(doing: str, of: object, progress: Progress) -> Iterator[Callable[[int], None]]:
+def _told(doing: str, of: object, progress: Following) -> Iterator[Callable[[int], None]]:
     total = len(of) if isinstance(of, Sized) else 0
     if callable(progress):
         yield lambda done: progress(done, total)
