@@ -105,6 +105,13 @@ class Trust:
             return f"the certificate of {who.role} {who.name} was not valid then"
         return known
 
+    def ends_s(self, key_id: str) -> float | None:
+        """When the certificate of a key that counts ends (wall clock), None: not known, or not yet. Never waits."""
+        self.look(key_id, at_s=time.time())
+        with self._lock:
+            known, revoked = self._here.get(key_id), self._revoked or {}
+        return None if known is None or isinstance(known, tuple) or key_id in revoked else known.not_after_s
+
     def find(self, key_id: str, *, at_s: float, zxid: int = 0, dated: bool = False, timeout_s: float = 10.0) -> Certified | str:
         """As `look`, and waits for the answer. Raises: CoordinationUnavailable."""
         deadline_s = time.monotonic() + timeout_s

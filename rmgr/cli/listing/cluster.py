@@ -39,7 +39,7 @@ def status(session: Session, watch: bool) -> None:
 
     def once() -> None:
         nonlocal healthy
-        view = session.query().status()
+        view = _with_own_certificate(session, session.query().status())
         healthy = view.healthy
         emit(shapes.status(view)) if session.json else _draw_status(view)
 
@@ -133,6 +133,21 @@ def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
             told = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
             raise NotFound(f"there is no queue or queue class {name!r}", hint=told)
     return [queue for queue in found if not names or queue.id in names]
+
+
+def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
+    """Who asks is told of his own, too."""
+    mine = session.shown_credentials()
+    if mine is None:
+        return view
+    from rmgr.coord.views import certificates
+    from rmgr.coord.views.health import with_part
+
+    who = mine.identity
+    holder = certificates.CertificateHolder(role=who.role.value, name=who.name, is_person=who.is_person)
+    for part in certificates.ending({holder: mine.not_after_s}, now_us() / 1e6):
+        view = with_part(view, part)
+    return view
 
 
 def _draw_status(view: StatusView) -> None:

@@ -32,6 +32,7 @@ from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
 from rmgr.daemons.leader.submissions.usage import CountedSubmission
+from rmgr.daemons.leader.term.certificate_ends import certificate_ends
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
 from rmgr.daemons.leader.term.view import LeaderAnswering
@@ -364,6 +365,7 @@ def _serve(
             hosts=hosts,
             operators=config.security.operators,
             log=log,
+            ends_s=partial(certificate_ends, trust, credentials),
         )
     )
     if credentials is not None:

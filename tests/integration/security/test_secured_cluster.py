@@ -112,6 +112,32 @@ def test_doctor_says_whose_credentials_these_are_and_that_they_end(cluster: DevC
         assert told in found["fix"]
 
 
+def test_certificates_that_end_soon_are_a_warning_of_status_and_advice_of_doctor(cluster: DevCluster, tmp_path: Path) -> None:
+    assert cluster.security is not None
+    authority = load_ca(cluster.security.admin)
+    bundles = {}
+    for name, role, days in (("n9", Role.STARTER, 9.5), ("flo", Role.USER, 5.5)):
+        bundles[name] = tmp_path / name
+        write_files(bundles[name], issue(authority, name, role, hosts=("localhost", "127.0.0.1"), days=days))
+    environment = cluster.daemon_environment("starter", "n8") | {"RMGR_SECURITY_DIR": str(bundles["n9"])}
+    starter = Shell(tmp_path / "home9", environment)
+    user = shell(cluster, tmp_path, bundles["flo"])
+    with starter.running("starter", "--node", "n9", "--cores", "1", "--work-dir", str(tmp_path / "w9")) as process:
+        told = "the certificate of starter n9 ends in 9 days"
+        until(lambda: any(told in warning for warning in user("status", "--json").json["warnings"]))
+        ended = user.ok("status")  # a warning: all is well
+        assert "the certificate of user flo ends in 5 days" in ended.out
+        assert "rmgr admin add-node n9 --role starter --renew" in ended.out
+        assert "rmgr admin add-user flo" in ended.out
+        checks = user("doctor", "--json").json["checks"]
+        [advice] = [check for check in checks if check["name"] == "certificate starter n9"]
+        assert advice["ok"]
+        assert "--renew" in advice["fix"]
+        assert not any("starter n1" in check["name"] for check in checks)
+        process.terminate()
+        process.wait(60)
+
+
 # -- daemons that must not start ---------------------------------------------------------------------------------------------
 
 

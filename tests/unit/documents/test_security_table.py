@@ -9,7 +9,7 @@ from functools import cache
 from tests.places import TESTS
 
 HEAD = "| who | could try | what stops it | test |"
-WHO = {"nobody", "user", "direct", "task", "Starter", "WatchDog", "store", "ZooKeeper"}
+WHO = {"nobody", "user", "direct", "task", "Starter", "WatchDog", "store", "ZooKeeper", "gateway"}
 _NAMED = re.compile(r"`([a-z]+/[\w/]*\btest_\w+\.py)::(test_\w+)`")
 
 

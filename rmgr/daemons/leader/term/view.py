@@ -8,7 +8,7 @@ are read from ZooKeeper when somebody asks, at most twice a second: following th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -19,7 +19,8 @@ from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
-from rmgr.coord.views import answers
+from rmgr.coord.views import answers, certificates
+from rmgr.coord.views.certificates import CertificateHolder
 from rmgr.coord.views.health import with_part
 from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
@@ -82,6 +83,7 @@ class LeaderAnswering:
         leader: the leadership under way, None while this WatchDog does not lead.
         call: runs a function in the loop, its result in a future.
         operators: users who see everybody's work, beside those whose certificate says so. log: for the audit, None = there is none.
+        ends_s: when certificates end, as far as is known; does not wait.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class LeaderAnswering:
         hosts: str = "",
         operators: Sequence[str] = (),
         log: Log | None = None,
+        ends_s: Callable[[ClusterSnapshot], Mapping[CertificateHolder, float]] = lambda _: {},
     ) -> None:
+        self._ends_s = ends_s
         self._operators = tuple(operators)
         self._log = log
         self._coordinator = coordinator
@@ -156,6 +160,8 @@ class LeaderAnswering:
         snapshot = self._snapshot()
         zookeeper: dict[str, object] = {"ok": True, "hosts": self._hosts, "session_timeout_s": self._coordinator.session_timeout_s}
         view = answers.status(snapshot, zookeeper=zookeeper, store=self._store(), now_us=machine.wall_us())
+        for part in certificates.ending(self._ends_s(snapshot), machine.wall_s()):
+            view = with_part(view, part)
         leader = self._leader()
         mass = leader.mass_loss if leader is not None else None
         if mass is None:
