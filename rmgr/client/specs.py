@@ -5,11 +5,13 @@ from __future__ import annotations
 import getpass
 import hashlib
 import inspect
+import itertools
 import os
 import re
 import socket
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -23,8 +25,8 @@ from rmgr.model.tasks.placing import MPI, ONCE, RANKS, Rigid
 from rmgr.model.tasks.submission import OnDisconnect, PythonEnvironment, Submission, Work
 from rmgr.runtime import machine
 
-#: Directories that travel with a submission; those that do not.
-_MAX_DIRECTORIES = 32
+#: Bytes of the directories that travel with a submission: half of what a record may have. Installed ones do not travel.
+_MAX_DIRECTORY_BYTES = 8 * 1024
 _INSTALLED = re.compile(r"(?:site|dist)-packages(?:/|$)")
 #: How a Starter names the files that it keeps of shipped modules.
 _ARCHIVE = re.compile(r"/[0-9a-f]{64}$")
@@ -134,7 +136,19 @@ def source_directories() -> tuple[str, ...]:
     """Where modules of the user lie: the script's directory, the current one, and what else of sys.path is not installed."""
     found = [os.path.abspath(path or os.getcwd()) for path in sys.path]
     mine = [path for path in found[1:] if _is_users(path)]
-    return tuple(dict.fromkeys(path for path in (*found[:1], os.getcwd(), *mine) if os.path.isdir(path)))[:_MAX_DIRECTORIES]
+    wanted = list(dict.fromkeys(path for path in (*found[:1], os.getcwd(), *mine) if os.path.isdir(path)))
+    ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in wanted)
+    kept = [path for path, end in zip(wanted, ends, strict=True) if end <= _MAX_DIRECTORY_BYTES]
+    if left_out := len(wanted) - len(kept):
+        _warn_left_out(left_out, wanted[len(kept)])
+    return tuple(kept)
+
+
+@cache
+def _warn_left_out(count: int, first: str) -> None:
+    """Once each: workers will not find modules there."""
+    told = f"{count} directories at the end of sys.path are too many for workers, which will not find modules there: {first} is the first"
+    warnings.warn(f"{told}; shorten sys.path, or ship modules with modules=", RuntimeWarning, stacklevel=2)
 
 
 @cache

@@ -25,6 +25,21 @@ def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path
     assert source_directories() == (os.getcwd(),)
 
 
+def test_many_directories_of_the_user_travel_and_who_has_too_many_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [tmp_path / f"library{number:03}" for number in range(400)]
+    for path in many:
+        path.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(path) for path in many[:60]])
+    assert set(source_directories()) == {str(tmp_path), *map(str, many[:60])}
+    monkeypatch.setattr(sys, "path", [str(path) for path in many])
+    with pytest.warns(RuntimeWarning, match=r"directories at the end of sys.path .* modules="):
+        kept = source_directories()
+    assert list(kept) == [str(many[0]), str(tmp_path), *map(str, many[1 : len(kept) - 1])]
+    assert 60 < len(kept) < 400
+    assert sum(len(path) + 1 for path in kept) <= 8192
+
+
 def test_an_environment_names_the_python_that_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = python_environment(python="/opt/python", modules=("a", "a", "b"), initializer="i", group="g")
     assert environment.version == f"{sys.version_info.major}.{sys.version_info.minor}"
