@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from rmgr.client.ports import TaskSpec
-from rmgr.client.submitter.packing import Packed, block_of
+from rmgr.client.submission.packing import Packed, block_of
 from rmgr.coord.decisions import gating
 from rmgr.coord.ops import join as join_ops
 from rmgr.coord.ops import leader as leader_ops

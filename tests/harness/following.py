@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Self
 
-from rmgr.client.submitter.follower import Follower
+from rmgr.client.submission.follower import Follower
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment

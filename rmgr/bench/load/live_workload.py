@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from rmgr.client.connection import Connection
 from rmgr.client.ports import TaskSpec
 from rmgr.client.specs import Options, draft_of
+from rmgr.client.submission.packing import Buffer, block_of
 from rmgr.client.submitter.engine import Engine
-from rmgr.client.submitter.packing import Buffer, block_of
 from rmgr.client.submitter.submitting import submit
 from rmgr.coord.ops import operator as operator_ops
 from rmgr.coord.protocol import paths

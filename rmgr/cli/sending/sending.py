@@ -273,7 +273,7 @@ def _on_node(pattern: str, cwd: str) -> str:
 def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     """All tasks as blocks of one multi (the submission's number is filled in later); None when they do not fit one."""
     from rmgr.client.ports import TaskSpec
-    from rmgr.client.submitter.packing import first_blocks
+    from rmgr.client.submission.packing import first_blocks
 
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 

@@ -48,8 +48,8 @@ from rmgr.model.tasks.submission import Work as Kind
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
+    from rmgr.client.submission.handle import SubmissionHandle
     from rmgr.client.submitter.engine import Engine
-    from rmgr.client.submitter.lane import SubmissionHandle
 
 #: What stands beside `--from` on the command line.
 _BESIDE = {"jobs_file", "dry_run", "wait", "watch", "progress", "parsable", "token"}

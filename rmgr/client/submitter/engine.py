@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.identity.signing import Signer
 from rmgr.client.ports import FirstTasks, Listener
+from rmgr.client.submission.gauge import Gauge
+from rmgr.client.submission.handle import SubmissionHandle
+from rmgr.client.submission.packing import first_blocks
 from rmgr.client.submitter import submitting
 from rmgr.client.submitter.entry import OwnerEntry
-from rmgr.client.submitter.gauge import Gauge
-from rmgr.client.submitter.lane import SubmissionHandle
-from rmgr.client.submitter.packing import first_blocks
 from rmgr.client.values.values import Values
 from rmgr.coord.ops.owner import is_owner
 from rmgr.coord.ops.work import Block

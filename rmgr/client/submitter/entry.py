@@ -11,7 +11,7 @@ import socket
 from concurrent.futures import Future
 from typing import Any
 
-from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.coord.ops import owner as owner_ops
 from rmgr.coord.protocol.multi import Committed, Multi
 from rmgr.model.cluster.node import SubmitterEntry

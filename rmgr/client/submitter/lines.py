@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.wire.line import Ahead, Message, Told

@@ -409,11 +409,11 @@ class Client:
         self.engine = Engine(zk, open_store(rig.store_url), lines=lambda engine: Lines(engine, None))
         self.results = Results()
         draft = Submission(id=0, name="one", user="tester", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
-        self.lane = self.engine.open(draft, self.results, timeout_s=30)
+        self.handle = self.engine.open(draft, self.results, timeout_s=30)
 
     def one(self) -> None:
         count = len(self.results.outcomes)
-        self.lane.add(TaskSpec(), [b""])
+        self.handle.add(TaskSpec(), [b""])
         wait_for(lambda: len(self.results.outcomes) > count or self.results.dead, "an outcome")
         assert not self.results.dead
         assert self.results.outcomes[-1].index == count
@@ -449,7 +449,7 @@ def test_one_task_after_another_gets_a_line_and_survives_its_end(client: Client,
     wait_for(lambda: line not in client.lines, "the end of the line is known")
     count = len(client.results.outcomes)
     assert [one.index for one in client.results.outcomes] == list(range(count))
-    number = client.lane.number
+    number = client.handle.number
     committed = [decode_fragment(rig.zk.get(paths.fragment(number, at)).result(60).data).outcomes for at in range(count)]
     assert [one.index for outcomes in committed for one in outcomes] == list(range(count))
 
@@ -462,11 +462,11 @@ def test_a_starter_killed_between_its_news_loses_nothing(rig: Rig, where: str) -
     client = Client(rig)
     try:
         while process.poll() is None:
-            client.lane.add(TaskSpec(), [b""])
-            goal = client.lane.next_index
+            client.handle.add(TaskSpec(), [b""])
+            goal = client.handle.next_index
             wait_for(lambda goal=goal: len(client.results.outcomes) >= goal or process.poll() is not None, "the outcome, or the end")
         rig.spawn()  # it fails what the dead one left; the engine submits that again
-        goal = client.lane.next_index
+        goal = client.handle.next_index
         wait_for(lambda: len(client.results.outcomes) >= goal, "the rest")
         assert [one.index for one in client.results.outcomes] == list(range(goal))
     finally:

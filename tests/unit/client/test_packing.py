@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.client.ports import TaskSpec
-from rmgr.client.submitter.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, block_of
+from rmgr.client.submission.packing import MAX_ROUND_BYTES, MAX_ROW_BYTES, Buffer, Packed, block_of
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_OPS, MAX_ZNODE_BYTES
 from rmgr.coord.protocol.records import encode_block

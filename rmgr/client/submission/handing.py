@@ -12,9 +12,8 @@ import math
 from concurrent.futures import Future
 from typing import Protocol
 
-from rmgr.client.submitter.doors import SubmitterLoop
-from rmgr.client.submitter.lines import Lines
-from rmgr.client.submitter.packing import Packed
+from rmgr.client.submission.doors import SubmitterLoop
+from rmgr.client.submission.packing import Packed
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Multi, Stamped
@@ -22,7 +21,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.line import Hint
+from rmgr.model.wire.line import Hint, Message
 from rmgr.runtime import machine
 
 #: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
@@ -31,11 +30,24 @@ _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
 _PAYS = 3
 
 
-class HandingLoop(SubmitterLoop, Protocol):
-    """The Submitter's thread, and its direct lines to Starters where there are any."""
+class HintLine(Protocol):
+    """A direct line to one Starter."""
 
-    @property
-    def lines(self) -> Lines | None: ...
+    def send(self, message: Message) -> bool:
+        """Sends at once, or not at all. Never waits."""
+        ...
+
+
+class HintLines(Protocol):
+    """Direct lines to Starters, by the records of their nodes."""
+
+    def of(self, record: NodeRecord) -> HintLine | None:
+        """The line to the node's Starter, if there is one now."""
+        ...
+
+    def want(self, record: NodeRecord) -> None:
+        """A line to it would pay. Never waits."""
+        ...
 
 
 class HandedSubmission(Protocol):
@@ -46,10 +58,14 @@ class HandedSubmission(Protocol):
 
 
 class Handing:
-    """Direct dispatch of one handle. ran_on: the node that the last fragment came from, "" = none."""
+    """Direct dispatch of one submission.
 
-    def __init__(self, handle: HandedSubmission, engine: HandingLoop) -> None:
-        self._engine = engine
+    Args: lines: to Starters; None: there are none. ran_on: the node that the last fragment came from, "" = none.
+    """
+
+    def __init__(self, handle: HandedSubmission, loop: SubmitterLoop, lines: HintLines | None) -> None:
+        self._loop = loop
+        self._lines = lines
         self.ran_on = ""
         self._handle = handle
         self._node = ""
@@ -78,7 +94,7 @@ class Handing:
 
     def announce(self, multi: Multi) -> None:
         """A HAND is on its way: its Starter may know."""
-        lines = self._engine.lines
+        lines = self._lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
@@ -88,7 +104,7 @@ class Handing:
         """It was committed."""
         self._refusals = 0
         self._taken += 1
-        lines = self._engine.lines
+        lines = self._lines
         if self._taken >= _PAYS and lines is not None and self._known is not None:
             lines.want(self._known[1])
 
@@ -105,9 +121,9 @@ class Handing:
         if self._asking:
             return
         self._asking = True
-        engine, node = self._engine, self._node
-        asked = engine.coordinator.get(paths.node(node))
-        asked.add_done_callback(lambda _: engine.post(lambda: self._arrived(node, asked)))
+        loop, node = self._loop, self._node
+        asked = loop.coordinator.get(paths.node(node))
+        asked.add_done_callback(lambda _: loop.post(lambda: self._arrived(node, asked)))
 
     def _arrived(self, node: str, asked: Future[Stamped | None]) -> None:
         self._asking = False

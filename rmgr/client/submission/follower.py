@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, doubted
-from rmgr.client.submitter.doors import SubmitterHost
-from rmgr.client.submitter.pacing import Pace
+from rmgr.client.submission.doors import SubmitterHost
+from rmgr.client.submission.pacing import Pace
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped, Stat

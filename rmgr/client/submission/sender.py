@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rmgr.client.identity.signing import Seal, Signer, unsealed
-from rmgr.client.submitter.claiming import claim
-from rmgr.client.submitter.doors import SubmitterLoop
-from rmgr.client.submitter.gauge import FULL_LOOK_S, Gauge
-from rmgr.client.submitter.handing import Handing
-from rmgr.client.submitter.packing import MOST_BLOCKS, Buffer, Packed, block_of
+from rmgr.client.submission.claiming import claim
+from rmgr.client.submission.doors import SubmitterLoop
+from rmgr.client.submission.gauge import FULL_LOOK_S, Gauge
+from rmgr.client.submission.handing import Handing
+from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed, block_of
 from rmgr.client.values import content
 from rmgr.client.values.scattered import Part
 from rmgr.client.values.values import Values

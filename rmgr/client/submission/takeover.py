@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import take_ownership, taken_over
 from rmgr.coord.protocol import paths

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rmgr.client.submitter.doors import SubmitterHost
+from rmgr.client.submission.doors import SubmitterHost
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stat
 from rmgr.errors import RmgrError

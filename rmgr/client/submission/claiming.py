@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rmgr.client.submitter.packing import Packed
+from rmgr.client.submission.packing import Packed
 from rmgr.client.values.claims import Wanted, claim_pointers
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol.keys import Pointer

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.ports import Listener, TaskSpec
-from rmgr.client.submitter.follower import Follower
-from rmgr.client.submitter.handing import Handing, HandingLoop
-from rmgr.client.submitter.repair import Repair, RepairLoop
-from rmgr.client.submitter.sender import Sender, SendingLoop
-from rmgr.client.submitter.takeover import Takeover, TakeoverLoop
+from rmgr.client.submission.follower import Follower
+from rmgr.client.submission.handing import Handing, HintLines
+from rmgr.client.submission.repair import Repair, RepairLoop
+from rmgr.client.submission.sender import Sender, SendingLoop
+from rmgr.client.submission.takeover import Takeover, TakeoverLoop
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
@@ -43,8 +43,11 @@ _RECORD_S = 0.5
 _REFUSED_KEPT = 20_000
 
 
-class HandleEngine(SendingLoop, RepairLoop, TakeoverLoop, HandingLoop, Protocol):
-    """The engine that a submission belongs to."""
+class HandleEngine(SendingLoop, RepairLoop, TakeoverLoop, Protocol):
+    """The engine that a submission belongs to. lines: to Starters, where there are any."""
+
+    @property
+    def lines(self) -> HintLines | None: ...
 
     authenticity: Authenticity | None
 
@@ -92,7 +95,7 @@ class SubmissionHandle:
         self._changed = threading.Condition(self.lock)
         self.version = version
         self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, not told of yet
-        self.handing = Handing(self, engine)
+        self.handing = Handing(self, engine, engine.lines)
         is_held = held or submission.phase is Phase.HELD
         self._sender = Sender(self, engine, self.handing, tail, tail_version, held=is_held, pending_cap=pending_cap)
         unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731

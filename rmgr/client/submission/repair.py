@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rmgr.client.submitter.doors import SubmitterLoop
+from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.coord.ops.leader import resubmit
 from rmgr.coord.ops.rules import Again, rule
 from rmgr.coord.protocol import paths
