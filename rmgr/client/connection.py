@@ -95,6 +95,16 @@ class Connection:
             return "the connection was closed"
         return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
 
+    def check_usable(self) -> None:
+        """Raises NotConnected when it brings nothing any more."""
+        if not self.is_usable:
+            raise NotConnected(self.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
+
+    def check_waitable(self) -> None:
+        """Raises NotConnected in a forked child: what was submitted before the fork ends in the parent alone."""
+        if self.is_forked:
+            self.check_usable()
+
     def __enter__(self) -> Self:
         return self
 
@@ -185,7 +195,7 @@ def _open(config: Config, timeout_s: float) -> Connection:
             meta = verify(coordinator, cluster.cluster_id or owner, timeout_s=timeout_s)
             check_store(meta, owner)
             secured = engine_options(coordinator, credentials, config.security, meta.cluster_id)
-            engine = Engine(coordinator, data, lines=lambda engine: Lines(engine, credentials), **secured)
+            engine = Engine(coordinator, data, lines=lambda thread, hear: Lines(thread, hear, credentials), **secured)
             return Connection(engine, config, coordinator, credentials)
         except BaseException:
             data.close()

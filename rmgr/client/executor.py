@@ -138,10 +138,10 @@ class Executor(stdlib.Executor):
 
     def __repr__(self) -> str:
         core = self._core
-        shut = ", shut down" if core.is_shut else ""
+        where, shut = core.connection.where, ", shut down" if core.is_shut else ""
         if not core.number:
-            return f"<rmgr.Executor at {core.where}: unused{shut}>"
-        return f"<rmgr.Executor {core.number} at {core.where}: {core.ended} call{'s' * (not core.ended.endswith(' of 1'))} ended{shut}>"
+            return f"<rmgr.Executor at {where}: unused{shut}>"
+        return f"<rmgr.Executor {core.number} at {where}: {core.ended} call{'s' * (not core.ended.endswith(' of 1'))} ended{shut}>"
 
     def with_options(self, **options: Any) -> Executor:
         """An executor whose calls need something else: `executor.with_options(cores=2, priority=1).submit(f, 7)`.

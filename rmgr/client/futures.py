@@ -44,16 +44,29 @@ def renew_lock_after_fork() -> None:
     _lock = threading.RLock()
 
 
+class SourceConnection(Protocol):
+    """The connection that brings results."""
+
+    @property
+    def where(self) -> str:
+        """Its cluster."""
+
+    def trouble(self) -> str:
+        """Why nothing comes at present, "" when nothing is known to be wrong."""
+
+    def check_waitable(self) -> None:
+        """Raises NotConnected where nothing will ever come: in a process that was forked from the one that submitted."""
+
+
 class Source(Protocol):
-    """Who made a future: what it needs to tell its result, or to cancel."""
+    """The submission of a future: it brings the future's result, or cancels its task."""
 
     @property
     def number(self) -> int:
         """Its submission."""
 
     @property
-    def where(self) -> str:
-        """Its cluster."""
+    def connection(self) -> SourceConnection: ...
 
     @property
     def request(self) -> Request | None:
@@ -73,12 +86,6 @@ class Source(Protocol):
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Runs code of the user where it may block."""
-
-    def trouble(self) -> str:
-        """Why nothing comes at present, "" when nothing is known to be wrong."""
-
-    def check_waitable(self) -> None:
-        """Raises NotConnected where nothing will ever come: in a process that was forked from the one that submitted."""
 
 
 class Hook(Protocol):
@@ -100,7 +107,7 @@ class _Waiters(list[Any]):
         self._source = source
 
     def append(self, waiter: Any) -> None:
-        self._source.check_waitable()
+        self._source.connection.check_waitable()
         wait = waiter.event.wait
         if "wait" not in waiter.event.__dict__:
 
@@ -313,14 +320,14 @@ class Future(BaseFuture[Any]):
     def _await(self, timeout: float | None) -> None:
         if timeout is not None and timeout <= 0:
             raise DeadlineExceeded(self._story("not done"))
-        self._source.check_waitable()
+        self._source.connection.check_waitable()
         condition = self._condition
         with giving_slot_back(), condition:
             if not machine.wait_for(condition, lambda: self._state in _DONE, timeout):
                 raise DeadlineExceeded(self._story(f"not done within {timeout:g} s"))
 
     def _story(self, what: str) -> str:
-        trouble = self._source.trouble()
+        trouble = self._source.connection.trouble()
         return f"task {self.task_id or '(not sent yet)'} is {what}" + (f"; {trouble}" if trouble else "")
 
     def _decode(self, timeout: float | None) -> None:
@@ -347,7 +354,7 @@ class Future(BaseFuture[Any]):
                 settled.outcome = _without_value(settled)
 
     def __repr__(self) -> str:
-        return f"<rmgr.Future {self.task_id or 'without a number yet'} at {self._source.where}: {self._state.lower()}>"
+        return f"<rmgr.Future {self.task_id or 'without a number yet'} at {self._source.connection.where}: {self._state.lower()}>"
 
 
 def settle(ended: Sequence[tuple[Future, Settled]]) -> None:

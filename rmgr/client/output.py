@@ -34,10 +34,6 @@ class OutputSource(Protocol):
         """Their submission."""
         ...
 
-    def check_waitable(self) -> None:
-        """Raises NotConnected where nothing will ever come."""
-        ...
-
 
 class FollowedTasks(OutputSource, Protocol):
     """The same, to the end of all that have not ended."""
@@ -63,7 +59,7 @@ def lines_of(source: OutputSource, futures: Sequence[Future], *, follow: bool, s
     """What tasks of one submission have written. See `Future.logs`."""
     if stream not in {"", *STREAMS}:
         raise UsageError(f"stream = {stream!r} is neither 'stdout' nor 'stderr'", hint='"" is both')
-    source.check_waitable()
+    source.connection.check_waitable()
     return _lines(source, list(futures), (stream,) if stream else STREAMS, follow=follow, deadline=Deadline(timeout))
 
 

@@ -407,7 +407,7 @@ class TaskQueue(FollowsOutput):
                 if counts.final >= counts.total:
                     break
                 if deadline.is_over:
-                    story = self._tasks.trouble()
+                    story = self.connection.trouble()
                     raise DeadlineExceeded(
                         f"{counts.total - counts.final} of {counts.total} in {self.name} have not ended within {timeout:g} s"
                         + (f"; {story}" if story else ""),
@@ -455,7 +455,7 @@ class TaskQueue(FollowsOutput):
             queue.flush(timeout)
         if self._tasks.handle is None:
             return
-        self._tasks.check_waitable()
+        self.connection.check_waitable()
         self._tasks.handle.flush(timeout)
         refused = self._tasks.handle.take_refused()
         if refused:

@@ -81,11 +81,6 @@ class Tasks:
         return self.handle.number if self.handle is not None else 0
 
     @property
-    def where(self) -> str:
-        """The cluster."""
-        return self.connection.where
-
-    @property
     def ended(self) -> str:
         """`3 of 8`: how many have ended, for people."""
         handle = self.handle
@@ -149,7 +144,7 @@ class Tasks:
 
     def _open_with(self, opening: SubmissionOpening, spec: TaskSpec, payloads: Sequence[Payload], futures: list[Future]) -> int:
         """Adds the first tasks of a submission that is made with them."""
-        self.connection_or_raise()
+        self.connection.check_usable()
         for index, future in enumerate(futures):
             future.index = index
         if spec.resubmit != opening.draft.resubmit:
@@ -168,7 +163,7 @@ class Tasks:
     def opened(self) -> HandlePort:
         """The handle, made now if need be. Raises: as `SubmitterPort.open`."""
         if self.handle is None and self._opening is not None and self.dead is None:
-            self.connection_or_raise()
+            self.connection.check_usable()
             self._made(self._opening.open(self, None))
             if self._is_closed:
                 self.handle_or_raise().complete()
@@ -192,17 +187,12 @@ class Tasks:
 
     def handle_or_raise(self) -> HandlePort:
         """The handle, if tasks can be added. Raises what is in the way."""
-        self.connection_or_raise()
+        self.connection.check_usable()
         if self.dead is not None:
             raise self.dead
         if self.handle is None:
             raise StateConflict("the submission does not exist yet")
         return self.handle
-
-    def connection_or_raise(self) -> None:
-        """Raises NotConnected when this connection brings nothing any more."""
-        if not self.connection.is_usable:
-            raise NotConnected(self.connection.trouble(), hint="call rmgr.connect() and make a new TaskQueue, or attach to this one")
 
     def close(self, timeout_s: float | None) -> None:
         """No task will be added; what was added is durable. Of a queue that was never used nothing is recorded."""
@@ -222,7 +212,7 @@ class Tasks:
 
     def wait_room(self, *, block: bool, timeout_s: float | None) -> None:
         """Waits while the queue is full or too much is unsent. Raises QueueFull."""
-        self.connection_or_raise()
+        self.connection.check_usable()
         if self.handle is not None or self._opening is None or self.dead is not None:
             self.handle_or_raise().wait_room(timeout_s if block else 0.0)
 
@@ -392,20 +382,11 @@ class Tasks:
         """See `futures.Source`."""
         self.connection.submitter.call_soon(callback)
 
-    def trouble(self) -> str:
-        """See `futures.Source`."""
-        return self.connection.trouble()
-
     def lines_of(self, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
         """See `futures.Source`."""
         from rmgr.client.output import lines_of
 
         return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
-
-    def check_waitable(self) -> None:
-        """See `futures.Source`."""
-        if self.connection.is_forked:
-            self.connection_or_raise()
 
 
 def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
@@ -422,7 +403,7 @@ def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator
                 arrived.put(future)
             elif future.source is not source:
                 source = future.source
-                source.check_waitable()
+                source.connection.check_waitable()
     total = left = len(seen)
     seen.clear()
     return _drain(arrived, left, total, deadline, source)
@@ -456,7 +437,7 @@ def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadli
                 try:
                     ended = arrived.get(timeout=deadline.left())
                 except Empty:
-                    story = source.trouble() if source is not None else ""
+                    story = source.connection.trouble() if source is not None else ""
                     raise DeadlineExceeded(f"{left} (of {total}) futures unfinished" + (f"; {story}" if story else "")) from None
         left -= 1
         yield ended

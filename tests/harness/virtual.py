@@ -335,7 +335,7 @@ class VirtualCluster:
     def client(self) -> Connection:
         coordinator = self.session()
         engine = Engine(coordinator, self.store)
-        self.world.add(engine)
+        self.world.add(engine.thread)
         self.world.run_until(lambda: engine.session_state is SessionState.CONNECTED, "the client is connected")
         return Connection(engine, Config(), coordinator)
 

@@ -55,10 +55,22 @@ class Gauge:
         level.blocks += blocks
         return True
 
-    def preset(self, queue: str, blocks: int) -> None:
-        """What somebody else has just measured."""
-        level = self._levels.setdefault(queue, _Level())
-        level.blocks, level.measured_s = blocks, machine.monotonic()
+    def admit_now(self, queue: str, blocks: int, cap: int, timeout_s: float) -> bool:
+        """As `admit`, from any other thread: waits for the measurement. False also: not within the timeout."""
+        if cap <= 0 or not blocks:
+            return True
+        answer: Future[bool] = Future()
+
+        def ask() -> None:
+            known = self.admit(queue, blocks, cap, ask)
+            if known is not None:
+                answer.set_result(known)
+
+        self._host.post(ask)
+        try:
+            return machine.result(answer, timeout_s)
+        except TimeoutError:
+            return False
 
     def _ask(self, queue: str, level: _Level) -> None:
         if level.asking:

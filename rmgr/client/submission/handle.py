@@ -10,21 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Protocol
 
 from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.ports import Listener, TaskSpec
+from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.follower import Follower
 from rmgr.client.submission.handing import Handing, HintLines
-from rmgr.client.submission.repair import Repair, RepairLoop
-from rmgr.client.submission.sender import Sender, SendingLoop
-from rmgr.client.submission.takeover import Takeover, TakeoverLoop
+from rmgr.client.submission.record_watch import RecordWatch
+from rmgr.client.submission.repair import Repair, SettingsReader
+from rmgr.client.submission.sender import Outlet, Sender
+from rmgr.client.submission.stored import StoredSubmission
+from rmgr.client.submission.takeover import Takeover
 from rmgr.coord.decisions.view import Progress
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
-from rmgr.coord.validity import records as validity
-from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown, Unavailable
+from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import MAX_TASKS
@@ -37,26 +36,23 @@ _LOG = logging.getLogger("rmgr.submitter")
 #: More than this unsent and `wait_room` waits.
 MAX_UNSENT_TASKS = 400_000
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
-#: A submission that is not over after this is watched for changes of its record: what was just read, or made, is known.
-_RECORD_S = 0.5
 #: Refused tasks that are kept until somebody asks for them, the latest.
 _REFUSED_KEPT = 20_000
 
 
-class HandleEngine(SendingLoop, RepairLoop, TakeoverLoop, Protocol):
-    """The engine that a submission belongs to. lines: to Starters, where there are any."""
-
-    @property
-    def lines(self) -> HintLines | None: ...
-
-    authenticity: Authenticity | None
+class HandleKeeper(Protocol):
+    """Knows the handles of this Submitter."""
 
     def wake(self, handle: SubmissionHandle) -> None:
-        """It has something to send."""
+        """It has something to send. From any thread."""
         ...
 
     def forget(self, handle: SubmissionHandle) -> None:
         """It is over."""
+        ...
+
+    def look_at_owners(self) -> None:
+        """Looks again which Submitters live: `look_at_owner` of those that wait for an owner's end."""
         ...
 
 
@@ -66,47 +62,58 @@ class SubmissionHandle:
     Args:
         owned: this Submitter is the owner that the record names.
         held: its blocks are set aside instead of queued.
+        pending_cap: blocks that may wait in its queue, 0 = no limit.
+        outlet, lines: its tasks are sent with them. settings: of the cluster, for what failed. authenticity: whose outcomes are believed.
     """
 
     def __init__(
         self,
-        engine: HandleEngine,
-        submission: Submission,
-        version: int,
-        tail: Tail,
-        tail_version: int,
+        loop: SubmitterLoop,
+        keeper: HandleKeeper,
+        stored: StoredSubmission,
         listener: Listener,
         *,
         owned: bool,
         held: bool = False,
         pending_cap: int = 0,
+        outlet: Outlet,
+        settings: SettingsReader,
+        lines: HintLines | None,
+        authenticity: Authenticity | None,
     ) -> None:
-        self.engine = engine
-        self.number = submission.id
-        self.submission = submission
+        self.number = stored.submission.id
+        self.submission = stored.submission
+        self.version = stored.version
         self.listener = listener
         self.owned = owned
         self.wants_ownership = False
         self.dead: RmgrError | None = None
         self.pending_cap = pending_cap
-        self.progress = Progress()
-        self.progress.tail = tail
+        self.progress = progress = Progress()
+        progress.tail = stored.tail
         self.lock = threading.RLock()
+        self._loop = loop
+        self._keeper = keeper
         self._changed = threading.Condition(self.lock)
-        self.version = version
-        self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, not told of yet
-        self.handing = Handing(self, engine, engine.lines)
-        is_held = held or submission.phase is Phase.HELD
-        self._sender = Sender(self, engine, self.handing, tail, tail_version, held=is_held, pending_cap=pending_cap)
-        unfinished = lambda: self.progress.total - self.progress.final  # noqa: E731
-        may_end = lambda: self.progress.tail.complete and self.progress.total - self.progress.final <= MAX_TASKS  # noqa: E731
-        judge = engine.authenticity
+        self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, and nobody knows yet
+        self._handing = Handing(self, loop, lines)
+        is_held = held or stored.submission.phase is Phase.HELD
+        self._sender = Sender(
+            self, loop, outlet, self._handing, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
+        )  # fmt: skip
         self._follower = Follower(
-            self.number, engine, self._on_fragment, self.die, authenticity=judge, unfinished=unfinished, may_end=may_end
+            self.number,
+            loop,
+            self._on_fragment,
+            self.die,
+            authenticity=authenticity,
+            unfinished=lambda: progress.total - progress.final,
+            may_end=lambda: progress.tail.complete and progress.total - progress.final <= MAX_TASKS,
         )
-        self._repair = Repair(self, engine)
-        self._takeover = Takeover(self, engine)
-        self._over = False
+        self._repair = Repair(self, loop, settings)
+        self._takeover = Takeover(self, loop, keeper.look_at_owners)
+        self._records = RecordWatch(self, loop)
+        self._is_finished = False
 
     # -- from callers
 
@@ -128,7 +135,12 @@ class SubmissionHandle:
     @property
     def reign(self) -> str:
         """Guid under which tasks are submitted now."""
-        return self.engine.guid
+        return self._loop.guid
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is left to do, or nothing more will come."""
+        return self._is_finished or self.dead is not None
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """See `ports.HandlePort`. Cost: O(len(payloads)), no IO."""
@@ -139,7 +151,7 @@ class SubmissionHandle:
             if not self.owned or sender.want_complete:
                 raise self._refusal()
             first = sender.buffer.add(spec, payloads, solid=solid, row=row)
-        self.engine.wake(self)
+        self._keeper.wake(self)
         return first
 
     def wait_room(self, timeout_s: float | None) -> None:
@@ -158,7 +170,7 @@ class SubmissionHandle:
         sender = self._sender
         with self.lock:
             goal = sender.buffer.next_index
-        self.engine.wake(self)
+        self._keeper.wake(self)
         durable = lambda: sender.sent >= goal and (sender.tail.complete or not sender.want_complete)  # noqa: E731
         if not self._wait(durable, timeout_s):
             if sender.full:
@@ -173,7 +185,7 @@ class SubmissionHandle:
 
     def wait_sent(self, index: int, timeout_s: float | None) -> bool:
         """See `ports.HandlePort`."""
-        self.engine.wake(self)
+        self._keeper.wake(self)
         return self._wait(lambda: self._sender.sent > index, timeout_s)
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
@@ -188,7 +200,7 @@ class SubmissionHandle:
         """See `ports.HandlePort`."""
         with self.lock:
             self._sender.want_complete = True
-        self.engine.wake(self)
+        self._keeper.wake(self)
 
     def drop(self, indices: Sequence[int]) -> list[int]:
         """See `ports.HandlePort`."""
@@ -235,12 +247,10 @@ class SubmissionHandle:
     def start(self, *, fresh: bool) -> None:
         """Begins to follow, and to look after it if it is owned."""
         self._follower.start(fresh=fresh)
-        self.engine.after(self.engine.jitter(_RECORD_S), self._watch_record)
+        self._records.start()
         if self.owned:
             self._repair.start(fresh=fresh)
             self._sender.send()
-        else:
-            self._watch_tail()
 
     def send(self) -> None:
         """Sends what waits."""
@@ -282,7 +292,7 @@ class SubmissionHandle:
             self.dead = error
         self._follower.stop()
         self._repair.stop()
-        self.engine.forget(self)
+        self._keeper.forget(self)
         self.notify()
         self.listener.on_dead(error)
 
@@ -292,7 +302,7 @@ class SubmissionHandle:
         fresh = self.progress.apply(number, fragment, outcomes)
         if ends.refused and not known:
             _LOG.warning("outcomes_ignored: submission %d, fragment %d: tasks had ended before, or these are no ends", self.number, number)
-        self.handing.ran_on = fragment.node
+        self._handing.ran_on = fragment.node
         if fresh:
             self.listener.on_outcomes(fragment, fresh)
         self._tell_progress()
@@ -304,36 +314,31 @@ class SubmissionHandle:
 
     def _finish(self) -> None:
         """Every task is final: nothing is left to do here."""
-        self._over = True
+        self._is_finished = True
         self._follower.stop()
         self._repair.stop()
-        self.engine.forget(self)
+        self._keeper.forget(self)
 
     # -- the record
 
-    def _watch_record(self) -> None:
-        if self._over or self.dead is not None:
-            return
-        asked = self.engine.coordinator.get(paths.sub(self.number), watch=lambda: self.engine.post(self._watch_record))
-        self._ask(asked, self._on_record, self._watch_record)
-
-    def _on_record(self, found: Stamped | None) -> None:
-        if found is None:
+    def on_record(self, record: Submission | None, version: int) -> None:
+        """The record has changed, or is gone (None)."""
+        if record is None:
             self._follower.nudge()  # collected: whatever is left to read is in pages
             return
-        try:
-            record = validity.submission(found.data, self.number)
-        except RmgrError as error:
-            self.die(error)
+        if version < self.version:
             return
-        if found.version < self.version:
-            return
-        self.submission, self.version = record, found.version
+        self.submission, self.version = record, version
         if record.phase is Phase.CANCELLED and self.owned:
             self._end_unsent(record)
-        elif self.owned and not self._over and record.owner not in {self.engine.guid, ""}:
+        elif self.owned and not self._is_finished and record.owner not in {self._loop.guid, ""}:
             self.die(StateConflict(f"submission {self.number} was taken over by another Submitter"))
         self.listener.on_progress()
+
+    def on_tail(self, tail: Tail) -> None:
+        """Its owner has extended it, or completed it."""
+        self.progress.tail = tail
+        self._tell_progress()
 
     def _end_unsent(self, record: Submission) -> None:
         """Somebody cancelled the submission: what was not sent never will be, and nothing can be added."""
@@ -350,34 +355,18 @@ class SubmissionHandle:
         self.notify()
         sender.send()
 
-    def _watch_tail(self) -> None:
-        """Only of a submission that somebody else extends."""
-        if self.owned or self._over or self.dead is not None or self.progress.tail.complete:
-            return
-        asked = self.engine.coordinator.get(paths.tail(self.number), watch=lambda: self.engine.post(self._watch_tail))
-        self._ask(asked, self._on_tail, self._watch_tail)
-
-    def _on_tail(self, found: Stamped | None) -> None:
-        if found is not None and not self.owned:
-            try:
-                self.progress.tail = validity.tail(found, self.number)
-            except RmgrError as error:
-                self.die(error)
-                return
-            self._tell_progress()
-
     # -- taking over
 
     def _wait_owned(self, timeout_s: float | None) -> None:
         """Waits until this Submitter may extend the submission: for an owner that died, about the session timeout."""
         sender, progress = self._sender, self.progress
-        patience_s = 2 * self.engine.coordinator.session_timeout_s + 2.0 if timeout_s is None else timeout_s
+        patience_s = 2 * self._loop.coordinator.session_timeout_s + 2.0 if timeout_s is None else timeout_s
         if not self._wait(lambda: self.owned or sender.want_complete or progress.tail.complete, patience_s) or not self.owned:
             raise self._refusal()
 
     def look_at_owner(self, alive: frozenset[str]) -> None:
         """The Submitters that live have changed."""
-        if self.wants_ownership and self.dead is None and not self._over:
+        if self.wants_ownership and not self.is_over:
             self._takeover.look(alive)
 
     def taken_over(self, record: Submission, version: int, tail: Tail, tail_version: int) -> None:
@@ -390,18 +379,3 @@ class SubmissionHandle:
         self._repair.start()
         self.notify()
         self._tell_progress()
-
-    def _ask(self, asked: Future[Stamped | None], then: Callable[[Stamped | None], None], again: Callable[[], None]) -> None:
-        asked.add_done_callback(lambda _: self.engine.post(lambda: self._asked(asked, then, again)))
-
-    def _asked(self, asked: Future[Stamped | None], then: Callable[[Stamped | None], None], again: Callable[[], None]) -> None:
-        if self.dead is not None:
-            return
-        try:
-            value = asked.result(0)
-        except (Unavailable, TimeoutError):
-            self.engine.after(self.engine.jitter(1.0), again)
-        except RmgrError as error:
-            self.die(error)
-        else:
-            then(value)

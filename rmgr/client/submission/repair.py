@@ -34,8 +34,8 @@ _RESYNC_S = 20.0
 _FRESH_S = 0.25
 
 
-class RepairLoop(SubmitterLoop, Protocol):
-    """The Submitter's thread, and the settings of the cluster. known_settings: as they were read last."""
+class SettingsReader(Protocol):
+    """Reads the settings of the cluster. known_settings: as they were read last."""
 
     known_settings: ClusterSettings
 
@@ -54,9 +54,10 @@ class RepairedSubmission(Protocol):
 class Repair:
     """Repairs failed attempts for the owner of their submission."""
 
-    def __init__(self, handle: RepairedSubmission, engine: RepairLoop) -> None:
+    def __init__(self, handle: RepairedSubmission, loop: SubmitterLoop, settings: SettingsReader) -> None:
         self._handle = handle
-        self._engine = engine
+        self._loop = loop
+        self._settings = settings
         self._active = False
         self._looking = False
         self._again = False
@@ -66,7 +67,7 @@ class Repair:
         """Begins; with a submission that has just been made, a little later: many are over by then."""
         self._active = True
         if fresh:
-            self._engine.after(self._engine.jitter(_FRESH_S), self.look)
+            self._loop.after(self._loop.jitter(_FRESH_S), self.look)
         else:
             self.look()
         self._schedule()
@@ -87,8 +88,8 @@ class Repair:
             self._again = True
             return
         self._looking, self._again = True, False
-        asked = self._engine.coordinator.children(paths.failed(self._handle.number), watch=lambda: self._engine.post(self.look))
-        asked.add_done_callback(lambda _: self._engine.post(lambda: self._listed(asked)))
+        asked = self._loop.coordinator.children(paths.failed(self._handle.number), watch=lambda: self._loop.post(self.look))
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._listed(asked)))
 
     def _schedule(self) -> None:
         def resync() -> None:
@@ -96,7 +97,7 @@ class Repair:
                 self.look()
                 self._schedule()
 
-        self._engine.after(self._engine.jitter(_RESYNC_S), resync)
+        self._loop.after(self._loop.jitter(_RESYNC_S), resync)
 
     def _listed(self, asked: Future[list[str] | None]) -> None:
         self._looking = False
@@ -119,7 +120,7 @@ class Repair:
             self.look()
 
     def _read(self, name: str) -> None:
-        asked = self._engine.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
+        asked = self._loop.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
 
         def then(found: Stamped | None) -> None:
             if found is None:
@@ -127,7 +128,7 @@ class Repair:
                 return
             failed = decode_failed(found.data)
             delay_s = self._delay_s(failed)
-            self._known[name] = self._engine.after(delay_s, lambda: self._act(name)) if delay_s > 0 else None
+            self._known[name] = self._loop.after(delay_s, lambda: self._act(name)) if delay_s > 0 else None
             if not delay_s:
                 self._decide(name, found)
 
@@ -144,17 +145,17 @@ class Repair:
 
     @property
     def _max_losses(self) -> int:
-        return self._engine.known_settings.max_losses
+        return self._settings.known_settings.max_losses
 
     def _act(self, name: str) -> None:
         """The back-off is over: the record is read again, for its version."""
         if self._active and name in self._known:
             self._known[name] = None
-            asked = self._engine.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
+            asked = self._loop.coordinator.get(f"{paths.failed(self._handle.number)}/{name}")
             self._then(name, asked, lambda found: self._decide(name, found) if found else self._known.pop(name, None))
 
     def _decide(self, name: str, found: Stamped) -> None:
-        asked = self._engine.coordinator.stat(paths.gate(self._handle.number))
+        asked = self._loop.coordinator.stat(paths.gate(self._handle.number))
 
         def then(gate: Stat | None) -> None:
             submission = self._handle.submission
@@ -168,11 +169,11 @@ class Repair:
             multi, final = resubmit(submission, first, count, attempt, failed, found.version, gate=open_gate, max_losses=self._max_losses)
             clean: Callable[[], None] | None = None
             if final is not None or failed.reason in LOSSES:
-                store, is_final = self._engine.store, final is not None
+                store, is_final = self._loop.store, final is not None
                 clean = partial(delete_outputs, store, submission, first, count, attempt, failed, is_final=is_final)
             failpoint("submitter.before_resubmit")
             try:
-                committed = self._engine.coordinator.commit(multi)
+                committed = self._loop.coordinator.commit(multi)
             except RequestTooLarge as error:
                 _LOG.error("resubmit_failed", extra={"path": name, "error": str(error)})
                 return
@@ -185,12 +186,12 @@ class Repair:
         if isinstance(outcome, Committed):
             failpoint("submitter.after_resubmit")
             if clean is not None:
-                self._engine.io(clean)
+                self._loop.io(clean)
         else:  # somebody else was faster, or nobody knows: the list tells
-            self._engine.after(self._engine.jitter(0.2), self.look)
+            self._loop.after(self._loop.jitter(0.2), self.look)
 
     def _then(self, name: str, asked: Future[Any], then: Callable[[Any], None]) -> None:
-        asked.add_done_callback(lambda _: self._engine.post(lambda: self._continue(name, asked, then)))
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._continue(name, asked, then)))
 
     def _continue(self, name: str, asked: Future[Any], then: Callable[[Any], None]) -> None:
         if not self._active:
@@ -200,9 +201,9 @@ class Repair:
         except RmgrError as error:
             self._known.pop(name, None)
             if isinstance(error, PermissionDenied):  # a gateway counts losses by other settings than those of a while ago
-                self._engine.io(self._engine.settings)
+                self._loop.io(self._settings.settings)
             if not isinstance(error, Unavailable):
                 _LOG.warning("resubmit_failed", extra={"path": name, "error": str(error)})
-            self._engine.after(self._engine.jitter(1.0), self.look)
+            self._loop.after(self._loop.jitter(1.0), self.look)
         else:
             then(value)

@@ -43,6 +43,8 @@ _REFUSED_TASKS = 40
 _WHY_CHARACTERS = 300
 #: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
 _CLAIM_S = 0.2
+#: How long the answer to one commit is waited for (s).
+_COMMIT_S = 10.0
 #: Bytes of arguments written to the store together.
 _LOAD_BYTES = 4 * MIB
 
@@ -61,13 +63,13 @@ class _Round:
     is_queued: bool = False  #: no node takes it directly
 
 
-class SendingLoop(SubmitterLoop, Protocol):
-    """The Submitter's thread, and what it sends with. gauge: room in queues. signer: of a secured cluster."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlet:
+    """Holds what every submission is sent with. gauge: room in queues. signer: of a secured cluster. values: for output keys."""
 
     gauge: Gauge
     signer: Signer | None
     values: Values
-    commit_timeout_s: float
 
 
 class SentSubmission(Protocol):
@@ -101,12 +103,22 @@ class Sender:
     """Sends for one handle.
 
     Args:
-        held: blocks are set aside instead of queued (the submission is held, or has a cap). pending_cap: blocks that its queue may hold,
-            0 = no limit.
+        tail, tail_version: as they were read, or made.
+        held: blocks are set aside instead of queued (the submission is held, or has a cap).
+        pending_cap: blocks that its queue may hold, 0 = no limit.
     """
 
     def __init__(
-        self, handle: SentSubmission, engine: SendingLoop, handing: Handing, tail: Tail, tail_version: int, *, held: bool, pending_cap: int
+        self,
+        handle: SentSubmission,
+        loop: SubmitterLoop,
+        outlet: Outlet,
+        handing: Handing,
+        tail: Tail,
+        tail_version: int,
+        *,
+        held: bool,
+        pending_cap: int,
     ) -> None:
         self.tail = tail
         self.full = False
@@ -116,7 +128,8 @@ class Sender:
         self.dropped: set[int] = set()
         self.want_complete = tail.complete
         self._handle = handle
-        self._engine = engine
+        self._loop = loop
+        self._outlet = outlet
         self._handing = handing
         self._pending_cap = pending_cap
         self._version = tail_version
@@ -163,7 +176,7 @@ class Sender:
             end = packed[-1].first + packed[-1].count if packed else self.tail.next
             dropped = sorted(index for index in self.dropped if index < end)
             self.dropped.difference_update(dropped)
-            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._engine.guid[:12]}-{self._rounds}")
+            tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._loop.guid[:12]}-{self._rounds}")
             self._round = _Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
         if any(item.to_row or item.spec.keyed for item in packed):
             self._store_rows()
@@ -182,7 +195,7 @@ class Sender:
             self._claim()
 
     def _store_load(self, current: _Round, load: list[Packed]) -> None:
-        number, store = self._number, self._engine.store
+        number, store = self._number, self._loop.store
 
         def write() -> dict[int, str]:
             rows: dict[int, tuple[str, Sequence[Part]]] = {}
@@ -198,7 +211,7 @@ class Sender:
             if not current.rows_left:
                 self._claim()
 
-        self._step(self._engine.io(write), written, lambda: self._store_load(current, load))
+        self._step(self._loop.io(write), written, lambda: self._store_load(current, load))
 
     def _claim(self) -> None:
         current = self._round
@@ -206,11 +219,11 @@ class Sender:
         if not any(item.spec.keyed for item in current.packed):
             self._admit()
             return
-        engine, number = self._engine, self._number
+        loop, values, number = self._loop, self._outlet.values, self._number
 
         def work() -> tuple[dict[int, RmgrError], float]:
             begun_s = machine.monotonic()
-            return claim(engine.values, number, engine.guid, current.packed), machine.monotonic() - begun_s
+            return claim(values, number, loop.guid, current.packed), machine.monotonic() - begun_s
 
         def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
             current.refused, took_s = done
@@ -220,7 +233,7 @@ class Sender:
                 self._claimed_blocks = max(1, self._claimed_blocks // 2)
             self._admit()
 
-        self._step(engine.io(work), claimed, self._claim)
+        self._step(loop.io(work), claimed, self._claim)
 
     def _admit(self) -> None:
         current = self._round
@@ -230,12 +243,12 @@ class Sender:
         admitted = (
             True
             if self.held or not current.packed
-            else self._engine.gauge.admit(self._handle.submission.queue, len(current.packed), cap, self._admit)
+            else self._outlet.gauge.admit(self._handle.submission.queue, len(current.packed), cap, self._admit)
         )
         if admitted is False:
             self.full = True
             self._handle.notify()
-            self._engine.after(FULL_LOOK_S, self._admit)
+            self._loop.after(FULL_LOOK_S, self._admit)
         elif admitted:
             self.full = False
             self._commit()
@@ -248,7 +261,7 @@ class Sender:
             current.multi = self._multi(current)
         failpoint("submitter.before_enqueue")
         try:
-            asked = self._engine.coordinator.commit(current.multi, timeout_s=self._engine.commit_timeout_s)
+            asked = self._loop.coordinator.commit(current.multi, timeout_s=_COMMIT_S)
         except RequestTooLarge as error:
             self._handle.die(error)
             return
@@ -271,7 +284,7 @@ class Sender:
             for item in current.packed
         ]
         if self._seal is None:
-            signer = self._engine.signer
+            signer = self._outlet.signer
             self._seal = signer.sealer(submission) if signer is not None else unsealed
         blocks = self._seal(blocks)
         gone = current.refused.keys() | set(current.dropped)
@@ -298,7 +311,7 @@ class Sender:
                 self._committed()
             case Conflict() | Unknown():
                 # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
-                asked = self._engine.coordinator.get(paths.tail(self._number))
+                asked = self._loop.coordinator.get(paths.tail(self._number))
                 self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
 
     def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
@@ -378,7 +391,7 @@ class Sender:
     # -- trouble
 
     def _step(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
-        asked.add_done_callback(lambda _: self._engine.post(lambda: self._stepped(asked, then, again)))
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._stepped(asked, then, again)))
 
     def _stepped(self, asked: Future[Any], then: Callable[[Any], None], again: Callable[[], None]) -> None:
         if self._handle.dead is not None:
@@ -398,7 +411,7 @@ class Sender:
             then(value)
 
     def _again(self, job: Callable[[], None]) -> None:
-        self._engine.after(self._engine.jitter(self._retry_s), job)
+        self._loop.after(self._loop.jitter(self._retry_s), job)
         self._retry_s = min(1.0, self._retry_s * 2)
 
 

@@ -6,6 +6,7 @@ Lives on the Submitter's thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
@@ -19,14 +20,6 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.runtime.failpoint import failpoint
-
-
-class TakeoverLoop(SubmitterLoop, Protocol):
-    """The Submitter's thread, and its look at who is alive."""
-
-    def look_at_owners(self) -> None:
-        """Reads the entries of owners again."""
-        ...
 
 
 class FollowedSubmission(Protocol):
@@ -47,11 +40,15 @@ class FollowedSubmission(Protocol):
 
 
 class Takeover:
-    """How a handle that follows becomes one that owns."""
+    """Makes a submission that is followed this Submitter's own.
 
-    def __init__(self, handle: FollowedSubmission, engine: TakeoverLoop) -> None:
+    Args: look_again: reads again which owners live, and leads to `look`.
+    """
+
+    def __init__(self, handle: FollowedSubmission, loop: SubmitterLoop, look_again: Callable[[], None]) -> None:
         self._handle = handle
-        self._engine = engine
+        self._loop = loop
+        self._look_again = look_again
         self._busy = False
 
     def look(self, alive: frozenset[str]) -> None:
@@ -62,25 +59,25 @@ class Takeover:
         if handle.progress.tail.complete or handle.submission.phase in {Phase.CANCELLED, Phase.CLOSED}:
             return
         self._busy = True
-        coordinator = self._engine.coordinator
+        coordinator = self._loop.coordinator
         record_read = coordinator.get(paths.sub(handle.number))
         tail_read = coordinator.get(paths.tail(handle.number))
-        tail_read.add_done_callback(lambda _: self._engine.post(lambda: self._read(record_read, tail_read)))
+        tail_read.add_done_callback(lambda _: self._loop.post(lambda: self._read(record_read, tail_read)))
 
     def _read(self, record_read: Future[Stamped | None], tail_read: Future[Stamped | None]) -> None:
         self._busy = False
-        handle, engine = self._handle, self._engine
+        handle, loop = self._handle, self._loop
         try:
             record, tail = record_read.result(0), tail_read.result(0)
         except (RmgrError, TimeoutError):
-            engine.after(1.0, engine.look_at_owners)
+            loop.after(1.0, self._look_again)
             return
         if record is None or tail is None:
             handle.die(NotFound(f"submission {handle.number} is gone", hint=f"rmgr history {handle.number}"))
             return
         try:
-            mine = replace(validity.submission(record.data, handle.number), owner=engine.guid)
-            grown = taken_over(validity.tail(tail, handle.number), engine.guid, f"{engine.guid[:12]}-over")
+            mine = replace(validity.submission(record.data, handle.number), owner=loop.guid)
+            grown = taken_over(validity.tail(tail, handle.number), loop.guid, f"{loop.guid[:12]}-over")
         except RmgrError as error:
             handle.die(error)
             return
@@ -88,16 +85,15 @@ class Takeover:
             return
         self._busy = True
         failpoint("submitter.before_take_over")
-        asked = engine.coordinator.commit(take_ownership(mine, record.version, grown, tail.version))
+        asked = loop.coordinator.commit(take_ownership(mine, record.version, grown, tail.version))
         asked.add_done_callback(
-            lambda answer: engine.post(lambda: self._committed(answer, mine, record.version + 1, grown, tail.version + 1))
+            lambda answer: loop.post(lambda: self._committed(answer, mine, record.version + 1, grown, tail.version + 1))
         )
 
     def _committed(self, answer: Future[Any], record: Submission, version: int, tail: Tail, tail_version: int) -> None:
         self._busy = False
-        engine = self._engine
         if answer.exception(0) is None and isinstance(answer.result(0), Committed):
             failpoint("submitter.after_take_over")
             self._handle.taken_over(record, version, tail, tail_version)
         else:
-            engine.after(engine.jitter(0.2), engine.look_at_owners)
+            self._loop.after(self._loop.jitter(0.2), self._look_again)

@@ -1,7 +1,7 @@
-"""The Submitter engine: one thread and a mailbox that look after all submissions of this process.
+"""The Submitter engine: looks after all submissions of this process on one thread.
 
-Callers add tasks and wait; answers of ZooKeeper, watches, timers and rows from the store come in as jobs through the
-mailbox, and the thread alone changes the state. The same engine is the library's and the gateway's.
+Callers add tasks and wait. Answers of ZooKeeper, watches, timers and rows from the store come in as jobs of the thread
+(`thread.py`), which alone changes the state.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.identity.signing import Signer
@@ -21,35 +21,33 @@ from rmgr.client.ports import FirstTasks, Listener
 from rmgr.client.submission.gauge import Gauge
 from rmgr.client.submission.handle import SubmissionHandle
 from rmgr.client.submission.packing import first_blocks
+from rmgr.client.submission.sender import Outlet
+from rmgr.client.submission.stored import StoredSubmission
 from rmgr.client.submitter import submitting
 from rmgr.client.submitter.entry import OwnerEntry
+from rmgr.client.submitter.owners import OwnerWatch
+from rmgr.client.submitter.records import ClusterRecords
+from rmgr.client.submitter.thread import SubmitterThread
 from rmgr.client.values.values import Values
-from rmgr.coord.ops.owner import is_owner
 from rmgr.coord.ops.work import Block
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, SessionState, Store
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotConnected, NotFound, RmgrError
-from rmgr.model.cluster.node import NodeRecord, SubmitterEntry
+from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
 from rmgr.procedures.snapshot import fetch
-from rmgr.runtime import loop, machine
-from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.submitter.lines import Lines
+    from rmgr.client.submitter.lines import Hearing, Lines
     from rmgr.model.wire.line import Ahead, Told
     from rmgr.procedures.deeds import Deeds
 
 _LOG = logging.getLogger("rmgr.submitter")
-Job = Callable[[], None]
-
-#: How old what is known of queues and nodes may be.
-FRESH_S = 5.0
 
 
 class Engine:
@@ -62,8 +60,6 @@ class Engine:
         lines: makes the direct lines to Starters; None: there are none.
     """
 
-    commit_timeout_s = 10.0
-
     def __init__(
         self,
         coordinator: Coordinator,
@@ -73,35 +69,29 @@ class Engine:
         signer: Signer | None = None,
         authenticity: Authenticity | None = None,
         deeds: Deeds | None = None,
-        lines: Callable[[Engine], Lines] | None = None,
+        lines: Callable[[SubmitterThread, Hearing], Lines] | None = None,
     ) -> None:
         self.signer = signer
-        self.authenticity = authenticity
         self.coordinator = coordinator
         self.store = store
-        self.guid = machine.guid()
         self.pid = os.getpid()
-        self.gauge = Gauge(self)
         self.values = Values(store, coordinator, deeds)
-        self.known_settings = ClusterSettings()
-        self._cap_blocks = cap_blocks
-        self.mailbox: Mailbox[Job] = Mailbox()
+        self.thread = thread = SubmitterThread(coordinator, store)
+        self.guid = thread.guid
+        self._authenticity = authenticity
+        self._gauge = Gauge(thread)
+        self._outlet = Outlet(gauge=self._gauge, signer=signer, values=self.values)
+        self._records = ClusterRecords(coordinator, cap_blocks=cap_blocks)
         self._handles: dict[int, list[SubmissionHandle]] = {}
-        self._entry = OwnerEntry(self)
+        self._owners = OwnerWatch(thread, self._all)
+        self._entry = OwnerEntry(thread)
         self._numbers = submitting.Numbers()
         self._state = SessionState.LOST
         self._listeners: list[Callable[[SessionState], None]] = []
-        self._cache: dict[str, tuple[float, Any]] = {}
-        self._cache_lock = threading.Lock()
-        self._io: Executor | None = None
-        self._callbacks: Executor | None = None
-        self._pools_lock = threading.Lock()
-        self._watching_owners = False
         self._closed = threading.Event()
-        self._thread = machine.Thread(target=loop.run, args=(self,), name="rmgr-submitter", daemon=True)
-        self.lines = lines(self) if lines is not None else None
-        self._thread.start()
-        coordinator.listen(lambda state: self.post(lambda: self._on_session(state)))
+        self.lines = lines(thread, self._hear) if lines is not None else None
+        thread.start()
+        coordinator.listen(lambda state: thread.post(lambda: self._on_session(state)))
 
     # -- ports.SubmitterPort
 
@@ -122,21 +112,23 @@ class Engine:
             self._listeners.append(listener)
             listener(self._state)
 
-        self.post(add)
+        self.thread.post(add)
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `ports.SubmitterPort`."""
-        return self._fresh("settings", lambda: self._read_settings(timeout_s))  # type: ignore[no-any-return]
+        self.check_usable()
+        return self._records.settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
         """See `ports.SubmitterPort`."""
-        return self._fresh("nodes", lambda: self._read_nodes(timeout_s))  # type: ignore[no-any-return]
+        self.check_usable()
+        return self._records.nodes(timeout_s=timeout_s)
 
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> SubmissionHandle:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         require_store(self.store)
-        self.post(self._entry.want)
+        self.thread.post(self._entry.want)
         deadline_s = machine.monotonic() + timeout_s
         blocks = self._first_blocks(draft, first, timeout_s) if first is not None else []
         made = submitting.submit(
@@ -150,23 +142,13 @@ class Engine:
             signer=self.signer,
             numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
         )
-        handle = SubmissionHandle(
-            self,
-            made.submission,
-            made.version,
-            made.tail,
-            made.tail_version,
-            listener,
-            owned=made.created,
-            held=bool(draft.max_running),
-            pending_cap=self._cap(made.submission.queue),
-        )
+        handle = self._handle(made, listener, owned=made.created, held=bool(draft.max_running))
         handle.wants_ownership = not made.created
         if first is not None:
             first.made(handle)
         self._begin(handle, fresh=made.created)
         if not made.created:
-            self.post(self._watch_owners)
+            self.thread.post(self._owners.begin)
         elif first is not None and not blocks:
             handle.add(first.spec, first.payloads)
             if first.complete:
@@ -182,17 +164,10 @@ class Engine:
         if record is None or tail is None:
             raise NotFound(f"there is no submission {number}", hint="rmgr jobs -a lists those in memory, rmgr history the older ones")
         submission = validity.submission(record.data, number)
-        handle = SubmissionHandle(
-            self,
-            submission,
-            record.version,
-            validity.tail(tail, number),
-            tail.version,
-            listener,
-            owned=False,
-            held=bool(submission.max_running),
-            pending_cap=self._cap(submission.queue),
-        )
+        stored = StoredSubmission(
+            submission=submission, version=record.version, tail=validity.tail(tail, number), tail_version=tail.version
+        )  # fmt: skip
+        handle = self._handle(stored, listener, owned=False, held=bool(submission.max_running))
         signer = self.signer
         if own and signer is not None:
             signer.publish(self.coordinator, timeout_s=timeout_s)
@@ -200,8 +175,8 @@ class Engine:
         handle.wants_ownership = own
         self._begin(handle, fresh=False)
         if own:
-            self.post(self._entry.want)
-            self.post(self._watch_owners)
+            self.thread.post(self._entry.want)
+            self.thread.post(self._owners.begin)
         return handle
 
     def cancel_tasks(self, number: int, indices: Sequence[int], *, reason: str, running: bool, timeout_s: float) -> list[int]:
@@ -211,16 +186,9 @@ class Engine:
             self.coordinator, number, indices, detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
         )
 
-    def call_soon(self, callback: Job) -> None:
+    def call_soon(self, callback: Callable[[], None]) -> None:
         """See `ports.SubmitterPort`."""
-        with self._pools_lock:
-            if self._callbacks is None:
-                self._callbacks = machine.pool(1, "rmgr-callbacks")
-            pool = self._callbacks
-        try:
-            pool.submit(callback)
-        except RuntimeError:  # the interpreter is going down: nobody else will call it
-            callback()
+        self.thread.call_soon(callback)
 
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
         """See `ports.SubmitterPort`. Idempotent."""
@@ -229,17 +197,13 @@ class Engine:
         self._closed.set()
         if os.getpid() != self.pid:
             return  # a forked child: threads and sockets are the parent's
-        if sends and threading.current_thread() is not self._thread:
+        if sends and not self.thread.is_current:
             self._flush(timeout_s)
-        self.post(self._end_handles)
-        self.mailbox.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s)
+        self.thread.post(self._end_handles)
+        self.thread.stop(timeout_s)
         if self.lines is not None:
             self.lines.close()
-        for pool in (self._io, self._callbacks):
-            if pool is not None:
-                pool.shutdown(wait=False)
+        self.thread.release()
         self.coordinator.close(timeout_s=timeout_s)
         self.store.close()
 
@@ -252,77 +216,52 @@ class Engine:
         if self._closed.is_set():
             raise NotConnected("this connection was closed", hint="call rmgr.connect() again")
 
-    # -- doors.SubmitterHost
-
-    def post(self, job: Job) -> None:
-        """Runs `job` on the Submitter's thread, soon."""
-        self.mailbox.put(job)
-
-    def after(self, delay_s: float, job: Job) -> Any:
-        """Runs `job` on the Submitter's thread later."""
-        return self.mailbox.after(delay_s, job)
-
-    def io(self, job: Callable[[], Any]) -> Future[Any]:
-        """Runs `job` where waiting for the store holds nothing else up."""
-        with self._pools_lock:
-            if self._io is None:
-                self._io = machine.pool(2, "rmgr-store")
-            pool = self._io
-        try:
-            return pool.submit(job)
-        except RuntimeError as error:  # the interpreter is going down
-            failed: Future[Any] = Future()
-            failed.set_exception(NotConnected(str(error)))
-            return failed
-
-    def jitter(self, seconds: float) -> float:
-        """0.75 to 1.25 of it."""
-        return seconds * machine.uniform(0.75, 1.25)
-
-    # -- for handles
+    # -- handle.HandleKeeper
 
     def wake(self, handle: SubmissionHandle) -> None:
-        """A handle has something to send."""
-        self.mailbox.wake(handle.send, handle)
+        """See `handle.HandleKeeper`."""
+        self.thread.wake(handle.send, handle)
 
     def forget(self, handle: SubmissionHandle) -> None:
-        """A handle is over."""
+        """See `handle.HandleKeeper`."""
         handles = self._handles.get(handle.number)
         if handles is not None and handle in handles:
             handles.remove(handle)
             if not handles:
                 del self._handles[handle.number]
 
-    def heard(self, message: Ahead | Told) -> None:
+    def look_at_owners(self) -> None:
+        """See `handle.HandleKeeper`."""
+        self._owners.look()
+
+    # -- inside
+
+    def _hear(self, message: Ahead | Told) -> None:
         """A Starter says on a direct line what it commits."""
         for handle in self._handles.get(message.submission, ()):
             handle.heard(message)
 
-    def look_at_owners(self) -> None:
-        """Reads which Submitters live, for handles that wait for an owner's end; again whenever one comes or goes."""
-        asked = self.coordinator.children(paths.SUBMITTERS, watch=lambda: self.post(self.look_at_owners))
-        asked.add_done_callback(lambda _: self.post(lambda: self._owners(asked)))
-
-    # -- inside
-
-    def wait_s(self) -> None:
-        """See `runtime.loop.Owner`."""
-
-    def turn(self, message: Job | None) -> bool:
-        """See `runtime.loop.Owner`. Closing the mailbox ends the loop."""
-        try:
-            if message is not None:
-                message()
-        except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
-            _LOG.exception("submitter_job_failed")
-        return True
+    def _handle(self, stored: StoredSubmission, listener: Listener, *, owned: bool, held: bool) -> SubmissionHandle:
+        return SubmissionHandle(
+            self.thread,
+            self,
+            stored,
+            listener,
+            owned=owned,
+            held=held,
+            pending_cap=self._most_pending(stored.submission.queue),
+            outlet=self._outlet,
+            settings=self._records,
+            lines=self.lines,
+            authenticity=self._authenticity,
+        )
 
     def _begin(self, handle: SubmissionHandle, *, fresh: bool) -> None:
         def begin() -> None:
             self._handles.setdefault(handle.number, []).append(handle)
             handle.start(fresh=fresh)
 
-        self.post(begin)
+        self.thread.post(begin)
 
     def _all(self) -> list[SubmissionHandle]:
         return [handle for handles in self._handles.values() for handle in handles]
@@ -330,7 +269,7 @@ class Engine:
     def _flush(self, timeout_s: float) -> None:
         end_s = machine.monotonic() + timeout_s
         owned: Future[list[SubmissionHandle]] = Future()
-        self.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
+        self.thread.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
         try:
             for handle in machine.result(owned, timeout_s):
                 with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the handle
@@ -349,101 +288,18 @@ class Engine:
             self._entry.keep()
             for handle in self._all():
                 handle.reconnected()
-            if self._watching_owners:
-                self.look_at_owners()
+            self._owners.reconnected()
         for listener in self._listeners:
             listener(state)
-
-    def _watch_owners(self) -> None:
-        self._watching_owners = True
-        self.look_at_owners()
-
-    def _owners(self, asked: Future[list[str] | None]) -> None:
-        try:
-            names = asked.result(0) or []
-        except RmgrError:
-            self.after(self.jitter(1.0), self.look_at_owners)
-            return
-        wanted = {handle.submission.owner for handle in self._all() if handle.wants_ownership}
-        there = [f"{paths.SUBMITTERS}/{name}" for name in names if paths.entry_guid(name) in wanted]
-        if not there:
-            self._look([])
-            return
-        read = self.coordinator.get_many(there)
-        read.add_done_callback(lambda _: self.post(lambda: self._entries(there, read)))
-
-    def _entries(self, asked: Sequence[str], read: Future[list[Stamped | None]]) -> None:
-        """Whom each of them looks after: a guid alone proves nothing, for everybody reads it."""
-        try:
-            found = read.result(0)
-        except RmgrError:
-            self.after(self.jitter(1.0), self.look_at_owners)
-            return
-        entries = []
-        for path, item in zip(asked, found, strict=True):
-            with contextlib.suppress(RmgrError):  # what stands there is no entry
-                entries += [validity.decode(item.data, SubmitterEntry, path)] if item is not None else []
-        self._look(entries)
-
-    def _look(self, living: Sequence[SubmitterEntry]) -> None:
-        for handle in self._all():
-            handle.look_at_owner(frozenset(entry.guid for entry in living if is_owner(entry, handle.submission)))
 
     def _first_blocks(self, draft: Submission, first: FirstTasks, timeout_s: float) -> list[Block]:
         """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""
         if draft.max_running or draft.phase is not Phase.OPEN:
             return []
         blocks = first_blocks(draft, first.spec, first.payloads) or []
-        return blocks if self._has_room(draft.queue, len(blocks), timeout_s) else []
+        has_room = self._gauge.admit_now(draft.queue, len(blocks), self._most_pending(draft.queue), timeout_s) if blocks else False
+        return blocks if has_room else []
 
-    def _has_room(self, queue: str, blocks: int, timeout_s: float) -> bool:
-        """Counts so many blocks in, if the queue takes them now."""
-        cap = self._cap(queue)
-        if cap <= 0 or not blocks:
-            return True
-        answer: Future[bool] = Future()
-
-        def ask() -> None:
-            known = self.gauge.admit(queue, blocks, cap, ask)
-            if known is not None:
-                answer.set_result(known)
-
-        self.post(ask)
-        try:
-            return machine.result(answer, timeout_s)
-        except TimeoutError:
-            return False
-
-    def _cap(self, queue: str) -> int:
-        if self._cap_blocks is not None:
-            return self._cap_blocks
-        spec = self.settings().queue(queue)
-        return spec.max_pending_blocks if spec is not None else 0
-
-    def _fresh(self, what: str, read: Callable[[], Any]) -> Any:
+    def _most_pending(self, queue: str) -> int:
         self.check_usable()
-        now = machine.monotonic()
-        with self._cache_lock:
-            known = self._cache.get(what)
-        if known is not None and now - known[0] < FRESH_S:
-            return known[1]
-        value = read()
-        with self._cache_lock:
-            self._cache[what] = (now, value)
-        return value
-
-    def _read_settings(self, timeout_s: float) -> ClusterSettings:
-        found = self.coordinator.get(paths.CONFIG, timeout_s=timeout_s).result(timeout_s + 1)
-        if found is not None:
-            self.known_settings = validity.decode(found.data, ClusterSettings, paths.CONFIG)
-        return self.known_settings
-
-    def _read_nodes(self, timeout_s: float) -> list[NodeRecord]:
-        names = self.coordinator.children(paths.NODES, timeout_s=timeout_s).result(timeout_s + 1) or []
-        found = fetch([paths.node(name) for name in sorted(names)], self.coordinator.get, timeout_s=timeout_s)
-        records = []
-        for item in found:
-            if item is not None:
-                with contextlib.suppress(RmgrError):  # a record of a newer release says nothing to this one
-                    records.append(validity.decode(item.data, NodeRecord, paths.NODES))
-        return records
+        return self._records.most_pending(queue)

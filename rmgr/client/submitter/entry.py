@@ -21,8 +21,8 @@ from rmgr.runtime import machine
 class OwnerEntry:
     """Keeps the entry while it is wanted."""
 
-    def __init__(self, engine: SubmitterLoop) -> None:
-        self._engine = engine
+    def __init__(self, loop: SubmitterLoop) -> None:
+        self._loop = loop
         self._wanted = False
         self._session = 0  #: in which the entry was made (or is being made)
 
@@ -33,19 +33,19 @@ class OwnerEntry:
 
     def keep(self) -> None:
         """Makes the entry if this session has none."""
-        session = self._engine.coordinator.session_id
+        session = self._loop.coordinator.session_id
         if not self._wanted or not session or session == self._session:
             return
         self._session = session
-        asked = self._engine.coordinator.commit(entry_multi(self._engine.guid), timeout_s=5.0)
-        asked.add_done_callback(lambda _: self._engine.post(lambda: self._made(session, asked)))
+        asked = self._loop.coordinator.commit(entry_multi(self._loop.guid), timeout_s=5.0)
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._made(session, asked)))
 
     def _made(self, session: int, asked: Future[Any]) -> None:
         if asked.exception(0) is None and isinstance(asked.result(0), Committed):
             return
         if self._session == session:
             self._session = 0
-        self._engine.after(self._engine.jitter(0.5), self.keep)
+        self._loop.after(self._loop.jitter(0.5), self.keep)
 
 
 def entry_multi(guid: str) -> Multi:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.errors import RmgrError
@@ -30,22 +31,19 @@ _MOST = 8
 _PAUSE_S = 30.0
 
 
-class HearingLoop(SubmitterLoop, Protocol):
-    """The Submitter's thread, as lines tell it what they hear."""
-
-    def heard(self, message: Ahead | Told) -> None:
-        """A Starter tells what it has committed, or is about to."""
-        ...
+#: Hears what a Starter has committed, or is about to.
+Hearing = Callable[[Ahead | Told], None]
 
 
 class Lines:
-    """Direct lines of one engine, by the address at which a Starter listens.
+    """Direct lines of one Submitter, by the address at which a Starter listens.
 
-    Args: credentials: of a secured cluster.
+    Args: hear: called on the Submitter's thread. credentials: of a secured cluster.
     """
 
-    def __init__(self, engine: HearingLoop, credentials: Credentials | None) -> None:
-        self._engine = engine
+    def __init__(self, loop: SubmitterLoop, hear: Hearing, credentials: Credentials | None) -> None:
+        self._submitter = loop
+        self._hear = hear
         self._credentials = credentials
         self._lines: dict[str, DirectLine] = {}
         self._not_before_s: dict[str, float] = {}  #: also of those that are being dialled
@@ -72,8 +70,8 @@ class Lines:
             except (OSError, RuntimeError) as error:  # no descriptor, memory or thread is left for what is only faster
                 _LOG.info("no_line: %s: %s", address, error)
                 return
-        dialled = self._engine.io(partial(self._dial, self._loop, address, record.key_id))
-        dialled.add_done_callback(lambda _: self._engine.post(partial(self._dialled, address, dialled)))
+        dialled = self._submitter.io(partial(self._dial, self._loop, address, record.key_id))
+        dialled.add_done_callback(lambda _: self._submitter.post(partial(self._dialled, address, dialled)))
 
     def close(self) -> None:
         """Ends all of them."""
@@ -89,7 +87,7 @@ class Lines:
         """On a thread that may wait."""
         from rmgr.adapters.rpc.line import dial
 
-        ended = lambda _line: self._engine.post(partial(self._ended, address))  # noqa: E731
+        ended = lambda _line: self._submitter.post(partial(self._ended, address))  # noqa: E731
         line = dial(address, credentials=self._credentials, key_id=key_id, loop=loop, on_message=self._heard, on_end=ended)
         if self._closed:  # nobody will look at what was dialled
             line.close()
@@ -114,6 +112,6 @@ class Lines:
     def _heard(self, line: DirectLine, message: Message) -> None:
         """On the line's thread."""
         if isinstance(message, Ahead | Told):
-            self._engine.post(partial(self._engine.heard, message))
+            self._submitter.post(partial(self._hear, message))
         else:
             line.close()

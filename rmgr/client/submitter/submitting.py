@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rmgr.client.identity.signing import Signer, unsealed
+from rmgr.client.submission.stored import StoredSubmission
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import paths
@@ -28,13 +29,9 @@ _MISSED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(StoredSubmission):
     """A durable submission. created: by this call; else the token had been used before."""
 
-    submission: Submission
-    version: int
-    tail: Tail
-    tail_version: int
     created: bool
 
 

@@ -262,8 +262,8 @@ def test_who_has_no_descriptor_or_thread_left_goes_on_without_a_line(monkeypatch
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr("rmgr.adapters.host.channel.Loop", none_left)
-    engine: Any = None  # nothing may be asked of it
-    lines = Lines(engine, None)
+    nobody: Any = None  # nothing may be asked of it
+    lines = Lines(nobody, nobody, None)
     record = NodeRecord(
         node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1), line="127.0.0.1:1"
     )
@@ -406,7 +406,7 @@ class Client:
         zk = ZkCoordinator.connect(rig.hosts, rig.chroot, session_timeout_s=6.0)
         from rmgr.adapters.stores import open_store
 
-        self.engine = Engine(zk, open_store(rig.store_url), lines=lambda engine: Lines(engine, None))
+        self.engine = Engine(zk, open_store(rig.store_url), lines=lambda thread, hear: Lines(thread, hear, None))
         self.results = Results()
         draft = Submission(id=0, name="one", user="tester", queue="default", work=Work.COMMAND, command=Command(argv=("true",)))
         self.handle = self.engine.open(draft, self.results, timeout_s=30)

@@ -300,17 +300,20 @@ def test_what_calls_print_appears_here(cluster: Cluster, capsys: pytest.CaptureF
 # -- futures
 
 
-class _Source:
-    number = 7
-    request = None
-    store = None
+class _Nowhere:
+    where = "nowhere"
 
     def trouble(self) -> str:
         return ""
 
     def check_waitable(self) -> None: ...
 
-    where = "nowhere"
+
+class _Source:
+    number = 7
+    request = None
+    store = None
+    connection = _Nowhere()
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         callback()

@@ -209,7 +209,7 @@ def test_an_output_key_taken_between_the_look_and_the_commit_fails_its_task_alon
         connection.store.put("in", 4)
         queue.flush(60)
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         futures = [queue.submit(["in"], [f"out/{i}"]) for i in range(5)]
         with pytest.raises(KeyExists, match="'out/3' exists already: task 1_3 writes it"):
@@ -394,7 +394,7 @@ def test_tasks_cancelled_before_they_were_sent_never_run(cluster: Cluster) -> No
         assert queue.name, "it is recorded before its first task"
         engine = connection.submitter
         blocked, go = threading.Event(), threading.Event()
-        engine.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        engine.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         futures = queue.map(None, range(300))
         cancelled = [future for future in futures if future.index % 3 == 0]
@@ -415,10 +415,10 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
     with cluster.connect() as connection:
         queue = TaskQueue(double, connection=connection)
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         cancel_submission(connection, queue.id)
-        queue._handle._watch_record()  # the record is read before anything is sent
+        queue._handle._records.look()  # the record is read before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
         go.set()
         until(lambda: tail().complete)

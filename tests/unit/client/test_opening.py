@@ -74,7 +74,7 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     engine = Engine(coordinator, cluster.store)
     connection = Connection(engine, Config(), coordinator)
     until(lambda: engine.session_state is SessionState.CONNECTED)
-    engine.post(engine._entry.want)
+    engine.thread.post(engine._entry.want)
     until(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
     return connection, coordinator
 

@@ -41,7 +41,7 @@ def test_submission_reads_nothing_of_the_store_and_flush_tells_what_was_taken(cl
         for name in ("get", "get_many", "get_noted", "get_noted_many", "head", "about", "about_many", "put_many"):
             setattr(store, name, _told(getattr(store, name), reads, name))
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         futures = [queue.submit(["in"], [f"out/{i}"]) for i in range(1000)]
         assert reads == []
@@ -113,7 +113,7 @@ def test_so_many_keys_are_claimed_at_once_as_the_store_takes_in_a_moment(
 
         store.put_many = counted  # type: ignore[method-assign, assignment]
         blocked, go = threading.Event(), threading.Event()
-        connection.submitter.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
+        connection.submitter.thread.post(lambda: (blocked.set(), go.wait(60)))  # type: ignore[attr-defined]
         assert blocked.wait(60)
         for n in range(1500):
             queue.submit(outputs=[f"out/{n}"])

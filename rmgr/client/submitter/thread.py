@@ -1,0 +1,114 @@
+"""The Submitter's thread: it alone changes the state of submissions. What may wait runs on threads beside it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from rmgr.coord.protocol.ports import Coordinator, Store
+from rmgr.errors import NotConnected
+from rmgr.runtime import loop, machine
+from rmgr.runtime.mailbox import Mailbox
+from rmgr.runtime.timers import Timer
+
+_LOG = logging.getLogger("rmgr.submitter")
+Job = Callable[[], None]
+
+
+class SubmitterThread:
+    """`doors.SubmitterLoop`: runs jobs one after another, and lends the Submitter's connections to who lives on it. Thread-safe.
+
+    Args: coordinator, store: connected. They stay open when the thread ends.
+    """
+
+    def __init__(self, coordinator: Coordinator, store: Store) -> None:
+        self.coordinator = coordinator
+        self.store = store
+        self.guid = machine.guid()
+        self.mailbox: Mailbox[Job] = Mailbox()
+        self._io: Executor | None = None
+        self._callbacks: Executor | None = None
+        self._pools_lock = threading.Lock()
+        self._thread = machine.Thread(target=loop.run, args=(self,), name="rmgr-submitter", daemon=True)
+
+    def start(self) -> None:
+        """Begins to run jobs."""
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """The caller runs on it."""
+        return threading.current_thread() is self._thread
+
+    # -- doors.SubmitterLoop
+
+    def post(self, job: Job) -> None:
+        """Runs `job` on this thread, soon."""
+        self.mailbox.put(job)
+
+    def after(self, delay_s: float, job: Job) -> Timer:
+        """Runs `job` on this thread later."""
+        return self.mailbox.after(delay_s, job)
+
+    def io(self, job: Callable[[], Any]) -> Future[Any]:
+        """Runs `job` where waiting for the store holds nothing else up."""
+        with self._pools_lock:
+            if self._io is None:
+                self._io = machine.pool(2, "rmgr-store")
+            pool = self._io
+        try:
+            return pool.submit(job)
+        except RuntimeError as error:  # the interpreter is going down
+            failed: Future[Any] = Future()
+            failed.set_exception(NotConnected(str(error)))
+            return failed
+
+    def jitter(self, seconds: float) -> float:
+        """0.75 to 1.25 of it."""
+        return seconds * machine.uniform(0.75, 1.25)
+
+    # -- for the engine
+
+    def wake(self, job: Job, key: object) -> None:
+        """As `post`, unless a job of the same key is already waiting."""
+        self.mailbox.wake(job, key)
+
+    def call_soon(self, callback: Job) -> None:
+        """Runs code of the user on a thread of its own, where it may block without harm."""
+        with self._pools_lock:
+            if self._callbacks is None:
+                self._callbacks = machine.pool(1, "rmgr-callbacks")
+            pool = self._callbacks
+        try:
+            pool.submit(callback)
+        except RuntimeError:  # the interpreter is going down: nobody else will call it
+            callback()
+
+    def stop(self, timeout_s: float) -> None:
+        """Runs what was posted before, and ends."""
+        self.mailbox.close()
+        if not self.is_current:
+            self._thread.join(timeout_s)
+
+    def release(self) -> None:
+        """Lets the threads beside it end when they have done what they do."""
+        for pool in (self._io, self._callbacks):
+            if pool is not None:
+                pool.shutdown(wait=False)
+
+    # -- runtime.loop.LoopOwner
+
+    def wait_s(self) -> None:
+        """See `runtime.loop.LoopOwner`: it waits for jobs alone."""
+
+    def turn(self, job: Job | None) -> bool:
+        """See `runtime.loop.LoopOwner`. Closing the mailbox ends the loop."""
+        try:
+            if job is not None:
+                job()
+        except Exception:  # noqa: BLE001 - the loop boundary: a defect in one submission must not end the others
+            _LOG.exception("submitter_job_failed")
+        return True
