@@ -35,13 +35,13 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 class Listener(Protocol):
-    """Who wants to know how the tasks of a submission end."""
+    """Hears how the tasks of a submission end."""
 
     def on_outcomes(self, fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
-        """These tasks are final now, each told once. `fragment` says where they ran and in which attempt."""
+        """These tasks are final now; each is delivered once. `fragment` says where they ran and in which attempt."""
 
     def on_progress(self) -> None:
-        """Counts, tail or record have changed; told after `on_outcomes`, and rarely without it."""
+        """Counts, tail or record have changed. Called after `on_outcomes`, and rarely without it."""
 
     def on_dead(self, error: RmgrError) -> None:
         """Nothing more will come: the submission is gone, was taken over, or the Submitter was closed."""
@@ -88,7 +88,7 @@ class HandlePort(Protocol):
         """Waits until task `index` is durable, or refused; False: not within the timeout. Raises what has ended the submission."""
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
-        """Tasks that were refused because of their output keys (all, or this one), each told once: index -> why."""
+        """Tasks that were refused because of their output keys (all, or this one), each returned once: index -> why."""
 
     def complete(self) -> None:
         """No task will follow. Idempotent; committed in the background (`flush` waits for it)."""
@@ -104,7 +104,7 @@ def _nobody(_handle: HandlePort) -> None: ...
 class FirstTasks:
     """Tasks that are known when their submission is made.
 
-    complete: no more will follow. made: told of the handle before anything is told of the tasks.
+    complete: no more will follow. made: called with the handle before the listener hears of its tasks.
     """
 
     spec: TaskSpec
@@ -134,7 +134,7 @@ class SubmitterPort(Protocol):
 
     @property
     def user(self) -> str:
-        """In whose name work is submitted, as his credentials say; "" where nobody has any."""
+        """The user in whose name work is submitted, from the credentials; "" where there are none."""
 
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> HandlePort:
         """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.
@@ -157,7 +157,7 @@ class SubmitterPort(Protocol):
         """Runs user code (done callbacks) on a thread where it may block without harm."""
 
     def listen(self, listener: Callable[[SessionState], None]) -> None:
-        """Adds a listener to the session's state; it is told the present one at once."""
+        """Adds a listener to the session's state; it is called with the present one at once."""
 
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
         """Lets go of everything; what is durable goes on without it. sends: first sends what waits, if that takes no longer."""

@@ -1,4 +1,4 @@
-"""How full the queues are: an estimate of their waiting blocks, refreshed beside the commits, never in their way.
+"""How full the queues are: an estimate of their waiting blocks, refreshed beside the commits and never before them.
 
 Lives on the Submitter's thread. Full means: the next block would go above `max_pending_blocks` of the queue.
 """
@@ -29,7 +29,7 @@ class _Level:
 
 
 class Gauge:
-    """Levels of the queues that this Submitter feeds."""
+    """Estimates how full the queues are that this Submitter feeds."""
 
     def __init__(self, host: SubmitterHost) -> None:
         self._host = host
@@ -88,5 +88,5 @@ class Gauge:
             pass  # the commit that waits for this will find out what is wrong
         level.measured_s = machine.monotonic()
         waiting, level.waiting = level.waiting, []
-        for tell in waiting:
-            tell()
+        for ask_again in waiting:
+            ask_again()

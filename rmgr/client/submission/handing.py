@@ -1,9 +1,9 @@
 """Whether a block goes straight to an idle node instead of into the queue (HAND, protocol.md 5): a commit less before it runs.
 
-Tried only when everything sent before is final, and with the node that ran the last of it: it fits, and it shows its
-idle marker with the very commit that told the outcome. The multi itself finds out; when it is refused, the block is
-queued as ever, and the next tries wait longer. When several in a row were taken a direct line to the Starter pays
-(`lines.py`): it is told of the block while the HAND is on its way. Lives on the Submitter's thread.
+Tried only when everything sent before is final, and with the node that ran the last of it. The block fits that node, which
+shows its idle marker with the commit of the last outcome. Whether the node is still idle the multi itself finds out.
+When it is refused, the block is queued, and the next tries wait longer. When several in a row were taken, a direct line to
+the Starter pays (`submitter/lines.py`). It announces the block while the HAND is on its way. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rmgr.model.tasks.submission import Submission
 from rmgr.model.wire.line import Hint, Message
 from rmgr.runtime import machine
 
-#: After a refusal, doubled with each: not tried for so long; after one for want of rights, for much longer.
+#: After a refusal it is not tried for so long (s), doubled with each; after one for want of rights, for much longer.
 _PAUSE_S, _LONGEST_S, _NO_RIGHT_S = 0.05, 5.0, 300.0
-#: So many in a row, and a direct line pays.
+#: A direct line pays after so many in a row.
 _PAYS = 3
 
 
@@ -93,7 +93,7 @@ class Handing:
         return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
 
     def announce(self, multi: Multi) -> None:
-        """A HAND is on its way: its Starter may know."""
+        """Announces a HAND that is on its way to its Starter."""
         lines = self._lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
@@ -109,7 +109,7 @@ class Handing:
             lines.want(self._known[1])
 
     def refused(self, path: str | None) -> None:
-        """It met something else than expected at `path`; None: it is not allowed."""
+        """The HAND met something else than expected at `path`; None: it is not allowed."""
         if path == paths.node(self._node):
             self._known = None
         self._refusals += 1

@@ -1,8 +1,9 @@
-"""One submission in the Submitter: what callers may do with it, and what holds its parts together.
+"""One submission in the Submitter: what callers may do with it, and how its parts work together.
 
     callers --add--> Sender --ENQUEUE--> ZooKeeper --fragments--> Follower --outcomes--> the listener
                                                    --failed/----> Repair (the resubmit rule)
-Parts live on the Submitter's thread; `add`, `flush`, `wait_room`, `drop` and `complete` may be called from any other.
+
+The parts live on the Submitter's thread. `add`, `flush`, `wait_room`, `drop` and `complete` may be called from any other.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class SubmissionHandle:
 
     @property
     def has_unsent(self) -> bool:
-        """Not all that was added is known to be durable."""
+        """Tasks were added that are not known to be durable."""
         return self.owned and self._sender.sent < self.next_index
 
     @property
@@ -260,7 +261,7 @@ class SubmissionHandle:
         """One more ENQUEUE is durable."""
         self.progress.tail = self._sender.tail
         self.notify()
-        self._tell_progress()
+        self._progressed()
 
     def refuse(self, refused: Mapping[int, RmgrError]) -> None:
         """These tasks ended with the commit that submitted the others. Under the lock."""
@@ -274,11 +275,11 @@ class SubmissionHandle:
             self._changed.notify_all()
 
     def heard(self, message: Ahead | Told) -> None:
-        """A Starter says what it commits of this submission."""
+        """Takes what a Starter says that it commits of this submission."""
         self._follower.heard(message)
 
     def reconnected(self) -> None:
-        """A session is there (again): look at everything, hints may have been lost."""
+        """Looks at everything in a new session: hints may have been lost."""
         if self.dead is None:
             self._follower.nudge()
             self._repair.look()
@@ -305,9 +306,9 @@ class SubmissionHandle:
         self._handing.ran_on = fragment.node
         if fresh:
             self.listener.on_outcomes(fragment, fresh)
-        self._tell_progress()
+        self._progressed()
 
-    def _tell_progress(self) -> None:
+    def _progressed(self) -> None:
         self.listener.on_progress()
         if self.progress.is_ended and self._sender.idle:
             self._finish()
@@ -338,7 +339,7 @@ class SubmissionHandle:
     def on_tail(self, tail: Tail) -> None:
         """Its owner has extended it, or completed it."""
         self.progress.tail = tail
-        self._tell_progress()
+        self._progressed()
 
     def _end_unsent(self, record: Submission) -> None:
         """Somebody cancelled the submission: what was not sent never will be, and nothing can be added."""
@@ -348,8 +349,8 @@ class SubmissionHandle:
             sender.buffer.clear()
             sender.want_complete = True
         if last > first:
-            told = Reason(record.reason)
-            reason = told if told in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS} else Reason.USER_CANCEL
+            recorded = Reason(record.reason)
+            reason = recorded if recorded in {Reason.DEPENDENCY_FAILED, Reason.MAX_FAILS} else Reason.USER_CANCEL
             ended = [Outcome(index=index, state=State.CANCELLED, reason=reason) for index in range(first, last)]
             self.listener.on_outcomes(Fragment(attempt=0), ended)
         self.notify()
@@ -378,4 +379,4 @@ class SubmissionHandle:
         self.progress.tail = tail
         self._repair.start()
         self.notify()
-        self._tell_progress()
+        self._progressed()

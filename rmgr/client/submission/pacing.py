@@ -1,8 +1,8 @@
 """When a follower lets small fragments gather: several are then read by one request, and none of them is watched.
 
-A stream of jobs that end one by one is a fragment for every two or three of them; each watched and read on its own costs two
-requests, a watch and three switches of threads, here and again at ZooKeeper. Results are late by a fiftieth of the time that what is
-unfinished takes (at 400 tasks a second), and by 20 ms at most; where few tasks are out nothing is late.
+Jobs that end one by one make a fragment for every two or three of them. To watch and read each alone costs two requests,
+a watch and three switches of threads, here and again at ZooKeeper. Gathering delays results by a fiftieth of the time that the
+unfinished tasks take (at 400 tasks a second), and by at most 20 ms. Where few tasks are unfinished nothing is delayed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pace:
         self._is_small = False
 
     def note(self, fragment: Fragment) -> None:
-        """A fragment that was read."""
+        """Notes a fragment that was read."""
         self._is_small = not fragment.row and len(fragment.outcomes) <= _SMALL
 
     def wait_s(self) -> float:
@@ -41,5 +41,5 @@ class Pace:
         return wait_s if wait_s >= _LEAST_S else 0.0
 
     def came(self, count: int) -> None:
-        """So many of `window` were there."""
+        """Notes that so many of `window` were there."""
         self.window = min(_MOST, max(count + _MORE, self.window - 1) if count < self.window else 2 * self.window)

@@ -15,8 +15,8 @@ from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.block import MAX_INLINE_BYTES, MAX_TASKS, NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Submission
 
-#: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own. Each block
-#: costs the same whatever it holds, and whoever claims a part of it reads the whole row.
+#: Bytes of arguments of one store row (four of 1 MiB, with what pickle adds); one larger argument has a row of its own.
+#: Each block costs the same whatever it holds, and a node that claims a part of it reads the whole row.
 MAX_ROW_BYTES = 4 * MIB + 64 * 1024
 #: Bytes of arguments that go to rows before one commit: the first tasks run while the rest is written.
 MAX_ROUND_BYTES = 16 * MIB

@@ -1,6 +1,6 @@
-"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord.rules` says.
+"""The resubmit rule, carried out by the owner: attempts that ended FAILED wait again, or end, as `coord/ops/rules.py` says.
 
-Watches `failed/` of one submission. Names are deterministic, so the leader acting on the same record does no harm: who
+Watches `failed/` of one submission. Names are deterministic, so the leader may act on the same record: the one that
 comes second finds it gone. Back-off is counted from when the record was seen; a successor starts it again.
 Lives on the Submitter's thread.
 """
@@ -187,7 +187,7 @@ class Repair:
             failpoint("submitter.after_resubmit")
             if clean is not None:
                 self._loop.io(clean)
-        else:  # somebody else was faster, or nobody knows: the list tells
+        else:  # somebody else was faster, or nobody knows: the list says so
             self._loop.after(self._loop.jitter(0.2), self.look)
 
     def _then(self, name: str, asked: Future[Any], then: Callable[[Any], None]) -> None:

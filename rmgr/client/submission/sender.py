@@ -1,16 +1,17 @@
 """ENQUEUE of one owned submission: group commit. While one is in flight everything submitted accumulates for the next.
 
     idle -> rows to the store -> room in the queue? -> commit -> Committed: idle again
-                                                    -> Unknown, or a conflict: the tail tells what happened
-Lives on the Submitter's thread; the buffer is shared with the callers under the handle's lock.
+                                                    -> Unknown, or a conflict: the tail says what happened
+
+It lives on the Submitter's thread. The buffer is shared with the callers under the handle's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rmgr.client.identity.signing import Seal, Signer, unsealed
@@ -18,49 +19,24 @@ from rmgr.client.submission.claiming import claim
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.gauge import FULL_LOOK_S, Gauge
 from rmgr.client.submission.handing import Handing
-from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed, block_of
+from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed
+from rmgr.client.submission.round import Round, RoundFate, fate_of
 from rmgr.client.values import content
 from rmgr.client.values.scattered import Part
 from rmgr.client.values.values import Values
 from rmgr.coord.ops import work as ops
-from rmgr.coord.ops.leader import no_outcome
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Multi, Outcome, Stamped, Unknown
 from rmgr.coord.validity import records as validity
 from rmgr.errors import NotFound, PermissionDenied, RequestTooLarge, RmgrError, StateConflict, Unavailable
-from rmgr.model.base.resources import MIB
-from rmgr.model.base.states import Reason, State
-from rmgr.model.tasks.block import runs
-from rmgr.model.tasks.outcome import Fragment
-from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Submission, Tail
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
-#: Outcomes of tasks cancelled before they were sent, in one fragment. Meanwhile blocks go one by one: each may fall to pieces.
-_FRAGMENT_TASKS = 200
-_REFUSED_TASKS = 40
-_WHY_CHARACTERS = 300
 #: What claiming the output keys of one round may take (s): nodes run the tasks of one while those of the next are claimed.
 _CLAIM_S = 0.2
 #: How long the answer to one commit is waited for (s).
 _COMMIT_S = 10.0
-#: Bytes of arguments written to the store together.
-_LOAD_BYTES = 4 * MIB
-
-
-@dataclass(slots=True)
-class _Round:
-    """One ENQUEUE from what was packed to what became of it."""
-
-    packed: list[Packed]
-    dropped: list[int]
-    tail: Tail
-    rows: dict[int, str]  #: first index -> store row
-    rows_left: int = 0  #: writes of rows that have not ended
-    refused: dict[int, RmgrError] = field(default_factory=dict)  #: tasks whose output keys somebody else has taken, and why
-    multi: Multi | None = None
-    is_queued: bool = False  #: no node takes it directly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +109,7 @@ class Sender:
         self._handing = handing
         self._pending_cap = pending_cap
         self._version = tail_version
-        self._round: _Round | None = None
+        self._round: Round | None = None
         self._rounds = 0
         self._retry_s = 0.05
         self._seal: Seal | None = None
@@ -177,7 +153,7 @@ class Sender:
             dropped = sorted(index for index in self.dropped if index < end)
             self.dropped.difference_update(dropped)
             tail = replace(self.tail, next=end, complete=complete, enqueued=f"{self._loop.guid[:12]}-{self._rounds}")
-            self._round = _Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
+            self._round = Round(packed, dropped, tail, {item.first: item.row for item in packed if item.row})
         if any(item.to_row or item.spec.keyed for item in packed):
             self._store_rows()
         else:
@@ -187,14 +163,14 @@ class Sender:
         """Writes what goes to the store, some MiB a time and two at a time; then outputs are claimed."""
         current = self._round
         assert current is not None
-        loads = _loads([item for item in current.packed if item.to_row])
+        loads = current.loads()
         current.rows_left = len(loads)
         for load in loads:
             self._store_load(current, load)
         if not loads:
             self._claim()
 
-    def _store_load(self, current: _Round, load: list[Packed]) -> None:
+    def _store_load(self, current: Round, load: list[Packed]) -> None:
         number, store = self._number, self._loop.store
 
         def write() -> dict[int, str]:
@@ -216,7 +192,7 @@ class Sender:
     def _claim(self) -> None:
         current = self._round
         assert current is not None
-        if not any(item.spec.keyed for item in current.packed):
+        if not current.is_keyed:
             self._admit()
             return
         loop, values, number = self._loop, self._outlet.values, self._number
@@ -266,30 +242,15 @@ class Sender:
             self._handle.die(error)
             return
         self._step(asked, self._answered, self._commit)
-        if _is_handed(current):
+        if current.is_handed:
             self._handing.announce(current.multi)
 
-    def _multi(self, current: _Round) -> Multi:
+    def _multi(self, current: Round) -> Multi:
         submission = self._handle.submission
-        memory_mib = -(-submission.request.memory_bytes // MIB)
-        blocks = [
-            block_of(
-                item,
-                submission=submission.id,
-                priority=submission.priority,
-                cores=submission.request.cores,
-                memory_mib=memory_mib,
-                row=current.rows.get(item.first, ""),
-            )
-            for item in current.packed
-        ]
         if self._seal is None:
             signer = self._outlet.signer
             self._seal = signer.sealer(submission) if signer is not None else unsealed
-        blocks = self._seal(blocks)
-        gone = current.refused.keys() | set(current.dropped)
-        if gone:
-            blocks = [part for block in blocks for part in _without(block, gone)]
+        blocks, gone = current.blocks(submission, self._seal), current.gone
         target = None if self.held or gone or current.is_queued else self._handing.target(current.packed)
         if target is not None:
             node, version = target
@@ -302,7 +263,7 @@ class Sender:
             tail_version=self._version,
             blocks=blocks,
             held=self.held,
-            ended=_ended(current) if gone else (),
+            ended=current.ended() if gone else (),
         )
 
     def _answered(self, outcome: Outcome) -> None:
@@ -310,11 +271,11 @@ class Sender:
             case Committed():
                 self._committed()
             case Conflict() | Unknown():
-                # An earlier sending may have been committed late, by a session that is gone: the tail's bytes tell.
+                # An earlier sending may have been committed late, by a session that is gone: the tail's bytes say so.
                 asked = self._loop.coordinator.get(paths.tail(self._number))
                 self._step(asked, lambda found: self._read_back(found, outcome), lambda: self._answered(outcome))
 
-    def _read_back(self, found: Stamped | None, outcome: Conflict | Unknown) -> None:
+    def _read_back(self, found: Stamped | None, answer: Conflict | Unknown) -> None:
         current = self._round
         if current is None:
             return
@@ -326,26 +287,22 @@ class Sender:
         except RmgrError as error:
             self._handle.die(error)
             return
-        if now == current.tail:
-            self._committed()
-        elif now.complete and now.next == self.tail.next and now.reigns == self.tail.reigns:
-            self._ended_meanwhile(now, found.version)
-        elif found.version != self._version:
-            self._handle.die(
-                StateConflict(
-                    f"submission {self._number} was taken over by another Submitter", hint="TaskQueue.attach(name) follows it"
-                )
-            )
-        elif isinstance(outcome, Conflict) and _is_handed(current):
-            self._queue_instead(outcome.path)
-        elif isinstance(outcome, Conflict):
-            self._handle.die(
-                StateConflict(
-                    f"submission {self._number} cannot be extended: {outcome.kind} at {outcome.path}", hint="rmgr fsck, rmgr doctor"
-                )
-            )
-        else:
-            self._again(self._commit)
+        match fate_of(current, before=(self.tail, self._version), now=(now, found.version), answer=answer):
+            case RoundFate.COMMITTED:
+                self._committed()
+            case RoundFate.COMPLETED:
+                self._ended_meanwhile(now, found.version)
+            case RoundFate.TAKEN_OVER:
+                what = f"submission {self._number} was taken over by another Submitter"
+                self._handle.die(StateConflict(what, hint="TaskQueue.attach(name) follows it"))
+            case RoundFate.NOT_TAKEN:
+                self._queue_instead(answer.path if isinstance(answer, Conflict) else None)
+            case RoundFate.REFUSED:
+                why = f": {answer.kind} at {answer.path}" if isinstance(answer, Conflict) else ""
+                what = f"submission {self._number} cannot be extended{why}"
+                self._handle.die(StateConflict(what, hint="rmgr fsck, rmgr doctor"))
+            case RoundFate.OPEN:
+                self._again(self._commit)
 
     def _ended_meanwhile(self, now: Tail, version: int) -> None:
         """This program was taken for dead, and its submission declared complete: what was sent before runs, or has run."""
@@ -369,7 +326,7 @@ class Sender:
         current = self._round
         assert current is not None
         failpoint("submitter.after_enqueue")
-        if _is_handed(current):
+        if current.is_handed:
             self._handing.taken()
         self._version += 1
         self._retry_s = 0.05
@@ -403,7 +360,7 @@ class Sender:
             self._handle.notify()
             self._again(again)
         except RmgrError as error:
-            if isinstance(error, PermissionDenied) and self._round is not None and _is_handed(self._round):
+            if isinstance(error, PermissionDenied) and self._round is not None and self._round.is_handed:
                 self._queue_instead(None)  # an older release, or gateway, knows no such thing
                 return
             self._handle.die(error)
@@ -413,42 +370,3 @@ class Sender:
     def _again(self, job: Callable[[], None]) -> None:
         self._loop.after(self._loop.jitter(self._retry_s), job)
         self._retry_s = min(1.0, self._retry_s * 2)
-
-
-def _loads(items: Sequence[Packed]) -> list[list[Packed]]:
-    """In parts of about `_LOAD_BYTES`: the hash of one is taken while another is written."""
-    loads: list[list[Packed]] = []
-    size = _LOAD_BYTES
-    for item in items:
-        if size >= _LOAD_BYTES:
-            loads.append([])
-            size = 0
-        loads[-1].append(item)
-        size += sum(map(len, item.payloads))
-    return loads
-
-
-def _ended(current: _Round) -> list[Fragment]:
-    """What is told of tasks that were cancelled, or refused, before they were sent."""
-    dropped = [
-        no_outcome(State.CANCELLED, Reason.USER_CANCEL, current.dropped[at : at + _FRAGMENT_TASKS])
-        for at in range(0, len(current.dropped), _FRAGMENT_TASKS)
-    ]
-    refused = [
-        TaskOutcome(index=index, state=State.FAILED, reason=Reason.OUTPUT_EXISTS, error=why.message[:_WHY_CHARACTERS])
-        for index, why in sorted(current.refused.items())
-        if index not in current.dropped
-    ]
-    parts = (tuple(refused[at : at + _REFUSED_TASKS]) for at in range(0, len(refused), _REFUSED_TASKS))
-    return [*dropped, *(Fragment(attempt=0, outcomes=part) for part in parts)]
-
-
-def _is_handed(current: _Round) -> bool:
-    return current.multi is not None and current.multi.name == "HAND"
-
-
-def _without(block: ops.Block, gone: Collection[int]) -> list[ops.Block]:
-    """A block without its cancelled tasks."""
-    key, data = block
-    left = runs([index for index in range(key.first, key.end) if index not in gone])
-    return [(replace(key, first=first, count=count), ops.cut(data, key.first, first, count)) for first, count in left]

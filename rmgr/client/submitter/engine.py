@@ -102,7 +102,7 @@ class Engine:
 
     @property
     def session_state(self) -> SessionState:
-        """What the coordination service said last."""
+        """See `ports.SubmitterPort`."""
         return self._state
 
     def listen(self, listener: Callable[[SessionState], None]) -> None:
@@ -140,7 +140,7 @@ class Engine:
             tasks=len(first.payloads) if first is not None and blocks else 0,
             complete=first is not None and first.complete and bool(blocks),
             signer=self.signer,
-            numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading tells first that nobody answers
+            numbers=self._numbers if self._state is SessionState.CONNECTED else None,  # else a reading finds out first that nobody answers
         )
         handle = self._handle(made, listener, owned=made.created, held=bool(draft.max_running))
         handle.wants_ownership = not made.created
@@ -272,7 +272,7 @@ class Engine:
         self.thread.post(lambda: owned.set_result([handle for handle in self._all() if handle.owned]))
         try:
             for handle in machine.result(owned, timeout_s):
-                with contextlib.suppress(RmgrError):  # whoever waits for its tasks is told with the end of the handle
+                with contextlib.suppress(RmgrError):  # the end of the handle raises it where its tasks are waited for
                     handle.flush(max(0.0, end_s - machine.monotonic()))
         except TimeoutError:
             _LOG.warning("not_flushed: the Submitter is busy")
@@ -293,7 +293,7 @@ class Engine:
             listener(state)
 
     def _first_blocks(self, draft: Submission, first: FirstTasks, timeout_s: float) -> list[Block]:
-        """What goes with the SUBMIT; nothing: it is sent afterwards, by the rules of everything that is sent."""
+        """Blocks that go with the SUBMIT. None: the tasks are sent afterwards, as all others."""
         if draft.max_running or draft.phase is not Phase.OPEN:
             return []
         blocks = first_blocks(draft, first.spec, first.payloads) or []

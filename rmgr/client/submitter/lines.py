@@ -1,7 +1,7 @@
 """Direct lines of a Submitter to the Starters that run its single tasks: made when they pay, given up when they break.
 
-What is said on them is in `adapters/rpc/line.py`; without one everything goes as ever. Lives on the Submitter's thread, but for
-the dialling; the line's own thread only posts.
+What is said on them is in `adapters/rpc/line.py`. Without a line everything works, later. Lives on the Submitter's thread, but
+for the dialling; the line's own thread only posts.
 """
 
 from __future__ import annotations

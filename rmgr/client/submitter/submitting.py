@@ -77,8 +77,8 @@ def submit(
         deadline_s: monotonic.
         signer: signs the blocks, and is the user then (secured clusters).
         numbers: what this process remembers, for who submits again and again.
-    Raises: PermissionDenied (not a user's credentials); SubmitUnknown when it is not known whether it was committed (the
-        same token is safe); CoordinationUnavailable when it surely was not; WrongCluster.
+    Raises: PermissionDenied (not a user's credentials); WrongCluster; CoordinationUnavailable when it was surely not committed;
+        SubmitUnknown when that is not known (the same token is safe).
     """
     if signer is not None:
         signer.publish(coordinator, timeout_s=max(0.1, min(_STEP_S, deadline_s - machine.monotonic())))

@@ -23,7 +23,7 @@ class Starters(World):
         """Delivers everything and rings what is not the slow resync, which nothing here may need."""
         for _ in range(50):
             self.run()
-            self.follower._told_s = 0.0  # the pause is over
+            self.follower._heard_s = 0.0  # the pause is over
             if not self.ring(within_s=0.9):
                 return
         raise AssertionError("it never comes to rest")
