@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.core.arguments import Arguments, ArgumentsPiece, where
+from rmgr.daemons.starter.core.arguments import Arguments, ArgumentsPiece, OwnPiece, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
@@ -361,7 +361,7 @@ class Dispatcher:
         for at, index in enumerate(indices):
             staged = self._stager.take(block, index) if keyed else None
             payload: bytes | str | ArgumentsPiece = argument(index) if staged is None else staged.payload
-            if self._accounts is not None and isinstance(payload, ArgumentsPiece):
+            if self._accounts is not None and isinstance(payload, ArgumentsPiece) and not isinstance(payload, OwnPiece):
                 payload = payload.read()  # the file is not its user's
             data, there = (payload, _INLINE) if isinstance(payload, bytes) else (b"", where(payload))
             size += len(data)
