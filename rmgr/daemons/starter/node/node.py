@@ -18,6 +18,7 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
+from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.barred import Barred
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.ends import Ends, cancelled
@@ -60,7 +61,6 @@ class NodeAgent:
         self.capacity = capacity
         self.attributes = attributes
         self.incarnation = 0
-        self.registering = 0  #: the incarnation that is being registered
         self.blocks: dict[BlockKey, ClaimedBlock] = {}
         self.idle = IdleMark()
         self.runner = runner
@@ -172,6 +172,15 @@ class NodeAgent:
         """Whose submission it is, as far as this node has had to do with it."""
         info = self._shared.records.get(submission)
         return info.record.user if info is not None else None
+
+    @property
+    def life(self) -> str:
+        """See `HeldParts.life`."""
+        return self.jobs.holds.life
+
+    def in_doubt(self) -> dict[BlockKey, tuple[str, Info]]:
+        """Claims of which it is not known whether they were committed: queue, and what is known of the submission."""
+        return self.puller.in_doubt()
 
     def works_ahead(self) -> bool:
         """Not after it has given work away, nor before one of its slots is about to be free."""

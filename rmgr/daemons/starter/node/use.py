@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_size
@@ -23,7 +23,8 @@ from rmgr.runtime.logger import Log
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
-    from rmgr.daemons.starter.node.node import NodeAgent
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.daemons.starter.staging.stage import Staged
 
 #: Files, directories and links that a user's work may have on a node, and how deep.
 MAX_THINGS, MAX_DEPTH = 1_000_000, 100
@@ -159,6 +160,42 @@ def _size(uses: Iterable[Use]) -> int:
     return sum(use.size_bytes for use in uses)
 
 
+class StagedPlaces(Protocol):
+    """Where tasks that have not begun have their files."""
+
+    def take(self, block: ClaimedBlock, index: int) -> Staged | None: ...
+
+
+class CheckpointPlaces(Protocol):
+    """Where jobs have their checkpoints."""
+
+    def place_of(self, block: ClaimedBlock) -> Path | None: ...
+
+
+class CheckpointedJobs(Protocol):
+    """Jobs of a node that may have checkpoints."""
+
+    @property
+    def checkpoints(self) -> CheckpointPlaces: ...
+
+
+class LimitedNode(Protocol):
+    """A node whose tasks may take too much disk."""
+
+    name: str
+    lanes: Lanes
+
+    @property
+    def stager(self) -> StagedPlaces: ...
+
+    @property
+    def jobs(self) -> CheckpointedJobs: ...
+
+    def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
+        """Ends live tasks of a block."""
+        ...
+
+
 class WorkLimits:
     """Counts for all nodes of a Starter whose work runs as its users. Owner's thread.
 
@@ -167,7 +204,7 @@ class WorkLimits:
 
     def __init__(
         self,
-        agents: Mapping[str, NodeAgent],
+        agents: Mapping[str, LimitedNode],
         directory: Path,
         caps: Caps,
         *,
@@ -207,7 +244,7 @@ class WorkLimits:
             name = Path(use.path).relative_to(self._directory).parts[0]
             self._end(self._agents[name], use, f"ended on node {name}: {why}")
 
-    def _end(self, agent: NodeAgent, use: Use, why: str) -> None:
+    def _end(self, agent: LimitedNode, use: Use, why: str) -> None:
         """Of a slot's directory in which no task runs: the slot. What was staged for tasks that have not begun stays."""
         tasks = _tasks_in(agent, use.path)
         told = ",".join(f"{block.key.submission}_{index}" for block, index in tasks)
@@ -220,14 +257,14 @@ class WorkLimits:
                 slot.kill()
 
 
-def _hold_in(agent: NodeAgent, slot: Slot) -> str:
+def _hold_in(agent: LimitedNode, slot: Slot) -> str:
     """Directory of the processes that a job whose script runs on another node has in this slot, "" = none."""
     lane = agent.lanes.of_slot(slot)
     place = getattr(lane.owner, "place", None) if lane is not None else None
     return str(place or "")
 
 
-def _tasks_in(agent: NodeAgent, path: str) -> list[tuple[ClaimedBlock, int]]:
+def _tasks_in(agent: LimitedNode, path: str) -> list[tuple[ClaimedBlock, int]]:
     """Tasks whose directory it is: that of their slot, of what was staged for them, of their checkpoints."""
     found = []
     for lane in agent.lanes:
