@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
@@ -47,15 +48,24 @@ class GivingNode(Protocol):
         """Nothing of it is left here."""
         ...
 
-    def refused(self, block: ClaimedBlock, conflict: Conflict) -> None:
-        """A commit of it met something."""
-        ...
-
 
 class Giving:
-    """Gives back what one node does not need. given_s: when it gave something to the hungry, -inf = never."""
+    """Gives back what one node does not need. given_s: when it gave something to the hungry, -inf = never.
 
-    def __init__(self, node: GivingNode, tree: TreeCommits, metrics: StarterMetrics, *, dispatch: Dispatcher, stager: Stager) -> None:
+    Args: on_refused: is called with each block whose commit met something else than expected.
+    """
+
+    def __init__(
+        self,
+        node: GivingNode,
+        tree: TreeCommits,
+        metrics: StarterMetrics,
+        *,
+        dispatch: Dispatcher,
+        stager: Stager,
+        on_refused: Callable[[ClaimedBlock, Conflict], None],
+    ) -> None:
+        self._on_refused = on_refused
         self._node = node
         self._tree = tree
         self._metrics = metrics
@@ -149,4 +159,4 @@ class Giving:
                 self._node.over(block)
             return
         assert isinstance(outcome, Conflict)
-        self._node.refused(block, outcome)
+        self._on_refused(block, outcome)

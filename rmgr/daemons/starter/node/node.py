@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rmgr.adapters.host.process import NodeRunner
-from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
-from rmgr.coord.protocol.records import decode_block
-from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
 from rmgr.daemons.starter.core.records import Info
@@ -28,7 +24,7 @@ from rmgr.daemons.starter.health.reach import settle_refused
 from rmgr.daemons.starter.health.strikes import Strikes
 from rmgr.daemons.starter.health.trouble import TroubleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
-from rmgr.daemons.starter.jobs.joint import Joint, discard
+from rmgr.daemons.starter.node.completing import Completing
 from rmgr.daemons.starter.node.giving import Giving
 from rmgr.daemons.starter.node.orders import Inbox
 from rmgr.daemons.starter.node.shared import Shared
@@ -36,16 +32,13 @@ from rmgr.daemons.starter.node.turn import NodeMode, NodeStep, mode_of, steps_of
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.daemons.starter.pull.claims import Claims
 from rmgr.daemons.starter.pull.hands import Hands
-from rmgr.daemons.starter.pull.hints import News
 from rmgr.daemons.starter.pull.idle import IdleMarking
 from rmgr.daemons.starter.pull.pull import Puller
 from rmgr.daemons.starter.staging.stage import Stager
-from rmgr.errors import RmgrError
 from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
-from rmgr.runtime.failpoint import failpoint
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
@@ -94,7 +87,10 @@ class NodeAgent:
             values_cap_bytes=shared.values_cap,
             pace=self.pace,
         )
-        self._joint = Joint(self, shared, over=self.over, reread=self.reread)
+        self.hands = Hands(self, shared, log=self.log)
+        self._completing = Completing(
+            self, shared, cores=self.lanes.cores, on_strike=self._strike, announce=self.hands.watch_ahead
+        )  # fmt: skip
         self.jobs = Jobs(
             self,
             shared,
@@ -103,7 +99,7 @@ class NodeAgent:
             accounts=accounts,
             directory=files.with_name("jobs"),
             on_missing=self._missed,
-            reread=self.reread,
+            reread=self._completing.reread,
             over=self.over,
             on_unstartable=self._unstartable,
             log=self.log,
@@ -135,7 +131,9 @@ class NodeAgent:
             gate=shared.gate,
             jobs=self.jobs,
         )
-        self.giving = Giving(self, shared, shared.metrics, dispatch=self._dispatch, stager=self.stager)
+        self.giving = Giving(
+            self, shared, shared.metrics, dispatch=self._dispatch, stager=self.stager, on_refused=self._completing.refused
+        )  # fmt: skip
         self.puller = Puller(
             self,
             capacity=capacity, attributes=attributes,
@@ -143,11 +141,10 @@ class NodeAgent:
             times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
         )
-        self.hands = Hands(self, shared, log=self.log)
         self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
         parts = (self._dispatch, self.stager, self.jobs, *((accounts,) if accounts is not None else ()))
         self.mending = Mending(shared.home, runner, self.lanes, parts, shared.forget_lost)
-        self._claims = Claims(self, shared, self.log)
+        self._claims = Claims(self, shared, self.log, reread=self._completing.reread)
         self._marking = IdleMarking(self, shared.committer)
         self._barred = Barred(self, shared.gate, self._dispatch)
         self._cores_shown = 0
@@ -311,7 +308,7 @@ class NodeAgent:
             NodeStep.GRANT: self._grant,
             NodeStep.CLAIM: self._claim,
             NodeStep.REST: self._rest,
-            NodeStep.COMMIT: self._flush,
+            NodeStep.COMMIT: lambda now_s: self.at(self._completing.settle(now_s)),
             NodeStep.REPAIR_CLAIMS: self._claims.settle,
             NodeStep.MARK_IDLE: self._mark_idle,
             NodeStep.SPLIT: self._split_for_hungry,
@@ -345,108 +342,6 @@ class NodeAgent:
 
     def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
         self._ends.unstartable(block, indices, failure)
-
-    # -- COMPLETE --------------------------------------------------------------------------------------------------------
-
-    def _flush(self, now_s: float) -> None:
-        rest = self._joint.flush(now_s)
-        self.at(self._joint.due_s)
-        for block in rest:
-            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self.lanes.cores // block.key.cores))
-            if due_s is None:
-                continue
-            if due_s > now_s:
-                self.at(due_s)
-                continue
-            part = block.take_part()
-            if part.row:
-                put, written = (lambda store, part=part: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
-                self._shared.io.run(put, written, size=len(part.row_bytes))
-            else:
-                self._complete(block, part)
-
-    def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
-        if self.blocks.get(block.key) is not block or block.sending is not part:
-            return
-        if isinstance(result, Exception):
-            self._strike("fragment_not_stored", str(result))
-            block.refused(machine.monotonic())
-            return
-        if self._shared.committer.may_commit:
-            self._complete(block, part)
-        else:
-            block.refused(machine.monotonic())
-
-    def _complete(self, block: ClaimedBlock, part: CompletePart) -> None:
-        part.orders = self.orders.obeyed_by(block, part.indices)
-        part.go_idle = self.puller.is_hungry and not self.idle.present and not self.idle.changing
-        if part.go_idle:
-            self.idle.changing = True
-        gate = self._shared.gate
-        seal = partial(gate.sign, block.key.submission) if gate is not None else lambda bare: bare
-        multi = block.complete(part, self._shared.committer.fence(self.name), machine.guid()[:12], sign=seal)
-        failpoint("starter.before_complete")
-        news = News.of(block, multi)
-        done = partial(self._completed, block, part)
-        self._shared.committer.commit(multi, done, early=news.told if news is not None else None)
-        if news is not None:
-            news.ahead()
-        self.hands.watch_ahead(sets_mark=part.go_idle, is_hinted=news is not None)
-
-    def _completed(self, block: ClaimedBlock, part: CompletePart, outcome: Outcome) -> None:
-        if part.go_idle:
-            self.idle.changing = False
-        if isinstance(outcome, Committed):
-            failpoint("starter.after_complete")
-            if part.go_idle:
-                self.idle.present = True
-            block.committed()
-            self.orders.settled(block, part.indices, part.orders)
-            self._shared.metrics.committed(len(part.outcomes), len(part.failed))
-            if block.is_over:
-                self.over(block)
-            return
-        assert isinstance(outcome, Conflict)
-        self.refused(block, outcome, part.orders)
-
-    def refused(self, block: ClaimedBlock, conflict: Conflict, orders: Sequence[str] = ()) -> None:
-        """A COMPLETE or SPLIT met something: the mark, an order that is gone, or a block that is not what it should be."""
-        now_s = machine.monotonic()
-        self.orders.released(orders)
-        if conflict.path == paths.idle(self.name):
-            self.idle.present = True
-            block.refused(now_s)
-        elif any(conflict.path == paths.inbox(self.name, guid) for guid in orders):
-            self.orders.gone(conflict.path.rpartition("/")[2])
-            block.refused(now_s)
-        elif conflict.path.startswith(f"{paths.sub(block.key.submission)}/"):
-            discard(self, self._shared.committer, block, conflict)
-        else:
-            self.log.warning("block_reread", block=paths.block_name(block.key), kind=conflict.kind.value, path=conflict.path)
-            block.way_back_barred(now_s)
-            self.reread(block)
-
-    def reread(self, block: ClaimedBlock) -> None:
-        """Takes the block from what its znode says; gone means: decided without us."""
-        self._shared.metrics.resyncs.inc()
-        future = self._shared.coordinator.get(paths.running_block(self.name, block.key))
-
-        def arrived() -> None:
-            if self.blocks.get(block.key) is not block or not self._shared.committer.is_registered:
-                return
-            try:
-                found: Stamped | None = future.result()
-            except RmgrError:
-                self.reread(block)
-                return
-            if found is None:
-                self.drop_block(block)
-            else:
-                block.reread(decode_block(found.data), found.version, machine.monotonic())
-                if block.is_over:
-                    self.over(block)
-
-        future.add_done_callback(lambda _: self._shared.post(arrived))
 
     def over(self, block: ClaimedBlock) -> None:
         """Nothing of it is left to do here."""

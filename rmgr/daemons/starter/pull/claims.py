@@ -7,7 +7,7 @@ claim that is missing although none of them is in flight was deleted by hand, or
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -42,18 +42,18 @@ class ClaimingNode(Protocol):
         """The block is not the node's own any more."""
         ...
 
-    def reread(self, block: ClaimedBlock) -> None:
-        """Takes the block from what its znode says."""
-        ...
-
 
 class Claims:
-    """The claims of one node, compared with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed."""
+    """Compares the claims of one node with ZooKeeper. Cost: one request every `_LOOK_S` while something is claimed.
 
-    def __init__(self, node: ClaimingNode, shared: TreeCommits, log: Log) -> None:
+    Args: reread: takes a block from what its znode says.
+    """
+
+    def __init__(self, node: ClaimingNode, shared: TreeCommits, log: Log, *, reread: Callable[[ClaimedBlock], None]) -> None:
         self._node = node
         self._shared = shared
         self._log = log
+        self._reread = reread
         self._is_looking = False
         self._next_s = -float("inf")
 
@@ -97,7 +97,7 @@ class Claims:
             self._log.warning("claim_put_back", block=paths.block_name(block.key))
         elif isinstance(outcome, Conflict) and outcome.path == paths.running_block(self._node.name, block.key):
             block.refused(machine.monotonic())
-            self._node.reread(block)  # it stands after all
+            self._reread(block)  # it stands after all
         else:  # the leader was faster, or its submission is gone
             self._log.warning("block_dropped", block=paths.block_name(block.key), why="it was decided without us")
             self._node.drop_block(block)
