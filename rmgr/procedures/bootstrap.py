@@ -70,6 +70,10 @@ def verify(coordinator: Coordinator, cluster_id: str | None = None, *, wait_s: f
     return meta
 
 
+#: A read that shows that the store is there: time for a second node of it where the first one asked does not answer (a request waits 4 s).
+STORE_READ_S = 8.0
+
+
 def require_store(store: Store, *, timeout_s: float = 5.0) -> None:
     """Raises StoreUnavailable when the data store does not answer: what is submitted then could not end. Cost: one small read."""
     from rmgr.adapters.store_rules import CLUSTER_ID_KEY

@@ -23,7 +23,8 @@ from rmgr.runtime import machine
 class HasCoordinator(Protocol):
     """A connection, or anything else that leads to ZooKeeper."""
 
-    coordinator: Coordinator | None
+    @property
+    def coordinator(self) -> Coordinator | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from rmgr.cli.display.render import clock, emit, iso, printable
-from rmgr.cli.sending.sending import CheckedRequest
 from rmgr.cli.session.context import Session
+from rmgr.client.commands.sending import CheckedRequest
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase

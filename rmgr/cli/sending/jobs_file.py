@@ -14,17 +14,19 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from rmgr.cli.sending.options import WorkRequest, checked_options, with_directives
+from rmgr.cli.sending.options import checked_options, with_directives
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
 from rmgr.cli.words.script import read_script, refused
+from rmgr.client.commands.job_lists import ListedJob, in_order
+from rmgr.client.commands.request import CommandRequest
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.submission import Condition, Dependency
@@ -38,16 +40,6 @@ _CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
 _CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
 _JOB_LINE = re.compile(rb"^[ \t]*\[\[[ \t]*\"?job\"?[ \t]*\]\]", re.MULTILINE)
 _ID = re.compile(r"[0-9]{1,10}", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedJob:
-    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, place in the list) of others that it waits for."""
-
-    where: str
-    name: str
-    work: WorkRequest
-    needs: tuple[tuple[Condition, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +223,7 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
             raw.refuse(f"key {key}: a list has no standard input to give away", "name a file")
     shown = raw.name or (script_name or _first_word(raw)).rpartition("/")[2] or "work"
     options = replace(options, name=shown[:200], after=(*options.after, *after))
-    return ListedJob(where=raw.where, name=raw.name, work=WorkRequest(options=options, words=words, script=script), needs=needs)
+    return ListedJob(where=raw.where, name=raw.name, request=CommandRequest(options=options, words=words, script=script), needs=needs)
 
 
 def _unknown(raw: _Raw, key: str, keys: Mapping[str, _Key]) -> NoReturn:
@@ -338,22 +330,3 @@ def _refuse_cycles(shown: str, entries: Sequence[ListedJob]) -> None:
         way.append(min(need for need in left[way[-1]] if need in left))
     names = " -> ".join(entries[place].name for place in way[way.index(way[-1]) :])
     raise UsageError(f"{shown}: jobs wait for each other: {names}", hint="drop one after of them")
-
-
-def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
-    """Places of entries, each behind those that it needs; what is in a cycle is left out. Cost: O(entries + needs)."""
-    missing = [len({need for _, need in entry.needs}) for entry in entries]
-    waiting: dict[int, list[int]] = {}
-    for place, entry in enumerate(entries):
-        for need in {need for _, need in entry.needs}:
-            waiting.setdefault(need, []).append(place)
-    ready = [place for place, count in enumerate(missing) if not count]
-    while ready:
-        yield from ready
-        following = []
-        for place in ready:
-            for other in waiting.get(place, ()):
-                missing[other] -= 1
-                if not missing[other]:
-                    following.append(other)
-        ready = sorted(following)

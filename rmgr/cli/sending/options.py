@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -16,66 +16,37 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.words.script import Script, looks_like_script, read_script, refused, translation
+from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import parse_size
 from rmgr.model.tasks.array import parse_array
 from rmgr.model.tasks.block import PRIORITY_RANGE
-from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Condition, Dependency, OnDisconnect
 
-_ENTRY_BYTES = 64 * 1024
 _LEAST_MEMORY_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkOptions:
-    """One request as its user wrote it; names of options are the names of fields. Times in us, sizes in bytes, None: not said."""
+class Afterwards:
+    """Flags for what the submitting command itself does."""
 
-    name: str = ""
-    queue: str = ""
-    cores: int = 1
-    memory_bytes: int | None = None
-    time_us: int | None = None
-    priority: int | None = None
-    after: tuple[Dependency, ...] = ()
-    array: str = ""
-    each_line: str = ""
-    max_fails: int | None = None
-    retries: int = 0
-    backoff_us: int = 0
-    resubmit: bool = True
-    out: str = ""
-    err: str = ""
-    env: tuple[tuple[str, str], ...] = ()
-    cwd: str = ""
-    inputs: tuple[tuple[str, str], ...] = ()
-    outputs: tuple[tuple[str, str], ...] = ()
-    hold: bool = False
-    on_disconnect: OnDisconnect = OnDisconnect.KEEP
-    uploads: tuple[str, ...] = ()
-    stdin: str = ""
-    python: str = ""
-    token: str = ""
-    features: tuple[str, ...] = ()
-    resources: tuple[tuple[str, int], ...] = ()
-    account: str = ""
-    partition: str = ""
-    rigid: Rigid | None = None
-    # what the submitting command itself does
     dry_run: bool = False
     wait: bool = False
     watch: bool = False
     progress: bool = False
     parsable: bool = False
 
+    @property
+    def waits(self) -> bool:
+        """The command ends with the work."""
+        return self.wait or self.watch or self.progress
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkRequest:
-    """A request with what it runs: `words` as argv, or the arguments of `script`."""
+class WorkRequest(CommandRequest):
+    """A request with what its command does besides."""
 
-    options: WorkOptions
-    words: tuple[str, ...]
-    script: Script | None = None
+    afterwards: Afterwards = Afterwards()
 
 
 # -- values -------------------------------------------------------------------------------------------------------------------
@@ -229,7 +200,8 @@ def read_work(
     options = checked_options(values)
     if not options.name:
         options = _named(options, found, words)
-    return WorkRequest(options=options, words=tuple(words), script=found)
+    flags = {name: values[name] for name in Afterwards.__dataclass_fields__ if name in values}
+    return WorkRequest(options=options, words=tuple(words), script=found, afterwards=Afterwards(**flags))
 
 
 def with_directives(ctx: click.Context, script: Script, values: dict[str, Any], given: AbstractSet[str]) -> dict[str, Any]:
@@ -270,48 +242,20 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
     return said
 
 
-def checked_options(values: dict[str, Any]) -> WorkOptions:
+def checked_options(values: dict[str, Any]) -> CommandOptions:
     """What parsed options ask for together, by their parameters' names. Raises UsageError for what contradicts itself."""
-    known = WorkOptions.__dataclass_fields__
+    known = CommandOptions.__dataclass_fields__
     taken = {name: value for name, value in values.items() if name in known}
     taken["features"] = listed(values["features"])
     taken["on_disconnect"] = OnDisconnect(values["on_disconnect"])
     for name in ("name", "queue", "array"):
         taken[name] = values[name] or ""
     taken |= {"rigid": shape_of(values), "resources": resources_of(values), "resubmit": resubmit_of(values)}
-    options = WorkOptions(**taken)
-    if options.array and options.each_line:
-        raise UsageError("--array and --each-line exclude each other", hint="--each-line makes one task for each line")
-    if not options.resubmit and options.retries:
-        raise UsageError("--no-resubmit (at most once) and --retries exclude each other", hint="drop one of them")
+    options = CommandOptions(**taken)
+    options.check()
     return options
 
 
-def _named(options: WorkOptions, script: Script | None, words: Sequence[str]) -> WorkOptions:
-    from dataclasses import replace
-
+def _named(options: CommandOptions, script: Script | None, words: Sequence[str]) -> CommandOptions:
     name = os.path.basename(script.name if script is not None else words[0]) or "work"
     return replace(options, name=name[:200])
-
-
-def read_entries(file: str) -> list[bytes]:
-    """Lines of `--each-line FILE`, without their ends; empty ones are left out. Raises UsageError."""
-    try:
-        with click.open_file(file, "rb") as lines:
-            entries = [line.rstrip(b"\r\n") for line in lines]
-    except OSError as error:
-        raise UsageError(
-            f"--each-line: {file} cannot be read: {error.strerror}", hint="name a file with one task a line, or - for stdin"
-        ) from error
-    for number, entry in enumerate(entries, 1):
-        if b"\0" in entry:
-            raise UsageError(f"{file}:{number}: the line holds a NUL byte, and a variable cannot", hint="is it a text file?")
-        if len(entry) > _ENTRY_BYTES:
-            raise UsageError(
-                f"{file}:{number}: the line has {len(entry)} bytes; the limit is {_ENTRY_BYTES}",
-                hint="put the data into the store: --input",
-            )
-    entries = [entry for entry in entries if entry]
-    if not entries:
-        raise UsageError(f"--each-line: {file} has no line", hint="one task a line")
-    return entries

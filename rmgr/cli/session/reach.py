@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 #: A part that does not answer for so long is mentioned on stderr.
 SILENCE_S = 1.0
 
-#: A read that shows that the store is there: time for a second node of it where the first one asked does not answer (a request waits 4 s).
-STORE_READ_S = 8.0
-
 
 def leader_at_a_glance(session: Invocation) -> EpochRecord | None:
     """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations: then `open_coordinator` has them."""
@@ -113,6 +110,7 @@ def open_data_store(session: Invocation) -> Store:
     """The data store of the configuration. Raises StoreUnavailable, UsageError."""
     from rmgr.adapters.store_rules import remembered
     from rmgr.adapters.stores import open_store
+    from rmgr.procedures.bootstrap import STORE_READ_S
 
     config = session.config()
     if config.cluster.uses_gateway:

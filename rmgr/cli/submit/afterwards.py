@@ -10,12 +10,12 @@ from rmgr.cli.display import shapes
 from rmgr.cli.display.output import Plain
 from rmgr.cli.display.render import STATE_STYLES, elapsed, emit, paint
 from rmgr.cli.sending.options import WorkRequest
-from rmgr.cli.sending.sending import Sent
 from rmgr.cli.session.context import Session
 from rmgr.cli.waiting.detach import detached
 from rmgr.cli.waiting.ends import codes, fetch_files, summary, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd
 from rmgr.cli.waiting.wait import until_ended
+from rmgr.client.commands.sending import Sent
 from rmgr.client.logs.live import LiveOutput
 
 
@@ -28,11 +28,11 @@ def wait_for(session: Session, sent: Sent, work: WorkRequest) -> int:
         item = follow.add(number)
 
         def on_end(end: FollowedEnd) -> None:
-            if work.options.watch and not session.json:
+            if work.afterwards.watch and not session.json:
                 _tell_end(end)
 
-        until_ended(session, follow, progress=work.options.progress, on_end=on_end, title=work.options.name)
-        if item.total == 1 and not (session.json or work.options.progress or work.options.watch):
+        until_ended(session, follow, progress=work.afterwards.progress, on_end=on_end, title=work.options.name)
+        if item.total == 1 and not (session.json or work.afterwards.progress or work.afterwards.watch):
             printed = _print_output(session, item)
     except KeyboardInterrupt:
         raise detached(session, [str(number)], attach=f"rmgr wait {number}") from None

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, Sink
+from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.options import SECTIONS, read_work, work_options
-from rmgr.cli.sending.sending import prepare, send
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
@@ -19,6 +19,7 @@ from rmgr.cli.waiting.ends import codes, fetch_files, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, Follow
 from rmgr.cli.waiting.wait import PATIENCE_S, tell_why
 from rmgr.cli.words.exits import WORK_EXITS
+from rmgr.client.commands.sending import prepare, send
 from rmgr.client.logs.live import LiveOutput
 from rmgr.model.tasks.array import shown_index
 
@@ -49,14 +50,15 @@ def run(session: Session, words: tuple[str, ...], pty: bool, **values: Any) -> N
         from rmgr.cli.submit import terminal
 
         work = terminal.interactive(session, work)
-    draft = prepare(session, work)
-    if work.options.dry_run:
+    host = SessionHost(session)
+    draft = prepare(host, work)
+    if work.afterwards.dry_run:
         from rmgr.cli.sending.dry_run import tell_dry
 
         tell_dry(session, draft)
         return
     session.data_store()  # what could not be waited for is not submitted
-    sent = send(session, draft)
+    sent = send(host, draft)
     number = sent.submission.id
     session.detail(f"submitted {number}")
     if pty:

@@ -9,12 +9,13 @@ import click
 
 from rmgr.cli.display.render import emit
 from rmgr.cli.sending.dry_run import tell_dry
+from rmgr.cli.sending.host import SessionHost
 from rmgr.cli.sending.options import SECTIONS, WorkRequest, read_work, work_options
-from rmgr.cli.sending.sending import Sent, prepare, send
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.exits import WORK_EXITS
+from rmgr.client.commands.sending import Sent, prepare, send
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
 WORDS_AFTER_OPTIONS = {"allow_interspersed_args": False}
@@ -64,14 +65,15 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, jobs_f
         submit_list(ctx, session, words, jobs_file, values["token"])
         return
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignore_sbatch=ignore_sbatch)
-    draft = prepare(session, work)
-    if work.options.dry_run:
+    host = SessionHost(session)
+    draft = prepare(host, work)
+    if work.afterwards.dry_run:
         tell_dry(session, draft)
         return
-    waits = work.options.wait or work.options.watch or work.options.progress
+    waits = work.afterwards.waits
     if waits:
         session.data_store()  # what could not be waited for is not submitted
-    sent = send(session, draft)
+    sent = send(host, draft)
     _tell_id(session, sent, work, waits=waits)
     if waits:
         from rmgr.cli.submit.afterwards import wait_for  # streams, follower, gRPC: who does not wait does not load them
@@ -84,7 +86,7 @@ def _tell_id(session: Session, sent: Sent, work: WorkRequest, *, waits: bool) ->
     if session.json:
         if not waits:
             emit({"id": str(number), "tasks": sent.tasks} | ({} if sent.created else {"created": False}))
-    elif work.options.parsable:
+    elif work.afterwards.parsable:
         sys.stdout.write(f"{number}\n")
     else:
         out = sys.stderr if waits else sys.stdout  # with --wait stdout is the work's

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rmgr.cli.sending.sending import engine_of
+from rmgr.cli.sending.host import engine_of
 from rmgr.cli.words.exits import exit_code_of, highest
 from rmgr.errors import NotFound, RmgrError
 from rmgr.model.base.states import State

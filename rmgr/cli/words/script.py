@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from rmgr.cli.words.sbatch import MARK as SBATCH
 from rmgr.cli.words.sbatch import translated
+from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
 
 #: As large as sbatch takes them.
@@ -27,11 +28,9 @@ _FOREIGN = (SBATCH, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(ScriptText):
     """A script's text and the words of its directives, by line."""
 
-    name: str
-    text: bytes
     directives: tuple[tuple[int, tuple[str, ...]], ...] = ()
     notes: tuple[str, ...] = ()  #: what its author should know
     sbatch: tuple[tuple[int, str], ...] = ()  #: lines of Slurm that nothing here obeys; empty beside `#RMGR` lines

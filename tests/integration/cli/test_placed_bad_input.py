@@ -20,7 +20,7 @@ from tests.integration.commands import Ended, Shell
 #: Runs command lines one after another, each in a process of its own that was forked after the imports: they cost the most.
 MANY = """
 import json, os, sys, tempfile
-import kazoo.client, rmgr.adapters.zookeeper.client, rmgr.cli.main, rmgr.cli.sending.sending, rmgr.cli.submit.submit
+import kazoo.client, rmgr.adapters.zookeeper.client, rmgr.cli.main, rmgr.client.commands.sending, rmgr.cli.submit.submit
 import rmgr.procedures.admission, rmgr.procedures.bootstrap
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from rmgr.cli.sending.jobs_file import ListedJob, in_order, read_jobs
+from rmgr.cli.sending.jobs_file import read_jobs
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.submit import submit
+from rmgr.client.commands.job_lists import ListedJob, in_order
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Condition, Dependency
 
@@ -60,22 +61,22 @@ def test_keys_are_the_long_options_with_either_dash(tmp_path: Path) -> None:
         processes = 4
         """,
     )
-    options = first.work.options
+    options = first.request.options
     assert (options.name, options.cores, options.time_us, options.max_fails, options.array) == ("a", 2, 900_000_000, 2, "1-4%2")
     assert (options.memory_bytes, options.env, options.resubmit) == (2 << 30, (("A", "1"), ("B", "2")), False)
     assert options.features == ("gpu", "ssd")
-    assert first.work.words == ("./a", "x", "3")
-    other = second.work.options
+    assert first.request.words == ("./a", "x", "3")
+    other = second.request.options
     assert (other.name, other.cores, other.each_line, other.resubmit, other.hold) == ("one", 1, "names.txt", False, True)
     assert other.rigid is not None
     assert other.rigid.processes == 4
-    assert second.work.words == ("/bin/sh", "-c", "one | two")
+    assert second.request.words == ("/bin/sh", "-c", "one | two")
 
 
 def test_json_lines_hold_the_same(tmp_path: Path) -> None:
     lines = [{"defaults": {"queue": "q"}}, {"name": "a", "command": ["true"]}, {"command": "true", "after": "a"}]
     entries = read(tmp_path, "\n\n".join(map(json.dumps, lines)), "jobs.jsonl")
-    assert [entry.work.options.queue for entry in entries] == ["q", "q"]
+    assert [entry.request.options.queue for entry in entries] == ["q", "q"]
     assert entries[1].needs == ((Condition.OK, 0),)
 
 
@@ -93,7 +94,7 @@ def test_dependencies_are_names_of_the_list_or_ids(tmp_path: Path) -> None:
     jobs = "".join(f'[[job]]\nname = "{name}"\ncommand = "true"\n' for name in ("prep", "x:y, z", "fail:9"))
     *_, last = read(tmp_path, jobs + '[[job]]\ncommand = "true"\nafter = ["any:prep,fail:12", 41, "x:y, z", "fail:9", "afternotok:x:y, z"]')
     assert last.needs == ((Condition.ANY, 0), (Condition.OK, 1), (Condition.OK, 2), (Condition.FAIL, 1))
-    assert last.work.options.after == (
+    assert last.request.options.after == (
         Dependency(condition=Condition.FAIL, submission=12),
         Dependency(condition=Condition.OK, submission=41),
     )
@@ -103,8 +104,8 @@ def test_a_script_is_read_and_the_entry_wins_over_it(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\n#RMGR -c 3 --mem 1G\necho\n")
     (entry,) = read(tmp_path, f'[[job]]\nscript = "{script}"\nargs = ["x"]\ncores = 2\n')
-    options = entry.work.options
-    assert (options.name, options.cores, options.memory_bytes, entry.work.words) == ("job.sh", 2, 1 << 30, ("x",))
+    options = entry.request.options
+    assert (options.name, options.cores, options.memory_bytes, entry.request.words) == ("job.sh", 2, 1 << 30, ("x",))
 
 
 A = '[[job]]\nname = "a"\ncommand = "true"\n'

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.sending.options import WorkOptions, read_work
+from rmgr.cli.sending.options import read_work
 from rmgr.cli.session.context import Session
 from rmgr.cli.submit.submit import submit
 from rmgr.cli.words.placed_options import parse_begin, parse_nodes
+from rmgr.client.commands.request import CommandOptions
 from rmgr.errors import UsageError
 from rmgr.model.tasks.placing import Rigid
 
 
-def options(*words: str) -> WorkOptions:
+def options(*words: str) -> CommandOptions:
     session = Session()
     with submit.make_context("submit", list(words), obj=session) as ctx:
         values = dict(ctx.params)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rmgr.cli.sending import shipping
-from rmgr.cli.sending.shipping import pack_directory, ship_uploads
+from rmgr.client.commands import shipping
+from rmgr.client.commands.shipping import pack_directory, ship_uploads
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core.unpack import unpack
 from rmgr.errors import UsageError, ValueTooLarge

@@ -1,16 +1,17 @@
-"""Scripts, files and directories on their way to the nodes: stored once by the hash of their content."""
+"""Stores scripts, files and directories that travel to the nodes, once each, by the hash of their content."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
-import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmgr.cli.sending.options import WorkRequest
+from rmgr.client.commands.request import ScriptText
 from rmgr.client.values.content import put_once
 from rmgr.coord.protocol import keys
 from rmgr.errors import UsageError, ValueTooLarge
@@ -18,55 +19,34 @@ from rmgr.model.base.units import format_size
 from rmgr.model.tasks.submission import MAX_UPLOAD_BYTES, MAX_UPLOAD_MEMBERS, Upload
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.context import Session
-
-_PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
+    from rmgr.client.commands.doors import HasStore
 
 
-def whole_path(word: str) -> str:
-    """A command given by a relative path that exists here is sent by its whole path: the nodes run elsewhere."""
-    return os.path.abspath(word) if "/" in word and not os.path.isabs(word) and os.path.isfile(word) else word
-
-
-def interpreted(python: str, words: tuple[str, ...]) -> tuple[str, ...]:
-    """`--python PATH`: `python x.py` and `x.py` run with that interpreter. Raises UsageError when nothing here is Python's."""
-    if not python:
-        return words
-    if _PYTHON.match(os.path.basename(words[0])):
-        return (python, *words[1:])
-    if words[0].endswith(".py"):
-        return (python, *words)
-    raise UsageError(f"--python: {words[0]!r} is no Python program", hint="rmgr submit --python PATH -- python program.py")
-
-
-def ship_script(session: Session, work: WorkRequest) -> str:
-    """Stores the script's text; returns its hash. `--python` replaces the interpreter of a `#!...python` line."""
-    assert work.script is not None
-    text = work.script.text
-    if work.options.python:
+def ship_script(host: HasStore, script: ScriptText, python: str = "") -> str:
+    """Stores the script's text; returns its hash. `python` replaces the interpreter of a `#!...python` line."""
+    text = script.text
+    if python:
         head, newline, rest = text.partition(b"\n")
         if head.startswith(b"#!") and b"python" in head:
-            text = b"#!" + os.fsencode(work.options.python) + newline + rest
-        elif not head.startswith(b"#!") and work.script.name.endswith(".py"):
-            text = b"#!" + os.fsencode(work.options.python) + b"\n" + text
-    return _store(session, text)
+            text = b"#!" + os.fsencode(python) + newline + rest
+        elif not head.startswith(b"#!") and script.name.endswith(".py"):
+            text = b"#!" + os.fsencode(python) + b"\n" + text
+    return _store(host, text)
 
 
-def ship_stdin(session: Session, name: str) -> str:
+def ship_stdin(host: HasStore, name: str) -> str:
     """Stores what the work is to read from its standard input; `-` is ours. Raises UsageError, ValueTooLarge."""
-    import click
-
     try:
-        with click.open_file(name, "rb") as file:
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
             data = file.read(MAX_UPLOAD_BYTES + 1)
     except OSError as error:
         raise UsageError(f"--stdin: {name} cannot be read: {error.strerror}", hint="name a file, or - for stdin") from error
     if len(data) > MAX_UPLOAD_BYTES:
         raise _too_large(f"--stdin {name}", len(data))
-    return _store(session, data)
+    return _store(host, data)
 
 
-def ship_uploads(session: Session, names: Sequence[str]) -> tuple[Upload, ...]:
+def ship_uploads(host: HasStore, names: Sequence[str]) -> tuple[Upload, ...]:
     """Stores files as they are and directories as archives. Raises UsageError, ValueTooLarge."""
     uploads = []
     for name in names:
@@ -74,9 +54,9 @@ def ship_uploads(session: Session, names: Sequence[str]) -> tuple[Upload, ...]:
         shown = _shown(name)
         try:
             if path.is_dir():
-                uploads.append(Upload(name=shown, sha256=_store(session, pack_directory(path)), is_dir=True))
+                uploads.append(Upload(name=shown, sha256=_store(host, pack_directory(path)), is_dir=True))
             elif path.is_file():
-                uploads.append(Upload(name=shown, sha256=_store(session, _content(path))))
+                uploads.append(Upload(name=shown, sha256=_store(host, _content(path))))
             elif path.exists():
                 raise UsageError(f"--upload: {name} is neither a file nor a directory", hint="pipes, sockets and devices cannot travel")
             else:
@@ -168,10 +148,10 @@ def _too_large(name: str, size: int) -> ValueTooLarge:
     return ValueTooLarge(f"{name} has {format_size(size)} or more; the limit is {limit}", hint="use a shared file system, or several")
 
 
-def _store(session: Session, data: bytes) -> str:
+def _store(host: HasStore, data: bytes) -> str:
     digest = hashlib.sha256(data).hexdigest()
-    store, key = session.data_store(), keys.upload(digest)
-    timeout_s = session.left_s(30.0) or 30.0
+    store, key = host.data_store(), keys.upload(digest)
+    timeout_s = host.left_s(30.0) or 30.0
     if store.head(key, timeout_s=timeout_s) is None:
         put_once(store, key, data, timeout_s=timeout_s)
     return digest

@@ -1,0 +1,74 @@
+"""Lets a command submit through the client: its session's connections, identity and deadline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rmgr.cli.session.context import Session
+    from rmgr.client.identity.signing import Signer
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.values.values import Values
+    from rmgr.coord.protocol.ports import Coordinator, Store
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHost:
+    """A `client.commands.doors.CommandHost` on a command's session."""
+
+    session: Session
+
+    @property
+    def me(self) -> str:
+        """See `CommandHost`."""
+        return self.session.me
+
+    def coordinator(self) -> Coordinator:
+        """See `CommandHost`."""
+        return self.session.coordinator()
+
+    def data_store(self) -> Store:
+        """See `CommandHost`."""
+        return self.session.data_store()
+
+    def left_s(self, most: float | None = None) -> float | None:
+        """See `CommandHost`."""
+        return self.session.left_s(most)
+
+    def note(self, text: str) -> None:
+        """See `CommandHost`."""
+        self.session.note(text)
+
+    def values(self) -> Values:
+        """See `CommandHost`."""
+        from rmgr.cli.store.values import values_of
+
+        return values_of(self.session, self.session.data_store(), self.session.coordinator())
+
+    def signer(self) -> Signer | None:
+        """See `CommandHost`."""
+        session = self.session
+        credentials = session.shown_credentials()
+        if credentials is None:
+            return None
+        from rmgr.client.identity.signing import Signer
+
+        return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
+
+    def engine(self) -> Engine:
+        """See `CommandHost`. It ends with the command."""
+        return engine_of(self.session)
+
+
+def engine_of(session: Session) -> Engine:
+    """A Submitter of this process, on the session's own connections; ends with the command."""
+    from rmgr.client.submitter.engine import Engine
+
+    credentials = session.credentials()
+    options = {}
+    if credentials is not None:
+        from rmgr.client.identity.secured import engine_options
+
+        options = engine_options(session.coordinator(), credentials, session.config().security, session.cluster_id())
+    return session.own(Engine(session.coordinator(), session.data_store(), **options))

@@ -1,0 +1,50 @@
+"""Protocol of who submits a command: its connections, its identity and its deadline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rmgr.client.identity.signing import Signer
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.values.values import Values
+    from rmgr.coord.protocol.ports import Coordinator, Store
+
+
+class HasStore(Protocol):
+    """The data store, and the time that is left."""
+
+    def data_store(self) -> Store:
+        """Opened on first use. Raises StoreUnavailable, NotConnected."""
+        ...
+
+    def left_s(self, most: float | None = None) -> float | None:
+        """Seconds until the caller's deadline, at most `most`; None: neither limits. Raises DeadlineExceeded when it is over."""
+        ...
+
+
+class CommandHost(HasStore, Protocol):
+    """The caller. me: the user's name, as submissions carry it."""
+
+    @property
+    def me(self) -> str: ...
+
+    def coordinator(self) -> Coordinator:
+        """ZooKeeper or a gateway, opened on first use. Raises NotConnected, CoordinationUnavailable, WrongCluster."""
+        ...
+
+    def values(self) -> Values:
+        """Values by name, with their owners in a secured cluster."""
+        ...
+
+    def signer(self) -> Signer | None:
+        """Signs what needs no engine; None in an open cluster."""
+        ...
+
+    def engine(self) -> Engine:
+        """A Submitter on the caller's own connections. The caller closes it."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Shows one line to the user."""
+        ...

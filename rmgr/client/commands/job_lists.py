@@ -1,0 +1,220 @@
+"""Submits a list of different jobs, all or nothing.
+
+A submission without tasks, the anchor, is held while its program lives. Every job of the list is made durable behind it (it waits for
+the anchor's end with `ok`), and one write on the anchor, its release, lets them all go. A program that dies before leaves an anchor
+without owner: the leader cancels it (`Abandon` in `coord/decisions/keeping.py`), and what waits for it is cancelled with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from rmgr.client.commands.checks import check_room, check_size, check_store, read_facts, waiting_blocks
+from rmgr.client.commands.request import CommandRequest
+from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, send_by_engine, shipped
+from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, SubmitUnknown
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from rmgr.client.commands.doors import CommandHost
+    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.submission.handle import SubmissionHandle
+
+_SUBMIT_S = 60.0
+_CANCEL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """One job of a list. where: `jobs.toml: job 3, line 17 (prep)`; needs: (condition, place in the list) of others that it waits for."""
+
+    where: str
+    name: str
+    request: CommandRequest
+    needs: tuple[tuple[Condition, int], ...]
+
+
+def in_order(entries: Sequence[ListedJob]) -> Iterator[int]:
+    """Places of entries, each behind those that it needs; what is in a cycle is left out. Cost: O(entries + needs)."""
+    missing = [len({need for _, need in entry.needs}) for entry in entries]
+    waiting: dict[int, list[int]] = {}
+    for place, entry in enumerate(entries):
+        for need in {need for _, need in entry.needs}:
+            waiting.setdefault(need, []).append(place)
+    ready = [place for place, count in enumerate(missing) if not count]
+    while ready:
+        yield from ready
+        following = []
+        for place in ready:
+            for other in waiting.get(place, ()):
+                missing[other] -= 1
+                if not missing[other]:
+                    following.append(other)
+        ready = sorted(following)
+
+
+def prepare_all(host: CommandHost, entries: Sequence[ListedJob]) -> list[CheckedRequest]:
+    """Each checked against the cluster, and all together against the room of their queues; nothing is written.
+
+    Raises: as `sending.prepare`, naming the entry; QueueFull.
+    """
+    facts = read_facts(host)
+    drafts = []
+    for entry in entries:
+        try:
+            draft = prepare(host, entry.request, facts)
+            check_size(replace(draft.record, after=_after(draft.record, entry, dict.fromkeys(range(len(entries)), 1 << 31), 1 << 31)))
+        except RmgrError as error:
+            error.message = f"{entry.where}: {error.message}"
+            error.args = (error.message,)
+            raise
+        drafts.append(draft)
+    more: dict[str, int] = {}
+    for draft in drafts:
+        more[draft.record.queue] = more.get(draft.record.queue, 0) + waiting_blocks(draft.record, draft.tasks)
+    for queue, blocks in more.items():
+        check_room(host.coordinator(), facts.settings, queue, blocks, what="this list is")
+    return drafts
+
+
+def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[CheckedRequest], *, token: str, name: str) -> list[Sent]:
+    """Makes all of them durable, in their order, or none.
+
+    Args:
+        token: "" = a new one. name: of the list.
+    Raises: what a single `send` raises; StateConflict when the list was given up meanwhile.
+    """
+    from rmgr.procedures.control import cancel_submission
+
+    records = [shipped(host, draft) for draft in drafts]
+    check_store(host)
+    deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
+    engine = host.engine()
+    mine = token or machine.guid()
+    handle = engine.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=_left_s(deadline_s))
+    anchor = handle.submission
+    if not _is_sent(anchor, handle, mine):
+        failpoint("list.before_entries")
+    try:
+        sent = _make(host, engine, entries, drafts, records, anchor.id, mine, deadline_s)
+        failpoint("list.before_release")
+    except (RmgrError, KeyboardInterrupt) as error:
+        with suppress(RmgrError):  # else the leader does it, once this program has gone
+            cancel_submission(engine, anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S)
+        if isinstance(error, SubmitUnknown):
+            what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
+            raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
+        raise
+    if anchor.phase is Phase.HELD:
+        _release(engine, anchor.id, mine, _left_s(deadline_s))
+        failpoint("list.after_release")
+        handle.complete()
+        handle.flush(_left_s(deadline_s))
+    return sent
+
+
+def _anchor(like: Submission, token: str, name: str) -> Submission:
+    """What the list waits for: no task, held, and nobody's once its program has gone."""
+    return Submission(
+        id=0,
+        name=f"list {name}"[:200],
+        user=like.user,
+        queue=like.queue,
+        work=Work.COMMAND,
+        request=like.request,
+        priority=like.priority,
+        phase=Phase.HELD,
+        reason=Reason.USER_HOLD,
+        token=token,
+        submitted_us=like.submitted_us,
+        command=Command(argv=("/bin/true",)),
+        rigid=like.rigid,
+        host=like.host,
+        ends_with_owner=True,
+    )
+
+
+def _is_sent(anchor: Submission, handle: SubmissionHandle, token: str) -> bool:
+    """The token was used before, and all of that list is in. Raises StateConflict when it is not."""
+    if handle.owned:
+        return False
+    if anchor.phase in (Phase.OPEN, Phase.CLOSED) and not anchor.reason:
+        return True
+    why = "is still being submitted" if anchor.phase is Phase.HELD else "was given up before all of it was there"
+    hint = "wait until that command has ended" if anchor.phase is Phase.HELD else "submit it with another --token"
+    raise StateConflict(f"the list of --token {token} (submission {anchor.id}) {why}", hint=hint)
+
+
+def _after(record: Submission, entry: ListedJob, ids: Mapping[int, int], anchor: int) -> tuple[Dependency, ...]:
+    needs = (Dependency(condition=condition, submission=ids[place]) for condition, place in entry.needs)
+    return (*record.after, *needs, Dependency(condition=Condition.OK, submission=anchor))
+
+
+def _make(
+    host: CommandHost,
+    engine: Engine,
+    entries: Sequence[ListedJob],
+    drafts: Sequence[CheckedRequest],
+    records: Sequence[Submission],
+    anchor: int,
+    token: str,
+    deadline_s: float,
+) -> list[Sent]:
+    """All entries durable, each after those that it needs."""
+    from rmgr.client.submitter.submitting import ToSubmit, submit_many
+
+    sent: dict[int, Sent] = {}
+    wave: dict[int, ToSubmit] = {}
+
+    def flush() -> None:
+        made = submit_many(engine.coordinator, list(wave.values()), deadline_s=deadline_s, signer=engine.signer)
+        for (place, item), found in zip(wave.items(), made, strict=True):
+            sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
+        wave.clear()
+
+    for place in in_order(entries):
+        entry, draft = entries[place], drafts[place]
+        if any(need not in sent for _, need in entry.needs):
+            flush()
+        ids = {need: sent[need].submission.id for _, need in entry.needs}
+        after = _after(records[place], entry, ids, anchor)
+        record = replace(records[place], after=after, token=f"{token}.{place + 1}")
+        if record.phase is not Phase.HELD:
+            record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
+        blocks = blocks_of(record, draft.payloads)
+        if blocks is None or draft.request.options.outputs:
+            sent[place] = send_by_engine(host, engine, record, draft, deadline_s)
+        else:
+            wave[place] = ToSubmit(draft=record, blocks=blocks, tasks=draft.tasks)
+    flush()
+    return [sent[place] for place in range(len(entries))]
+
+
+def _release(engine: Engine, anchor: int, token: str, timeout_s: float) -> None:
+    """The commit: from here on all of the list runs."""
+    from rmgr.procedures.control import release_submission
+
+    try:
+        changed = release_submission(engine, anchor, timeout_s=timeout_s)
+    except CoordinationUnavailable:
+        raise SubmitUnknown(
+            "it is not known whether the list was let go: ZooKeeper went away meanwhile",
+            token=token,
+            hint=f"rmgr show {anchor}: CANCELLED (soon after this command has ended) means that none of it runs; it is let go otherwise",
+        ) from None
+    now = changed.submission
+    if now.phase in (Phase.CANCELLED, Phase.HELD) or (now.phase is Phase.CLOSED and now.reason):
+        raise StateConflict(
+            f"the list was not let go: submission {anchor}, which it waits for, is {now.phase} ({now.reason}); nothing of it runs",
+            hint="submit it again",
+        )
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.1, deadline_s - machine.monotonic())
