@@ -11,10 +11,10 @@ from rmgr.cli.display.columns import HISTORY_COLUMNS
 from rmgr.cli.display.render import Layout, emit, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.past import list_past
 from rmgr.cli.session.tables import draw, filter_options, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.cli.words.selectors import Filter, parse
+from rmgr.client.queries.past import list_past
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.views import JobView

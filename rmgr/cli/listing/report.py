@@ -16,9 +16,9 @@ from rmgr.cli.listing.history import parse_since
 from rmgr.cli.listing.usage import GROUPS, PERCENTS, Days, GroupUsage, QueueWaits, Report, Wanted
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
-from rmgr.cli.session.past import list_past
 from rmgr.cli.session.tables import draw, table_options
 from rmgr.cli.words.params import Parsed, listed, nearest
+from rmgr.client.queries.past import list_past
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted, format_duration, format_size
 

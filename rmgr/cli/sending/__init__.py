@@ -1,4 +1,4 @@
-"""From options or a file of jobs to a durable submission: requests, scripts and files that travel, the dry run.
+"""Options and lists of jobs become requests of `client.commands`, which checks and submits them; the dry run.
 
-The room builds requests and hands them to the client, which submits. It must not wait for work, nor print results.
+The room parses, and prints dry runs. It must not decide what is submitted, nor wait for work.
 """

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.gateway.coordinator import GatewayCoordinator
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.coord.protocol.ports import Store
+    from rmgr.model.cluster.node import EpochRecord
 
 
 @dataclass(slots=True)
@@ -56,14 +57,22 @@ class ConnectedInvocation(Invocation):
         return self._store
 
     def store_or_none(self) -> Store | None:
-        """The data store, None (with a note) where it cannot be opened: for questions that it only helps to answer."""
-        from rmgr.errors import RmgrError
+        """The data store; None, with a note, where it cannot be opened: for questions that it only helps to answer."""
+        from rmgr.client.queries.past import store_or_none
 
-        try:
-            return self.data_store()
-        except RmgrError as error:
-            self.note(f"{error.message}; what lies in the data store is missing here")
-            return None
+        return store_or_none(self)
+
+    @property
+    def store_url(self) -> str:
+        """Where the data store is, as it is configured: `sqlite:PATH`, `cassandra:...`, `gateway:ADDRESS`."""
+        cluster = self.config().cluster
+        return f"gateway:{cluster.gateway}" if cluster.uses_gateway else cluster.store
+
+    def leader_at_a_glance(self) -> EpochRecord | None:
+        """Who leads, by one short look at ZooKeeper; None where that takes more, or explanations."""
+        from rmgr.cli.session.reach import leader_at_a_glance
+
+        return leader_at_a_glance(self)
 
     def close(self) -> None:
         """Lets go of everything. Never raises."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rmgr.cli.session.connected import ConnectedInvocation
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.query import Query
+    from rmgr.client.queries.query import Query
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Session(ConnectedInvocation):
     def query(self) -> Query:
         """Questions to the leader, or to znodes when there is none."""
         if self._query is None:
-            from rmgr.cli.session.query import Query
+            from rmgr.client.queries.query import Query
 
             self._query = Query(self)
         return self._query

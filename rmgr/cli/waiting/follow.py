@@ -157,7 +157,7 @@ class Follow:
             followed.handle = self._engine.attach(number, _Listener(self._news, followed), own=False, timeout_s=timeout_s)
             followed.submission = followed.handle.submission
         except NotFound:
-            from rmgr.cli.session.past import read_past
+            from rmgr.client.queries.past import read_past
 
             followed.past = read_past(self._session, number)
             if followed.past is None:

@@ -1,0 +1,193 @@
+"""Asks the leader, which answers from memory; where none answers, the same is made of znodes, with a note to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from rmgr.client.queries.doors import HistoryHost, LeaderHost
+from rmgr.client.queries.leaders import LeaderSearch
+from rmgr.client.queries.past import store_or_none
+from rmgr.errors import NotFound, Unavailable
+from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
+from rmgr.runtime import machine
+
+if TYPE_CHECKING:
+    from rmgr.adapters.rpc.server import LeaderClient
+    from rmgr.adapters.rpc.thin import ThinLeader
+    from rmgr.coord.views.snapshot import ClusterSnapshot
+    from rmgr.model.tasks.submission import Submission
+
+T = TypeVar("T")
+
+
+class QueryHost(LeaderHost, HistoryHost, Protocol):
+    """Who asks."""
+
+
+class Query:
+    """Questions of one caller. Every call raises Unavailable when ZooKeeper does not answer within the caller's deadline."""
+
+    def __init__(self, host: QueryHost) -> None:
+        self._host = host
+        self._search = LeaderSearch(host)
+
+    def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
+        """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
+
+        def local(facts: ClusterSnapshot) -> list[JobView]:
+            from rmgr.coord.views import answers
+
+            return answers.jobs(facts, ids, ended=ended, user=user)
+
+        def ask(leader: LeaderClient | ThinLeader) -> list[JobView]:
+            return leader.jobs(ids, ended=ended, user=user)
+
+        return self._ask(ask, local, ask)
+
+    def job(self, number: int) -> JobView:
+        """One submission; from the history when it is no longer in memory. Raises NotFound."""
+        found = self.jobs((number,), ended=True)
+        if found:
+            return found[0]
+        from rmgr.client.queries.past import read_past
+
+        past = read_past(self._host, number)
+        if past is None:
+            hint = "rmgr jobs -a lists those in memory, rmgr history the older ones"
+            raise NotFound(f"there is no submission {number}", hint=hint)
+        return past
+
+    def check_queue(self, name: str) -> None:
+        """A filter by a queue or class that is not there is a mistake, not an empty answer. Raises NotFound naming the known ones."""
+        known = list(dict.fromkeys(queue.id for queue in self.queues())) if name else []
+        if name and name not in known:
+            raise NotFound(f"there is no queue {name!r}", hint=f"queues: {', '.join(known)}")
+
+    def nodes(self) -> list[NodeView]:
+        """All nodes, by name, with what their Starters tell of themselves where they answer within a second."""
+        from rmgr.client.queries.node_stats import with_stats
+        from rmgr.coord.views import answers
+
+        nodes = self._ask(lambda leader: leader.nodes(), answers.nodes)
+        return with_stats(nodes, self._host.via, self._host.credentials())
+
+    def queues(self) -> list[QueueView]:
+        """All queues, by name, and queue classes."""
+
+        def local(facts: ClusterSnapshot) -> list[QueueView]:
+            from rmgr.coord.views import answers
+            from rmgr.procedures.queue_classes import class_views
+
+            return [*answers.queues(facts), *class_views(facts.settings)]
+
+        return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
+
+    def status(self) -> StatusView:
+        """Health and counts."""
+        return self._ask(lambda leader: leader.status(), self._own_status, lambda leader: leader.status())
+
+    def explain(self, number: int, position: int | None) -> ExplainView:
+        """Why it is in its state. Raises NotFound."""
+
+        def local(facts: ClusterSnapshot) -> ExplainView:
+            from rmgr.coord.views import answers
+
+            return answers.explain(replace(facts, store_problem=str(self._store_facts().get("problem") or "")), number, position)
+
+        def ask(leader: LeaderClient | ThinLeader) -> ExplainView:
+            return leader.explain(number, position)
+
+        return self._ask(ask, local, ask)
+
+    def what_if(self, record: Submission) -> WhatIfView | None:
+        """Where and when it would run; None, with a note, when the leader cannot say. Raises: Infeasible for what its policy ends."""
+        from rmgr.coord.protocol.records import encode_record
+        from rmgr.errors import Infeasible, RmgrError
+
+        try:
+            leader = self._search.client()
+            return leader.what_if(encode_record(record)) if leader is not None else None
+        except Infeasible:
+            raise
+        except RmgrError as error:
+            self._host.note(f"where and when it would run is not known: {error.message}")
+            return None
+
+    def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
+        """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
+        from rmgr.procedures.snapshot import read_tasks
+
+        timeout_s = self._host.left_s(30.0) or 30.0
+        store = store_or_none(self._host)
+        return read_tasks(self._host.coordinator(), store, number, first=first, limit=limit, timeout_s=timeout_s)[1]
+
+    def close(self) -> None:
+        """Ends the channel to the leader."""
+        self._search.close()
+
+    # -- who answers
+
+    def _ask(
+        self, leader: Callable[[LeaderClient], T], facts: Callable[[ClusterSnapshot], T], thin: Callable[[ThinLeader], T] | None = None
+    ) -> T:
+        """The leader's answer, else our own. thin: the same question without gRPC's library, where the leader can be asked so."""
+        search = self._search
+        if thin is not None and (asked := search.thin()) is not None:
+            from rmgr.adapters.rpc.thin import ThinFailed
+
+            try:
+                return thin(asked)
+            except ThinFailed as why:
+                search.without_thin(str(why))
+            except Unavailable as error:
+                search.give_up(f"the leader does not answer ({error.message})")
+        client = search.client()
+        if client is not None:
+            try:
+                return leader(client)
+            except Unavailable as error:
+                search.give_up(f"the leader does not answer ({error.message})")
+        return facts(self._read())
+
+    def _read(self) -> ClusterSnapshot:
+        from rmgr.procedures.snapshot import read_snapshot
+
+        timeout_s = self._host.left_s(30.0) or 30.0
+        return read_snapshot(self._host.coordinator(), None, timeout_s=timeout_s)
+
+    def leader_endpoint(self) -> str:
+        """Where the leader answers, "" when none leads."""
+        found = self._search.client()
+        return found.endpoint if found is not None else ""
+
+    def has_leader(self) -> bool:
+        """A WatchDog leads, as far as ZooKeeper knows."""
+        return self._search.client() is not None
+
+    def _own_status(self, facts: ClusterSnapshot) -> StatusView:
+        from rmgr.coord.views import answers
+        from rmgr.coord.views.health import with_part
+        from rmgr.model.views import PartView
+
+        coordinator = self._host.coordinator()
+        zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
+        view = answers.status(facts, zookeeper=zookeeper, store=self._store_facts(), now_us=machine.wall_us())
+        if view.leader is None:
+            return view
+        problem = f"the leader {view.leader.id} on {view.leader.host} does not answer at {view.leader.endpoint}"
+        return with_part(view, PartView(kind="leader", id=view.leader.id, state="silent", reason=problem, fix="rmgr doctor"))
+
+    def _store_facts(self) -> dict[str, object]:
+        """What we find out of the data store ourselves, as `status` shows it."""
+        from rmgr.adapters.stores import shown
+        from rmgr.errors import RmgrError
+
+        store: dict[str, object] = {"ok": False, **shown(self._host.store_url)}
+        try:
+            problem = self._host.data_store().health()
+            store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
+        except RmgrError as error:
+            store["problem"] = error.message
+        return store
