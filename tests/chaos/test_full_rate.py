@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from functools import partial
@@ -11,6 +12,7 @@ import pytest
 from breakable import RECOVERY_S, Chaos, eventually
 
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.coord.protocol import paths
 from rmgr.model.base.states import State
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
@@ -34,8 +36,21 @@ def note(ledger: str, _index: int) -> str:
 def kill_early(chaos: Chaos, leader: str) -> None:
     """In a thread: the client may be far behind what has run."""
     eventually("work runs", lambda: chaos.ledger.exists() and chaos.ledger.stat().st_size > EARLY, within=120)
+    eventually("n1 stands still with tasks that it has claimed", lambda: holds_tasks(chaos, "n1"), within=60)
     chaos.cluster.kill("n1")
     chaos.cluster.kill(leader)
+
+
+def holds_tasks(chaos: Chaos, node: str) -> bool:
+    """Stops a Starter; it stays stopped if it has claimed tasks, of which nobody else can take any now."""
+    chaos.cluster.kill(node, signal.SIGSTOP)
+    coordinator = chaos.cluster.coordinator
+    before = coordinator.children(paths.running_node(node)).result(10)
+    time.sleep(0.05)  # what it had sent is committed
+    if before and coordinator.children(paths.running_node(node)).result(10):
+        return True
+    chaos.cluster.kill(node, signal.SIGCONT)
+    return False
 
 
 def test_a_starter_and_the_leader_killed_at_full_rate_lose_and_repeat_nothing(chaos: Chaos):
