@@ -11,7 +11,6 @@ from rmgr.client.queries.leaders import LeaderSearch
 from rmgr.client.queries.past import store_or_none
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
-from rmgr.runtime import machine
 
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.server import LeaderClient
@@ -170,6 +169,7 @@ class Query:
         from rmgr.coord.views import answers
         from rmgr.coord.views.health import with_part
         from rmgr.model.views import PartView
+        from rmgr.runtime import machine  # loads threads, which commands that a leader answers do without
 
         coordinator = self._host.coordinator()
         zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
