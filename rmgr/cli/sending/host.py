@@ -56,7 +56,7 @@ class SessionHost:
 
         return Signer(credentials, session.cluster_id(), ttl_s=session.config().security.payload_ttl_s)
 
-    def engine(self) -> Engine:
+    def submitter(self) -> Engine:
         """See `CommandHost`. It ends with the command."""
         return engine_of(self.session)
 

@@ -23,7 +23,7 @@ class Session(ConnectedInvocation):
         if self._query is None:
             from rmgr.client.queries.query import Query
 
-            self._query = Query(self)
+            self._query = Query(self, self)
         return self._query
 
     def close(self) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rmgr.client.identity.signing import Signer
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.ports import HandlePort, Listener
     from rmgr.client.values.values import Values
     from rmgr.coord.protocol.ports import Coordinator, Store
+    from rmgr.model.tasks.submission import Submission
 
 
 class HasStore(Protocol):
@@ -20,6 +21,26 @@ class HasStore(Protocol):
 
     def left_s(self, most: float | None = None) -> float | None:
         """Seconds until the caller's deadline, at most `most`; None: neither limits. Raises DeadlineExceeded when it is over."""
+        ...
+
+
+class CommandSubmitter(Protocol):
+    """A Submitter, for what does not fit one SUBMIT. guid: its name as an owner."""
+
+    @property
+    def guid(self) -> str: ...
+
+    @property
+    def coordinator(self) -> Coordinator: ...
+
+    @property
+    def values(self) -> Values: ...
+
+    @property
+    def signer(self) -> Signer | None: ...
+
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float) -> HandlePort:
+        """See `client.ports.SubmitterPort`."""
         ...
 
 
@@ -38,10 +59,10 @@ class CommandHost(HasStore, Protocol):
         ...
 
     def signer(self) -> Signer | None:
-        """Signs what needs no engine; None in an open cluster."""
+        """Signs one SUBMIT; None in an open cluster."""
         ...
 
-    def engine(self) -> Engine:
+    def submitter(self) -> CommandSubmitter:
         """A Submitter on the caller's own connections. The caller closes it."""
         ...
 

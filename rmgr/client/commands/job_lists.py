@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.client.commands.checks import check_room, check_size, check_store, read_facts, waiting_blocks
 from rmgr.client.commands.request import CommandRequest
-from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, send_by_engine, shipped
+from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, send_in_parts, shipped
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
@@ -22,9 +22,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
-    from rmgr.client.commands.doors import CommandHost
-    from rmgr.client.submitter.engine import Engine
-    from rmgr.client.submission.handle import SubmissionHandle
+    from rmgr.client.commands.doors import CommandHost, CommandSubmitter
 
 _SUBMIT_S = 60.0
 _CANCEL_S = 5.0
@@ -95,24 +93,24 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
     records = [shipped(host, draft) for draft in drafts]
     check_store(host)
     deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
-    engine = host.engine()
+    submitter = host.submitter()
     mine = token or machine.guid()
-    handle = engine.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=_left_s(deadline_s))
+    handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=_left_s(deadline_s))
     anchor = handle.submission
-    if not _is_sent(anchor, handle, mine):
+    if not _is_sent(anchor, submitter.guid, mine):
         failpoint("list.before_entries")
     try:
-        sent = _make(host, engine, entries, drafts, records, anchor.id, mine, deadline_s)
+        sent = _make(host, submitter, entries, drafts, records, anchor.id, mine, deadline_s)
         failpoint("list.before_release")
     except (RmgrError, KeyboardInterrupt) as error:
         with suppress(RmgrError):  # else the leader does it, once this program has gone
-            cancel_submission(engine, anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S)
+            cancel_submission(submitter, anchor.id, detail="not all of its list could be submitted", timeout_s=_CANCEL_S)
         if isinstance(error, SubmitUnknown):
             what = "ZooKeeper went away while the list was submitted; it was not let go, and nothing of it runs"
             raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
         raise
     if anchor.phase is Phase.HELD:
-        _release(engine, anchor.id, mine, _left_s(deadline_s))
+        _release(submitter, anchor.id, mine, _left_s(deadline_s))
         failpoint("list.after_release")
         handle.complete()
         handle.flush(_left_s(deadline_s))
@@ -140,9 +138,9 @@ def _anchor(like: Submission, token: str, name: str) -> Submission:
     )
 
 
-def _is_sent(anchor: Submission, handle: SubmissionHandle, token: str) -> bool:
-    """The token was used before, and all of that list is in. Raises StateConflict when it is not."""
-    if handle.owned:
+def _is_sent(anchor: Submission, me: str, token: str) -> bool:
+    """The token was used before, and all of that list is in. me: this Submitter. Raises StateConflict when it is not."""
+    if anchor.owner == me:
         return False
     if anchor.phase in (Phase.OPEN, Phase.CLOSED) and not anchor.reason:
         return True
@@ -158,7 +156,7 @@ def _after(record: Submission, entry: ListedJob, ids: Mapping[int, int], anchor:
 
 def _make(
     host: CommandHost,
-    engine: Engine,
+    submitter: CommandSubmitter,
     entries: Sequence[ListedJob],
     drafts: Sequence[CheckedRequest],
     records: Sequence[Submission],
@@ -173,7 +171,7 @@ def _make(
     wave: dict[int, ToSubmit] = {}
 
     def flush() -> None:
-        made = submit_many(engine.coordinator, list(wave.values()), deadline_s=deadline_s, signer=engine.signer)
+        made = submit_many(submitter.coordinator, list(wave.values()), deadline_s=deadline_s, signer=submitter.signer)
         for (place, item), found in zip(wave.items(), made, strict=True):
             sent[place] = Sent(submission=found.submission, tasks=item.tasks if found.created else found.tail.next, created=found.created)
         wave.clear()
@@ -189,19 +187,19 @@ def _make(
             record = replace(record, phase=Phase.HELD, reason=Reason.DEPENDENCY)
         blocks = blocks_of(record, draft.payloads)
         if blocks is None or draft.request.options.outputs:
-            sent[place] = send_by_engine(host, engine, record, draft, deadline_s)
+            sent[place] = send_in_parts(host, submitter, record, draft, deadline_s)
         else:
             wave[place] = ToSubmit(draft=record, blocks=blocks, tasks=draft.tasks)
     flush()
     return [sent[place] for place in range(len(entries))]
 
 
-def _release(engine: Engine, anchor: int, token: str, timeout_s: float) -> None:
+def _release(submitter: CommandSubmitter, anchor: int, token: str, timeout_s: float) -> None:
     """The commit: from here on all of the list runs."""
     from rmgr.procedures.control import release_submission
 
     try:
-        changed = release_submission(engine, anchor, timeout_s=timeout_s)
+        changed = release_submission(submitter, anchor, timeout_s=timeout_s)
     except CoordinationUnavailable:
         raise SubmitUnknown(
             "it is not known whether the list was let go: ZooKeeper went away meanwhile",

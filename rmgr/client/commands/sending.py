@@ -27,8 +27,7 @@ from rmgr.model.tasks.submission import Phase, Submission, Work
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
-    from rmgr.client.commands.doors import CommandHost
-    from rmgr.client.submitter.engine import Engine
+    from rmgr.client.commands.doors import CommandHost, CommandSubmitter
     from rmgr.coord.ops.work import Block
     from rmgr.model.cluster.queue import ClusterSettings
 
@@ -153,7 +152,7 @@ def _commit(host: CommandHost, record: Submission, draft: CheckedRequest) -> Sen
     deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
     blocks = blocks_of(record, draft.payloads)
     if blocks is None or draft.request.options.outputs:
-        return send_by_engine(host, host.engine(), record, draft, deadline_s)
+        return send_in_parts(host, host.submitter(), record, draft, deadline_s)
     from rmgr.client.submitter import submitting
 
     coordinator = host.coordinator()
@@ -180,22 +179,22 @@ def blocks_of(record: Submission, payloads: list[bytes]) -> list[Block] | None:
     return first_blocks(record, TaskSpec(resubmit=record.resubmit, retries=record.retries), payloads)
 
 
-def send_by_engine(host: CommandHost, engine: Engine, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
+def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submission, draft: CheckedRequest, deadline_s: float) -> Sent:
     """A submission that needs several multis: opened, extended, completed; or one whose outputs have keys of their own."""
     from rmgr.client.ports import TaskSpec
     from rmgr.procedures.control import cancel_submission
 
     options = draft.request.options
     if not options.token:  # a token of the user's may stand for a submission that is in already
-        check_room(engine.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
-    handle = engine.open(record, SilentListener(), timeout_s=_left_s(deadline_s))
+        check_room(submitter.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
+    handle = submitter.open(record, SilentListener(), timeout_s=_left_s(deadline_s))
     known = handle.next_index
     if known or handle.progress.tail.complete:  # the token had been used before
         return Sent(submission=handle.submission, tasks=known, created=False)
     try:
         if options.outputs:
             pointers = _pointers(draft, handle.number, handle.reign)
-            engine.values.claim_outputs(pointers, overwrite=False, timeout=host.left_s(30.0) or 30.0)
+            submitter.values.claim_outputs(pointers, overwrite=False, timeout=host.left_s(30.0) or 30.0)
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
         handle.flush(_left_s(deadline_s))
@@ -203,7 +202,7 @@ def send_by_engine(host: CommandHost, engine: Engine, record: Submission, draft:
         raise
     except RmgrError as error:
         handle.complete()  # all or nothing: what is in does not run on without the rest
-        cancel_submission(engine, handle.number, detail=error.message)
+        cancel_submission(submitter, handle.number, detail=error.message)
         raise
     return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.client.queries.doors import HistoryHost, LeaderHost
 from rmgr.client.queries.leaders import LeaderSearch
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class QueryHost(LeaderHost, HistoryHost, Protocol):
-    """Who asks."""
-
-
 class Query:
-    """Questions of one caller. Every call raises Unavailable when ZooKeeper does not answer within the caller's deadline."""
+    """Questions of one caller.
 
-    def __init__(self, host: QueryHost) -> None:
-        self._host = host
-        self._search = LeaderSearch(host)
+    Every call raises Unavailable when ZooKeeper does not answer within the caller's deadline.
+
+    Args: leaders: ways to the leader, and to ZooKeeper. history: the way to the data store.
+    """
+
+    def __init__(self, leaders: LeaderHost, history: HistoryHost) -> None:
+        self._leaders = leaders
+        self._history = history
+        self._search = LeaderSearch(leaders)
 
     def jobs(self, ids: tuple[int, ...] = (), *, ended: bool = False, user: str = "") -> list[JobView]:
         """Submissions, oldest first: those of `ids`, else the live ones (with `ended` all), of `user` or of everyone."""
@@ -52,7 +54,7 @@ class Query:
             return found[0]
         from rmgr.client.queries.past import read_past
 
-        past = read_past(self._host, number)
+        past = read_past(self._history, number)
         if past is None:
             hint = "rmgr jobs -a lists those in memory, rmgr history the older ones"
             raise NotFound(f"there is no submission {number}", hint=hint)
@@ -70,7 +72,7 @@ class Query:
         from rmgr.coord.views import answers
 
         nodes = self._ask(lambda leader: leader.nodes(), answers.nodes)
-        return with_stats(nodes, self._host.via, self._host.credentials())
+        return with_stats(nodes, self._leaders.via, self._leaders.credentials())
 
     def queues(self) -> list[QueueView]:
         """All queues, by name, and queue classes."""
@@ -111,16 +113,16 @@ class Query:
         except Infeasible:
             raise
         except RmgrError as error:
-            self._host.note(f"where and when it would run is not known: {error.message}")
+            self._leaders.note(f"where and when it would run is not known: {error.message}")
             return None
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
         from rmgr.procedures.snapshot import read_tasks
 
-        timeout_s = self._host.left_s(30.0) or 30.0
-        store = store_or_none(self._host)
-        return read_tasks(self._host.coordinator(), store, number, first=first, limit=limit, timeout_s=timeout_s)[1]
+        timeout_s = self._leaders.left_s(30.0) or 30.0
+        store = store_or_none(self._history)
+        return read_tasks(self._leaders.coordinator(), store, number, first=first, limit=limit, timeout_s=timeout_s)[1]
 
     def close(self) -> None:
         """Ends the channel to the leader."""
@@ -153,8 +155,8 @@ class Query:
     def _read(self) -> ClusterSnapshot:
         from rmgr.procedures.snapshot import read_snapshot
 
-        timeout_s = self._host.left_s(30.0) or 30.0
-        return read_snapshot(self._host.coordinator(), None, timeout_s=timeout_s)
+        timeout_s = self._leaders.left_s(30.0) or 30.0
+        return read_snapshot(self._leaders.coordinator(), None, timeout_s=timeout_s)
 
     def leader_endpoint(self) -> str:
         """Where the leader answers, "" when none leads."""
@@ -171,7 +173,7 @@ class Query:
         from rmgr.model.views import PartView
         from rmgr.runtime import machine  # loads threads, which commands that a leader answers do without
 
-        coordinator = self._host.coordinator()
+        coordinator = self._leaders.coordinator()
         zookeeper = {"ok": True, "hosts": coordinator.hosts, "session_timeout_s": coordinator.session_timeout_s}
         view = answers.status(facts, zookeeper=zookeeper, store=self._store_facts(), now_us=machine.wall_us())
         if view.leader is None:
@@ -184,9 +186,9 @@ class Query:
         from rmgr.adapters.stores import shown
         from rmgr.errors import RmgrError
 
-        store: dict[str, object] = {"ok": False, **shown(self._host.store_url)}
+        store: dict[str, object] = {"ok": False, **shown(self._history.store_url)}
         try:
-            problem = self._host.data_store().health()
+            problem = self._history.data_store().health()
             store |= {"ok": problem is None} | ({"problem": problem} if problem else {})
         except RmgrError as error:
             store["problem"] = error.message
