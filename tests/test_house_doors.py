@@ -1,4 +1,4 @@
-"""Parts of a daemon and of the client ask for what they need: by protocols of few names, never for the one who owns them."""
+"""Parts of daemons, client and command line ask for what they need: by protocols of few names, never for the one who owns them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ MOST = 8
 
 #: Owner -> the modules that may name it: where it is defined, and whoever makes it.
 OWNERS = {
+    "Query": {"cli.session.context", "client.queries.query"},
     "Placer": {"daemons.leader.placement.placer", "daemons.leader.term.leader"},
     "LeaderContext": {"daemons.leader.core.context", "daemons.leader.term.leader", "daemons.leader.watchdog"},
     "Leader": {"daemons.leader.term.leader", "daemons.leader.watchdog"},
     "SubmissionKeeper": {"daemons.leader.submissions.subs", "daemons.leader.term.leader"},
     "Followed": {"daemons.leader.submissions.follow", "daemons.leader.submissions.subs"},
     "NodeAgent": {"daemons.starter.main", "daemons.starter.node.loop", "daemons.starter.node.node"},
-    "Engine": {"client.connection", "client.submitter.engine"},
+    "Engine": {"cli.sending.host", "client.connection", "client.submitter.engine"},
     "SubmissionHandle": {"client.submission.handle", "client.submitter.engine"},
 }
 
@@ -29,7 +30,7 @@ PORTS = {"HandlePort", "SubmitterPort"}
 
 
 def parts() -> list[Path]:
-    return [path for path in sources() if path.relative_to(PACKAGE).parts[0] in {"client", "daemons"}]
+    return [path for path in sources() if path.relative_to(PACKAGE).parts[0] in {"cli", "client", "daemons"}]
 
 
 @cache

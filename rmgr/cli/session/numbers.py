@@ -10,10 +10,10 @@ from rmgr.model.base.units import counted
 from rmgr.model.tasks.array import parse_array
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.context import Session
+    from rmgr.cli.session.doors import TreeSession
 
 
-def positions_of(session: Session, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
+def positions_of(session: TreeSession, number: int, shown: Sequence[int], *, total: int | None = None) -> list[int]:
     """Positions of the tasks with these numbers. Raises NotFound naming the first that is not there."""
     from rmgr.procedures.snapshot import read_submission
 
@@ -24,7 +24,7 @@ def positions_of(session: Session, number: int, shown: Sequence[int], *, total: 
         position = array.position_of(index) if array else index
         if position is None or (total is not None and position >= total):
             has = f"it has {counted(total, 'task')}, counted from 0" if total is not None else ""
-            told = f"its array is {submission.array}" if array else has
-            raise NotFound(f"there is no task {number}_{index}" + (f": {told}" if told else ""), hint=f"rmgr tasks {number}")
+            why = f"its array is {submission.array}" if array else has
+            raise NotFound(f"there is no task {number}_{index}" + (f": {why}" if why else ""), hint=f"rmgr tasks {number}")
         positions.append(position)
     return positions

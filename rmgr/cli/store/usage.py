@@ -12,7 +12,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import CoordinationUnavailable, DataLost, NotConnected, PermissionDenied, RmgrError
 
 if TYPE_CHECKING:
-    from rmgr.cli.session.context import Session
+    from rmgr.cli.session.doors import TreeSession
 
 #: Families of rows (coord/protocol/keys.py) and what they hold.
 FAMILIES = {
@@ -103,7 +103,7 @@ def _measured(opened: Opened, prefix: str) -> tuple[int, int]:
 class LiveOwners:
     """Users of submissions that ZooKeeper holds, as far as it can be asked: one that is away is asked once."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TreeSession) -> None:
         self._session = session
         self._is_away = False
 

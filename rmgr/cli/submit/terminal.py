@@ -29,6 +29,7 @@ from rmgr.runner.host import dispositions
 from rmgr.runner.ranks import ranks, terminal
 
 if TYPE_CHECKING:
+    from rmgr.adapters.identity.credentials import Credentials
     from rmgr.cli.session.context import Session
 
 #: What a node shows of a terminal's kind.
@@ -58,7 +59,7 @@ def interactive(session: Session, work: WorkRequest) -> WorkRequest:
 
 
 def sit_down(session: Session, number: int) -> int:
-    """Waits for the job to start, and is its terminal until it has ended; its exit code. Whoever goes takes the job with him."""
+    """Waits for the job to start, and is its terminal until it has ended; its exit code. The job ends when this terminal goes."""
     follow = Follow(session)
     try:
         item = follow.add(number)
@@ -95,12 +96,12 @@ def _until_ended(follow: Follow, item: AwaitedSubmission, limit_s: float | None)
 
 
 def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | None:
-    """The code that the command's terminal has told; None: it was cut off, or there never was one."""
+    """The exit code that came through the command's terminal; None: it was cut off, or there never was one."""
     began_s, wait_s, has_told = time.monotonic(), _FIRST_LOOK_S, False
     while not item.is_ended:
         with contextlib.suppress(Unavailable, NotFound):
             for _node, endpoint in nodes_of(session, item.number):
-                seat = _Seat(session, endpoint, item.number)
+                seat = _Seat(endpoint, item.number, via=session.via, credentials=session.credentials())
                 try:
                     if seat.sit():
                         return seat.code
@@ -118,13 +119,12 @@ def _attach(session: Session, follow: Follow, item: AwaitedSubmission) -> int | 
 class _Seat:
     """This terminal at a command. code: the command's, once it has ended."""
 
-    def __init__(self, session: Session, endpoint: str, number: int) -> None:
+    def __init__(self, endpoint: str, number: int, *, via: str, credentials: Credentials | None) -> None:
         from rmgr.adapters.terminals.terminal import TerminalClient
 
         self.code: int | None = None
-        self._session = session
         self._number = number
-        self._client = TerminalClient(endpoint, via=session.via, credentials=session.credentials())
+        self._client = TerminalClient(endpoint, via=via, credentials=credentials)
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_over = threading.Event()
         self._keys: threading.Thread | None = None
