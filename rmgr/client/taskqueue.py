@@ -16,6 +16,7 @@ from itertools import islice
 from types import ModuleType
 from typing import Any, Self
 
+from rmgr.client.completion import as_completed
 from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
@@ -24,6 +25,7 @@ from rmgr.client.ports import HandlePort, TaskSpec
 from rmgr.client.progress import ProgressDisplay
 from rmgr.client.specs import Duration, Options, Size, draft_of, launch_of, python_environment
 from rmgr.client.submitter.opening import SubmissionOpening
+from rmgr.client.task_keys import TaskKeys, check_names
 from rmgr.client.tasks import Tasks, Waited
 from rmgr.client.values.modules import ship
 from rmgr.client.values.pickling import dump_call, name_of
@@ -31,10 +33,9 @@ from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
 from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
-from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, KeyExists, NotFound, StateConflict, SubmitUnknown, UsageError
+from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError
 from rmgr.model.base.ids import parse_submission, taskq_name
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
@@ -42,8 +43,6 @@ from rmgr.procedures.admission import admit
 
 #: Calls that `map` adds at a time, and bytes of their arguments, about: the first run while the rest is still being pickled.
 _MAP_BATCH, _MAP_BYTES = 512, 4 * 1024 * 1024
-#: Output keys remembered before those are forgotten whose tasks are durable.
-_MANY_UNSENT = 10_000
 #: How often a wait without news looks whether the cluster still answers.
 _TICK_S = 1.0
 _open_queues: weakref.WeakSet[TaskQueue] = weakref.WeakSet()
@@ -127,7 +126,7 @@ class TaskQueue(FollowsOutput):
         draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
         draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
         tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
-        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: told here
+        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
             draft = tasks.opened().submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), asked=asked)
 
@@ -152,7 +151,7 @@ class TaskQueue(FollowsOutput):
         self._function_name = record.name
         self._overwrite = overwrite
         self._adding = threading.Lock()
-        self._unsent: dict[str, int] = {}  #: output keys of tasks that may not be durable yet
+        self._keys = TaskKeys(connection.store)
         self._plain = self._spec(record.resubmit, record.retries, keyed=False)
         _open_queues.add(self)
         if not attached:
@@ -242,8 +241,8 @@ class TaskQueue(FollowsOutput):
     ) -> Future:
         """One task in the keyed form: the function gets the values of its input keys, and returns one value per output key.
 
-        Output keys are claimed many at a time, when the tasks become durable. One that this process knows to be taken is refused here;
-        one that somebody else has taken ends its task FAILED with OUTPUT_EXISTS, which the future, `wait_all` and `flush` tell.
+        Output keys are claimed many at a time, when the tasks become durable. One that this process knows to be taken is refused here.
+        One that somebody else has taken ends its task FAILED with OUTPUT_EXISTS: the future, `wait_all` and `flush` raise it.
 
         Args:
             inputs, outputs: keys in the data store (`Connection.store`). resubmit: it runs again after a loss, None = as the queue says.
@@ -251,9 +250,9 @@ class TaskQueue(FollowsOutput):
             overwrite: replace output keys that exist. block, timeout: when the queue is full (QueueFull).
             check: look at all keys, and wait until the task is durable and the output keys are its own.
         Returns: a future whose result is None; the values are under the output keys.
-        Raises: KeyExists (an output key is known to be taken), QueueFull, StateConflict (closed or cancelled); with `check` also
-            PermissionDenied (a key is somebody else's), StoreUnavailable, SubmitUnknown. Cost: 20 us; with `check` as `flush`, and a
-            read for each key.
+        Raises: KeyExists (an output key is known to be taken), QueueFull, StateConflict (closed or cancelled).
+            With `check` also PermissionDenied (a key is somebody else's), StoreUnavailable, SubmitUnknown.
+        Cost: 20 us; with `check` as `flush`, and a read for each key.
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
@@ -264,45 +263,16 @@ class TaskQueue(FollowsOutput):
         self._tasks.wait_room(block=block, timeout_s=timeout)
         wait_s = 30.0 if timeout is None else max(1.0, timeout)
         with self._adding:
-            self._check_keys(inputs, outputs, overwrite=replace, timeout_s=wait_s)
+            check_names(inputs, outputs)
+            if outputs and not replace:
+                self._keys.check_free(outputs, self._handle, timeout_s=wait_s)
             if check:
-                self._look_at_keys(inputs, outputs, overwrite=replace, trust=trusted(trust), timeout_s=wait_s)
+                self._keys.look(inputs, outputs, overwrite=replace, trust=trusted(trust), timeout_s=wait_s)
             future = self._tasks.add(spec, [payload], outputs=tuple(outputs))[0]
-            self._unsent.update(dict.fromkeys(outputs, future.index))
+            self._keys.add(outputs, future.index)
         if check:
             self._wait_sent(future.index, timeout)
         return future
-
-    def _check_keys(self, inputs: Sequence[str], outputs: Sequence[str], *, overwrite: bool, timeout_s: float) -> None:
-        """Refuses keys that cannot be, and output keys that are known here to be taken. Reads nothing but those that were seen before."""
-        written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
-        if len(written) != len(outputs):
-            raise UsageError(f"an output key stands twice in {list(outputs)}")
-        if overwrite or not outputs:
-            return
-        sent = self._handle.progress.tail.next
-        if len(self._unsent) > _MANY_UNSENT:
-            self._unsent = {key: index for key, index in self._unsent.items() if index >= sent}
-        store = self.connection.store
-        for key in outputs:
-            if self._unsent.get(key, -1) >= sent:
-                task = f"{self.id}_{self._unsent[key]}"
-                raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")
-            if key in store.seen:
-                store.check_free(key, timeout=timeout_s)
-
-    def _look_at_keys(
-        self, inputs: Sequence[str], outputs: Sequence[str], *, overwrite: bool, trust: Sequence[str], timeout_s: float
-    ) -> None:
-        """Refuses what the store says now."""
-        store = self.connection.store
-        for key in outputs:
-            if overwrite:
-                store.check_mine(key, timeout=timeout_s)
-            else:
-                store.check_free(key, timeout=timeout_s)
-        for key in inputs:
-            store.check_input(key, trust=trust, timeout=timeout_s)
 
     def _wait_sent(self, index: int, timeout: float | None) -> None:
         if not self._handle.wait_sent(index, timeout):
@@ -381,7 +351,7 @@ class TaskQueue(FollowsOutput):
         """
         if futures is None:
             futures = [future for queue in (self, *self._variants.all()) for future in queue.futures()]
-        return self._tasks.as_completed(futures, timeout)
+        return as_completed(futures, timeout)
 
     def futures(self) -> list[Future]:
         """Futures of the tasks that have not ended; of all tasks after `attach`. In order."""
@@ -420,7 +390,7 @@ class TaskQueue(FollowsOutput):
     # -- ending
 
     def cancel(self, index: int | Sequence[int] | str | None = None, reason: str = "", *, timeout: float = 30.0) -> None:
-        """Cancels tasks, running ones too; returns when that is ordered, their futures tell when they have ended.
+        """Cancels tasks, running ones too. Returns when that is ordered; their futures end when the tasks have ended.
 
         Args:
             index: a task or several, and the queue goes on; None: every task that has not ended, and nothing can be added

@@ -1,28 +1,25 @@
-"""The futures of one submission: who waits for which task, how many have ended, which ones failed.
+"""The futures of one submission: which of its tasks are waited for, how many have ended, and which have failed.
 
-Told of outcomes on the Submitter's thread; everything else is called by users' threads.
+Outcomes come on the Submitter's thread; everything else is called by threads of the user.
 """
 
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from rmgr.client.connection import Connection
-from rmgr.client.futures import Future, Source, settle
+from rmgr.client.futures import Future, settle
 from rmgr.client.ports import FirstTasks, HandlePort, TaskSpec
 from rmgr.client.progress import Counts
 from rmgr.client.submitter.opening import SubmissionOpening
 from rmgr.client.values import content
 from rmgr.client.values.results import Settled, error_of
 from rmgr.client.values.scattered import Payload
-from rmgr.client.waiting import Deadline, giving_slot_back
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import DeadlineExceeded, NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
+from rmgr.errors import NotConnected, NotFound, RmgrError, StateConflict, SubmitUnknown, TaskFailed
 from rmgr.model.base.resources import Request
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Fragment, Outcome
@@ -32,10 +29,10 @@ from rmgr.runtime import machine
 if TYPE_CHECKING:
     from rmgr.client.logs.lines import Line
 
-#: Arguments of a task above this are written to the store by the caller, and not on the way to the queue, several in a row.
+#: Arguments of a task above this are written to the store by the caller. Smaller ones are written on the way to the queue.
 LARGE_BYTES = 4 * 1024 * 1024
-#: Arguments of a task above this are taken only while the store answers, and do not wait in this process until the task may be
-#: sent (`Executor` with `max_workers`).
+#: Arguments of a task above this are taken only while the store answers. They do not wait in this process until the task may
+#: be sent (`Executor` with `max_workers`).
 HELD_BYTES = 256 * 1024
 #: Failed tasks of which everything is kept.
 _FAILURES_KEPT = 100
@@ -110,7 +107,7 @@ class Tasks:
         solid: bool = False,
         row: str = "",
     ) -> int:
-        """As `add`, for futures that exist already; returns the first index."""
+        """As `add`, for futures that exist already. Returns the first index."""
         if self.handle is None and self._opening is not None and payloads:
             if not (outputs or solid or row or spec.keyed or self._is_closed) and max(map(len, payloads)) <= HELD_BYTES:
                 return self._open_with(self._opening, spec, payloads, futures)
@@ -320,10 +317,6 @@ class Tasks:
             error.args = (error.message,)
         return error
 
-    def as_completed(self, futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
-        """Futures as they end, each once. Cost: O(1) a future."""
-        return as_completed(futures, timeout_s)
-
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
         handle = self.opened()
@@ -389,67 +382,9 @@ class Tasks:
         return lines_of(self, futures, follow=follow, stream=stream, timeout=timeout)
 
 
-def as_completed(futures: Iterable[Future], timeout_s: float | None) -> Iterator[Future]:
-    """Futures as they end, each once; those that have ended first. Raises DeadlineExceeded."""
-    deadline = Deadline(timeout_s)
-    arrived: SimpleQueue[Future] = SimpleQueue()
-    tell = _Arrivals(arrived)
-    seen: set[Future] = set()
-    source: Source | None = None
-    for future in futures:
-        if future not in seen:
-            seen.add(future)
-            if not future.hook(tell):
-                arrived.put(future)
-            elif future.source is not source:
-                source = future.source
-                source.connection.check_waitable()
-    total = left = len(seen)
-    seen.clear()
-    return _drain(arrived, left, total, deadline, source)
-
-
-class _Arrivals:
-    """Futures that have ended, for one `as_completed`. When nobody iterates it any more, nobody is told: who calls it again and again
-    for the next one that ends leaves nothing behind in the others."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self, queue: SimpleQueue[Future]) -> None:
-        self._queue = weakref.ref(queue)
-
-    @property
-    def is_void(self) -> bool:
-        return self._queue() is None
-
-    def __call__(self, future: Future) -> None:
-        queue = self._queue()
-        if queue is not None:
-            queue.put(future)
-
-
-def _drain(arrived: SimpleQueue[Future], left: int, total: int, deadline: Deadline, source: Source | None) -> Iterator[Future]:
-    while left:
-        try:
-            ended = arrived.get_nowait()
-        except Empty:
-            with giving_slot_back():
-                try:
-                    ended = arrived.get(timeout=deadline.left())
-                except Empty:
-                    story = source.connection.trouble() if source is not None else ""
-                    raise DeadlineExceeded(f"{left} (of {total}) futures unfinished" + (f"; {story}" if story else "")) from None
-        left -= 1
-        yield ended
-        del ended
-
-
 def _free(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
     """Output keys of a task without a result, freed as far as the store answers."""
     try:
         delete_pointers(store, number, index, outputs)
     except RmgrError:
         return  # whoever submits to these keys finds out that their task has failed
-
-
-__all__ = ["Tasks", "Waited", "as_completed"]

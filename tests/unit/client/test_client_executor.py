@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rmgr.client.completion import as_completed
 from rmgr.client.executor import BrokenExecutor, Executor
 from rmgr.client.futures import Future
 from rmgr.client.taskqueue import TaskQueue
-from rmgr.client.tasks import as_completed
 from rmgr.client.throttle import Throttle
 from rmgr.errors import NotConnected, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason, State
