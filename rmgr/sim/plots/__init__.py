@@ -1,6 +1,7 @@
 """Pictures of runs, sweeps and reports, with matplotlib (the extra `rmgr[plots]`): this package is the only place that imports it.
 
-Importing it without matplotlib raises UsageError, which says what to install.
+`pictures` chooses; one file a picture; `parts` is what they share. Importing it without matplotlib raises UsageError, which says what
+to install. The rest of the simulator must not import it.
 """
 
 from rmgr.errors import UsageError

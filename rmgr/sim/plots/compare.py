@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import INK, PALETTE, Axes, Figure, MaxNLocator, PercentFormatter, clipped, named, new_figure
-from rmgr.sim.plots.labels import labels_of, shared_facts
-from rmgr.sim.plots.reading import SCHEDULE, Run
-from rmgr.sim.plots.sweeps import MEASURES, SweepResults
-from rmgr.sim.plots.timing import label_of, unit_for
+from rmgr.sim.plots.parts.canvas import INK, PALETTE, Axes, Figure, MaxNLocator, PercentFormatter, clipped, named, new_figure
+from rmgr.sim.plots.parts.labels import labels_of, shared_facts
+from rmgr.sim.plots.parts.reading import SCHEDULE, Run
+from rmgr.sim.plots.parts.sweeps import MEASURES, SweepResults
+from rmgr.sim.plots.parts.timing import label_of, unit_for
 
 #: More bars than this cannot be read.
 MOST_BARS = 40

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rmgr.sched.tree.shape import Tree
-from rmgr.sim.plots.canvas import INK, PALE, Figure, Line2D, MaxNLocator, MultipleLocator, legend_below, line_style, named, new_figure
 from rmgr.sim.plots.matrix import Slots
-from rmgr.sim.plots.reading import Run
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.canvas import INK, PALE, Figure, Line2D, MaxNLocator, MultipleLocator, legend_below, line_style, named, new_figure
+from rmgr.sim.plots.parts.reading import Run
+from rmgr.sim.plots.parts.window import TimeWindow
 
 #: Fronts in one picture; more of them hide each other.
 MOST_FRONTS = 7

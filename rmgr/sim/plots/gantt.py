@@ -7,11 +7,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rmgr.sim.plots.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Patch, PolyCollection, legend_below, named, new_figure
-from rmgr.sim.plots.occupancy import occupancy
-from rmgr.sim.plots.reading import Floats, Integers, Run, counted
-from rmgr.sim.plots.timing import TimeAxis, label_of, set_time_axis
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.canvas import INK, Axes, Figure, MaxNLocator, Normalize, Patch, PolyCollection, legend_below, named, new_figure
+from rmgr.sim.plots.parts.occupancy import occupancy
+from rmgr.sim.plots.parts.reading import Floats, Integers, Run, counted
+from rmgr.sim.plots.parts.timing import TimeAxis, label_of, set_time_axis
+from rmgr.sim.plots.parts.window import TimeWindow
 
 #: More rectangles than this are an image: they would be thinner than a dot.
 MOST_RECTANGLES = 4000

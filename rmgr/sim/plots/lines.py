@@ -6,7 +6,7 @@ import textwrap
 
 from rmgr.errors import UsageError
 from rmgr.sim.papers import report
-from rmgr.sim.plots.canvas import MOST_LINES, Artist, Figure, legend_below, line_style, logarithmic, named, new_figure
+from rmgr.sim.plots.parts.canvas import MOST_LINES, Artist, Figure, legend_below, line_style, logarithmic, named, new_figure
 
 
 def lines(shown: report.Figure) -> Figure:

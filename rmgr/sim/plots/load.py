@@ -5,9 +5,20 @@ from __future__ import annotations
 from statistics import median
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import MOST_LINES, Artist, Axes, Figure, FixedLocator, legend_below, line_style, logarithmic, named, new_figure
-from rmgr.sim.plots.sweeps import SweepResults
-from rmgr.sim.plots.timing import unit_for
+from rmgr.sim.plots.parts.canvas import (
+    MOST_LINES,
+    Artist,
+    Axes,
+    Figure,
+    FixedLocator,
+    legend_below,
+    line_style,
+    logarithmic,
+    named,
+    new_figure,
+)
+from rmgr.sim.plots.parts.sweeps import SweepResults
+from rmgr.sim.plots.parts.timing import unit_for
 
 #: Values that differ by more than this factor are drawn on a logarithmic axis.
 _RATIO = 30

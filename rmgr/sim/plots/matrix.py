@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import Figure, MaxNLocator, PolyCollection, named, new_figure
-from rmgr.sim.plots.reading import SPELLS, Floats, Integers, Run
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.canvas import Figure, MaxNLocator, PolyCollection, named, new_figure
+from rmgr.sim.plots.parts.reading import SPELLS, Floats, Integers, Run
+from rmgr.sim.plots.parts.window import TimeWindow
 
 #: More rows than this cannot be told apart.
 MOST_SLOTS = 200

@@ -17,19 +17,19 @@ from rmgr.sim.calls.files import read as read_calls
 from rmgr.sim.papers import report
 from rmgr.sim.papers.report import slug
 from rmgr.sim.plots.calls import calls
-from rmgr.sim.plots.canvas import Figure, encoded, styled
 from rmgr.sim.plots.compare import compare_runs, compare_sweep
 from rmgr.sim.plots.front import front
 from rmgr.sim.plots.gantt import gantt
 from rmgr.sim.plots.lines import lines
 from rmgr.sim.plots.load import load
 from rmgr.sim.plots.matrix import matrix
-from rmgr.sim.plots.reading import JOBS, Run, read_json, read_run
-from rmgr.sim.plots.sweeps import RESULTS, SweepResults, read_sweep
+from rmgr.sim.plots.parts.canvas import Figure, encoded, styled
+from rmgr.sim.plots.parts.reading import JOBS, Run, read_json, read_run
+from rmgr.sim.plots.parts.sweeps import RESULTS, SweepResults, read_sweep
+from rmgr.sim.plots.parts.window import TimeWindow
 from rmgr.sim.plots.tables import draw_table, is_drawable
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import waits
-from rmgr.sim.plots.window import TimeWindow
 from rmgr.sim.runs.output import write_file
 
 REPORT, FIGURES = "report.json", "figures.json"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import (
+from rmgr.sim.plots.parts.canvas import (
     INK,
     MOST_LINES,
     PALETTE,

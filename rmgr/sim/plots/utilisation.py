@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from rmgr.sim.plots.canvas import INK, PALETTE, Axes, Figure, Line2D, MaxNLocator, Patch, PercentFormatter, legend_below, named, new_figure
-from rmgr.sim.plots.curves import MOST_STEPS, Steps, bin_length, binned, busy, cut, waiting
-from rmgr.sim.plots.reading import Run
-from rmgr.sim.plots.timing import TimeAxis, label_of, set_time_axis
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.canvas import (
+    INK,
+    PALETTE,
+    Axes,
+    Figure,
+    Line2D,
+    MaxNLocator,
+    Patch,
+    PercentFormatter,
+    legend_below,
+    named,
+    new_figure,
+)
+from rmgr.sim.plots.parts.curves import MOST_STEPS, Steps, bin_length, binned, busy, cut, waiting
+from rmgr.sim.plots.parts.reading import Run
+from rmgr.sim.plots.parts.timing import TimeAxis, label_of, set_time_axis
+from rmgr.sim.plots.parts.window import TimeWindow
 
 
 def utilisation(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008 - a frozen value

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.canvas import MOST_LINES, Figure, PercentFormatter, legend_below, line_style, named, new_figure
-from rmgr.sim.plots.labels import labels_of, shared_facts
-from rmgr.sim.plots.reading import Floats, Run
-from rmgr.sim.plots.timing import label_of, set_logarithmic_times
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.canvas import MOST_LINES, Figure, PercentFormatter, legend_below, line_style, named, new_figure
+from rmgr.sim.plots.parts.labels import labels_of, shared_facts
+from rmgr.sim.plots.parts.reading import Floats, Run
+from rmgr.sim.plots.parts.timing import label_of, set_logarithmic_times
+from rmgr.sim.plots.parts.window import TimeWindow
 
 #: A curve through more points than this has no more to show.
 _MOST_POINTS = 2000

@@ -19,20 +19,20 @@ from rmgr.model.base.states import State
 from rmgr.sim.engine.outcome import JobOutcome, Parting, Result, Spell
 from rmgr.sim.papers import report
 from rmgr.sim.plots import pictures
-from rmgr.sim.plots.canvas import Figure, PolyCollection, encoded, styled
 from rmgr.sim.plots.compare import compare_runs, compare_sweep
-from rmgr.sim.plots.curves import Steps, bin_length, binned, busy, cut, waiting
 from rmgr.sim.plots.gantt import gantt
-from rmgr.sim.plots.labels import labels_of
 from rmgr.sim.plots.load import load
-from rmgr.sim.plots.occupancy import occupancy
-from rmgr.sim.plots.reading import read_run
-from rmgr.sim.plots.sweeps import read_sweep
+from rmgr.sim.plots.parts.canvas import Figure, PolyCollection, encoded, styled
+from rmgr.sim.plots.parts.curves import Steps, bin_length, binned, busy, cut, waiting
+from rmgr.sim.plots.parts.labels import labels_of
+from rmgr.sim.plots.parts.occupancy import occupancy
+from rmgr.sim.plots.parts.reading import read_run
+from rmgr.sim.plots.parts.sweeps import read_sweep
+from rmgr.sim.plots.parts.timing import moment, unit_for
+from rmgr.sim.plots.parts.window import TimeWindow
 from rmgr.sim.plots.tables import draw_table, is_drawable
-from rmgr.sim.plots.timing import moment, unit_for
 from rmgr.sim.plots.utilisation import utilisation
 from rmgr.sim.plots.waits import distribution, waits
-from rmgr.sim.plots.window import TimeWindow
 from rmgr.sim.runs.output import write_run
 from rmgr.sim.workload.jobs import SECOND, WorkloadJob
 

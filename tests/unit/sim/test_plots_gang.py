@@ -10,8 +10,8 @@ from rmgr.cli.main import run
 
 pytest.importorskip("matplotlib")
 from rmgr.sim.plots.matrix import Slots
-from rmgr.sim.plots.reading import read_run
-from rmgr.sim.plots.window import TimeWindow
+from rmgr.sim.plots.parts.reading import read_run
+from rmgr.sim.plots.parts.window import TimeWindow
 
 Captured = pytest.CaptureFixture[str]
 #: Figure 1 of paper 002: processors and number of jobs of its queues.

@@ -1,4 +1,7 @@
-"""Paper 001 again: migration against starvation on a grid (Iwakiri, Yamamori, Yoshihara, Aikawa; papers.md section 2)."""
+"""Paper 001 again: migration against starvation on a grid (Iwakiri, Yamamori, Yoshihara, Aikawa; papers.md section 2).
+
+`runs` measures, `checks` judges, `tables` draws. It may use the simulator below `papers`; it must not import another paper.
+"""
 
 from __future__ import annotations
 

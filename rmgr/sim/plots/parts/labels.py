@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmgr.sim.plots.reading import Run
+from rmgr.sim.plots.parts.reading import Run
 
 
 def labels_of(runs: Sequence[Run]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.reading import MANIFEST, counted, policy_name, read_columns, read_json
+from rmgr.sim.plots.parts.reading import MANIFEST, counted, policy_name, read_columns, read_json
 
 RESULTS = "results.csv"
 #: Of a run, that pictures of sweeps and comparisons show.

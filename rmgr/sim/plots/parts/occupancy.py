@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rmgr.sim.plots.reading import Floats
+from rmgr.sim.plots.parts.reading import Floats
 
 
 def occupancy(left: Floats, right: Floats, low: Floats, high: Floats, *, bins: int, rows: int) -> Floats:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmgr.sim.plots.reading import Floats, Run
-from rmgr.sim.plots.timing import DAY, HOUR, MINUTE
+from rmgr.sim.plots.parts.reading import Floats, Run
+from rmgr.sim.plots.parts.timing import DAY, HOUR, MINUTE
 
 #: A step curve with more changes than this in view is drawn in bins.
 MOST_STEPS = 3000

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sched.parameters import parameters_of, read_values
 from rmgr.sched.policies.gangs.dqt import Dqt
-from rmgr.sim.plots.timing import label_of
+from rmgr.sim.plots.parts.timing import label_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmgr.errors import UsageError
-from rmgr.sim.plots.reading import Integers, Run
-from rmgr.sim.plots.timing import moment
+from rmgr.sim.plots.parts.reading import Integers, Run
+from rmgr.sim.plots.parts.timing import moment
 
 
 @dataclass(frozen=True, slots=True)

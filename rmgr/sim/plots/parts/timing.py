@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rmgr.sim.plots.canvas import Axes, FixedLocator, FuncFormatter, MultipleLocator, NullLocator
+from rmgr.sim.plots.parts.canvas import Axes, FixedLocator, FuncFormatter, MultipleLocator, NullLocator
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
