@@ -10,15 +10,11 @@ import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError
-from rmgr.model.cluster.identity import Identity, Role
-from rmgr.runtime.logger import Log
+from rmgr.model.cluster.identity import Role
 
 if TYPE_CHECKING:
-    from rmgr.adapters.access.auth import Refused
-    from rmgr.adapters.access.limits import Bounds
     from rmgr.adapters.identity.credentials import Credentials
     from rmgr.adapters.identity.trust import Trust
-    from rmgr.adapters.rpc.server import RpcServer
     from rmgr.adapters.zookeeper.client import ZkCoordinator
     from rmgr.adapters.zookeeper.link import ZkSecurity
     from rmgr.adapters.zookeeper.root import RootReport
@@ -128,18 +124,6 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
         )
 
 
-def open_server(
-    listen: str, credentials: Credentials | None, trust: Trust | None, log: Log, *, threads: int = 96, bounds: Bounds | None = None
-) -> RpcServer:
-    """The gRPC server of a daemon: in a secured cluster it asks everybody who he is, and refuses whose key was revoked."""
-    from rmgr.adapters.rpc.server import RpcServer
-
-    if credentials is None:
-        return RpcServer(listen, threads=threads, bounds=bounds)
-    is_revoked = trust.is_revoked if trust is not None else lambda _: False
-    return RpcServer(listen, threads=threads, credentials=credentials, is_revoked=is_revoked, refused=audited(log), bounds=bounds)
-
-
 def open_trust(coordinator: Coordinator, credentials: Credentials | None) -> Trust | None:
     """Whose keys count at present, None in an open cluster."""
     if credentials is None:
@@ -157,14 +141,3 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def audited(log: Log) -> Refused:
-    """Writes every gRPC call that was turned away to the audit."""
-
-    from rmgr.log import audit
-
-    def refused(method: str, who: Identity | None, why: str) -> None:
-        audit(log, who=who.name if who else "", role=who.role.value if who else "", what=method, allowed=False, why=why)
-
-    return refused

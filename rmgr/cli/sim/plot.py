@@ -63,7 +63,7 @@ def plot(
     The same results give the same pictures, byte for byte. Needs matplotlib: pip install 'rmgr[plots]'.
     """
     from rmgr.sim.plots import pictures
-    from rmgr.sim.plots.window import TimeWindow
+    from rmgr.sim.plots.parts.window import TimeWindow
 
     if end is not None and end <= start:
         raise UsageError(f"--to {end:g} s is not after --from {start:g} s", hint="as --from 1d --to 2d")

@@ -58,6 +58,7 @@ from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.people import audited, person_of
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
+from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
@@ -72,7 +73,7 @@ from rmgr.procedures.fresh_settings import FreshSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust, zookeeper_options
+from rmgr.runtime.secured import check_exposure, credentials_of, open_trust, zookeeper_options
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore

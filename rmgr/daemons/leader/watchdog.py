@@ -40,6 +40,7 @@ from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
+from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
 from rmgr.errors import RmgrError, VersionMismatch, WrongCluster
 from rmgr.model.cluster.identity import Role
@@ -55,7 +56,7 @@ from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
 from rmgr.runtime.release import check_release, release
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust
+from rmgr.runtime.secured import check_exposure, credentials_of, open_trust
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore

@@ -31,6 +31,7 @@ from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
 from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, telling
+from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
 from rmgr.daemons.starter.checkpoint.seal import seals_of
 from rmgr.daemons.starter.core.commits import Committer
@@ -69,7 +70,7 @@ from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
 from rmgr.runtime.mailbox import Mailbox
 from rmgr.runtime.notify import Notifier
-from rmgr.runtime.secured import check_exposure, credentials_of, open_server, open_trust
+from rmgr.runtime.secured import check_exposure, credentials_of, open_trust
 from rmgr.runtime.signals import SignalMessages
 from rmgr.runtime.stall import StallGuard
 from rmgr.runtime.store_watch import WatchedStore
