@@ -21,15 +21,14 @@ from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
 from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
 from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.daemons.starter.node.ending import StarterEnd
 from rmgr.daemons.starter.node.node import NodeAgent
 from rmgr.daemons.starter.node.registry import Registry, Stopping
 from rmgr.daemons.starter.pull.board import PendingQueue
 from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached, RmgrError, StateConflict, VersionMismatch, WrongCluster
-from rmgr.model.base.states import Reason
-from rmgr.model.base.units import format_size
-from rmgr.model.cluster.node import Drain
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import loop, machine
@@ -50,14 +49,6 @@ Call = Callable[[], None]
 _MESSAGES = 200
 #: The loop comes round at least this often; and that often while all its nodes are empty and the last round has brought nothing.
 _ROUND_S, _QUIET_ROUND_S = 1.0, 2.5
-#: At the end of the grace: between SIGTERM and SIGKILL of work, and how long its failures may take to be committed.
-_KILL_GRACE_S, _LAST_COMMITS_S = 2.0, 5.0
-#: What taking the process apart may cost after that.
-_CLOSE_S = 8.0
-#: Inputs that have been waited for so long are somebody else's to read.
-_STARVED_S = 2.0
-#: Without contact a Starter that is told to stop waits this long.
-_NO_CONTACT_S = 3.0
 
 
 class Starter:
@@ -97,11 +88,10 @@ class Starter:
         self._registry = registry
         self._io = io
         self._metrics = metrics
-        self._disk = disk
+        self._drains = Drains(agents.values(), disk, io, spool_cap=spool_cap, log=log)
+        self._end = StarterEnd(agents.values(), grace_s=stop_grace_s, log=log)
         self._partition = partition
         self._cluster_id = cluster_id
-        self._stop_grace_s = stop_grace_s
-        self._spool_cap = spool_cap
         self._store_note = store_note
         self._log = log
         self._lease = Lease(coordinator)
@@ -112,11 +102,7 @@ class Starter:
         self._round_s = _QUIET_ROUND_S  #: the service manager may want beats more often
         self._boards: list[PendingQueue] = []
         self._hungry: frozenset[str] = frozenset()
-        self._stop_s: float | None = None  #: when running work is killed
-        self._signals = 0
         self._told_to_stop = False
-        self._killed: set[Any] = set()
-        self._quiet_since_s: float | None = None
         self._finished = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
@@ -130,7 +116,7 @@ class Starter:
     @property
     def is_stopping(self) -> bool:
         """It was told to stop."""
-        return self._stop_s is not None or self._told_to_stop
+        return self._end.has_begun or self._told_to_stop
 
     def unable(self) -> str:
         """Why no node of it takes new work, "" while one does, or only an operator drains it. From any thread."""
@@ -204,8 +190,8 @@ class Starter:
 
     def _tell(self, notifier: Notifier) -> None:
         """Ready once its nodes are registered; the status says what it does."""
-        if self._stop_s is not None:
-            notifier.stopping(within_s=self._stop_s - machine.monotonic() + _KILL_GRACE_S + _LAST_COMMITS_S + _CLOSE_S)
+        if self._end.has_begun:
+            notifier.stopping(within_s=self._end.within_s(machine.monotonic()))
             notifier.tell("draining")
             return
         if self._was_acting:
@@ -232,7 +218,7 @@ class Starter:
             until_s = min(until_s, self._renewed_s + self._lease.length_s / 8) if self._renewed_s is not None else until_s
         elif self._retry_register_s is not None:
             until_s = min(until_s, self._retry_register_s)
-        if self._stop_s is not None:
+        if self._end.has_begun:
             until_s = min(until_s, now_s + 0.1)
         return max(0.0, until_s - now_s)
 
@@ -253,8 +239,7 @@ class Starter:
         if acting != self._was_acting:
             self._was_acting = acting
             self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())
-        self._check_disk(now_s)
-        self._check_store(now_s)
+        self._drains.settle(now_s)
         if acting:
             self._renew_leases(now_s)
             hungry = self._hungry
@@ -267,8 +252,8 @@ class Starter:
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending
             self._metrics.spooled_bytes.set(pending)
-        if self._stop_s is not None:
-            self._progress_stop(now_s, acting=acting)
+        if self._end.has_begun and self._end.is_over(now_s, acting=acting, committing=bool(self._committer.in_flight)):
+            self._finished = True
 
     def _why_not(self) -> str:
         return "the lease is over" if self._committer.is_registered else "not registered"
@@ -347,9 +332,9 @@ class Starter:
     def _make_watches(self) -> list[WatchedZnode[Any]]:
         get = self._coordinator.get
         watches = [self._watch(lambda watch: get(paths.CONFIG, watch=watch), self._on_settings)]
-        for name in self.agents:
+        for name, agent in self.agents.items():
             watches.append(self._watch(lambda watch, name=name: get(paths.node(name), watch=watch), partial(self._on_record, name)))
-            watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._on_drain, name)))
+            watches.append(self._watch(lambda watch, name=name: get(paths.drain(name), watch=watch), partial(self._drains.ordered, agent)))
             watches.append(self._watch(lambda watch, name=name: get(paths.hold(name), watch=watch), partial(self._on_hold_place, name)))
         return watches
 
@@ -370,17 +355,6 @@ class Starter:
         """The paper's check: has this Starter been declared dead meanwhile?"""
         if self._committer.is_registered and (found is None or found.version != self._committer.fence(node)):
             self.on_fenced(node)
-
-    def _on_drain(self, node: str, found: Stamped | None) -> None:
-        agent = self.agents[node]
-        if found is None:
-            if agent.drains.pop("operator", None) is not None:
-                self._log.info("node_resumed", node=node)
-            return
-        reason = decode_record(found.data, Drain, paths.drain(node)).reason
-        if agent.drains.get("operator") != reason:
-            agent.drains["operator"] = reason
-            self._log.info("node_drained", node=node, why=reason)
 
     def _on_settings(self, found: Stamped | None) -> None:
         settings = decode_record(found.data, ClusterSettings, paths.CONFIG) if found is not None and found.data else ClusterSettings()
@@ -416,62 +390,11 @@ class Starter:
     def _on_idle(self, names: Sequence[str] | None) -> None:
         self._hungry = frozenset(names or ())
 
-    def _check_disk(self, now_s: float) -> None:
-        why = self._disk.look(now_s)
-        for agent in self.agents.values():
-            if why and "disk" not in agent.drains:
-                self._log.error("node_drained", node=agent.name, why=why)
-                agent.drains["disk"] = why
-            elif not why and agent.drains.pop("disk", None) is not None:
-                self._log.info("node_resumed", node=agent.name, why="there is room on the disk again")
-
-    def _check_store(self, now_s: float) -> None:
-        """A store that is away: running work goes on; nothing new is begun when its inputs cannot come or its outputs find no room."""
-        is_drained = any("store" in agent.drains for agent in self.agents.values())
-        starved_s = self._io.starved_since_s
-        pending = self._io.pending_bytes
-        why = ""
-        if pending >= (self._spool_cap // 2 if is_drained and self._io.down_since_s is not None else self._spool_cap):
-            why = f"outputs that wait for the data store fill the spool ({format_size(pending)} of {format_size(self._spool_cap)})"
-        elif starved_s is not None and now_s - starved_s > _STARVED_S:
-            why = "the data store does not answer, so inputs of work cannot be read"
-        for agent in self.agents.values():
-            if why and "store" not in agent.drains:
-                self._log.error("node_drained", node=agent.name, why=why)
-                agent.drains["store"] = why
-            elif not why and agent.drains.pop("store", None) is not None:
-                self._log.info("node_resumed", node=agent.name, why="the data store answers again")
-
     # -- the end -------------------------------------------------------------------------------------------------------------
 
     def _on_stop(self) -> None:
-        self._signals += 1
-        now_s = machine.monotonic()
-        grace_s = self._stop_grace_s if self._signals == 1 else 0.0
-        self._stop_s = min(self._stop_s, now_s + grace_s) if self._stop_s is not None else now_s + grace_s
-        for agent in self.agents.values():
-            agent.drains["stopping"] = "the Starter stops"
-        self._log.info("stopping", deadline_s=round(self._stop_s - now_s, 1))
-
-    def _progress_stop(self, now_s: float, *, acting: bool) -> None:
-        assert self._stop_s is not None
-        if acting:
-            self._quiet_since_s = None
-        elif self._quiet_since_s is None:
-            self._quiet_since_s = now_s
-        agents = self.agents.values()
-        too_late_s = self._stop_s + _KILL_GRACE_S + _LAST_COMMITS_S
-        if all(agent.is_empty for agent in agents) and not self._committer.in_flight:
-            self._finished = True
-        elif (self._quiet_since_s is not None and now_s - self._quiet_since_s > _NO_CONTACT_S) or now_s > too_late_s:
-            self._log.warning("stopped_with_work", total=sum(len(agent.blocks) for agent in agents))
-            self._finished = True
-        elif now_s >= self._stop_s:
-            for agent in agents:
-                for block in list(agent.blocks.values()):
-                    if block.live and block not in self._killed:
-                        self._killed.add(block)
-                        agent.stop_tasks(block, None, Reason.NODE_LOST, int(_KILL_GRACE_S * 1e6))
+        self._drains.stopping()
+        self._end.begin(machine.monotonic())
 
 
 def _nothing() -> None:
