@@ -341,15 +341,25 @@ class Dispatcher:
     def _send(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, count: int, now_s: float) -> None:
         indices = block.hand_out(count)
         send = self._send_calls if launch.spec is not None else self._send_commands
-        sent = send(lane, block, launch, indices)
+        try:
+            sent = send(lane, block, launch, indices)
+        except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
+            self._take_back(lane, block, indices)
+            failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {type(error).__name__}: {error}")
+            self._on_unstartable(block, block.take_ready(indices), failure)
+            return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
             lane.since_s = now_s
         if not sent:  # the worker is going: its end is on the way
-            for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:
-                del lane.tasks[seq]
-            block.put_back(indices)
-            if not lane.tasks:
-                self._lanes.give_up(lane)
+            self._take_back(lane, block, indices)
+
+    def _take_back(self, lane: WorkerLane, block: ClaimedBlock, indices: list[int]) -> None:
+        """They wait again, as if they had not been handed out."""
+        for seq in [seq for seq, task in lane.tasks.items() if task[0] is block and task[1] in indices]:
+            del lane.tasks[seq]
+        block.put_back(indices)
+        if not lane.tasks:
+            self._lanes.give_up(lane)
 
     def _send_calls(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, indices: list[int]) -> bool:
         assert lane.worker is not None
