@@ -16,7 +16,7 @@ from rmgr.config import StarterConfig
 from rmgr.daemons.gateway import main as submitter
 from rmgr.daemons.leader import watchdog
 from rmgr.daemons.starter import main as starter
-from rmgr.daemons.starter.node import loop as starter_loop
+from rmgr.daemons.starter.node import ending
 from tests.places import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
@@ -79,7 +79,7 @@ def test_times_of_the_units_fit_those_of_the_daemons() -> None:
     stall = {"rmgr-watchdog": watchdog.STALL_S, "rmgr-starter": starter.STALL_S, "rmgr-submitter": submitter.STALL_S}
     for name, limit_s in stall.items():
         assert int(options(name)["Service"]["WatchdogSec"]) >= 1.5 * limit_s, "the guard inside, which shows the stacks, comes first"
-    needs_s = StarterConfig().stop_grace_s + starter_loop._KILL_GRACE_S + starter_loop._LAST_COMMITS_S + starter_loop._CLOSE_S
+    needs_s = StarterConfig().stop_grace_s + ending._KILL_GRACE_S + ending._LAST_COMMITS_S + ending._CLOSE_S
     assert int(options("rmgr-starter")["Service"]["TimeoutStopSec"]) > needs_s
 
 
