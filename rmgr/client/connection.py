@@ -72,8 +72,8 @@ class Connection:
         return cluster.gateway if cluster.uses_gateway else cluster.zk
 
     def __repr__(self) -> str:
-        told = {SessionState.CONNECTED: "connected", SessionState.SUSPENDED: "nobody answers", SessionState.LOST: "connecting"}
-        state = told[self.submitter.session_state]
+        words = {SessionState.CONNECTED: "connected", SessionState.SUSPENDED: "nobody answers", SessionState.LOST: "connecting"}
+        state = words[self.submitter.session_state]
         state = "closed" if self.is_closed else "of the parent process" if self.is_forked else state
         return f"<rmgr.Connection to {self.where}: {state}>"
 
@@ -157,15 +157,15 @@ def connect(
 def _refused(error: PermissionError | PermissionDenied) -> PermissionDenied:
     """The same, typed; in a task it names what its node's Starter lacks for work that submits work."""
     if isinstance(error, PermissionDenied):
-        told, hint = error.message, error.hint
+        what, hint = error.message, error.hint
     else:
-        told, hint = f"{error.filename or 'a file of the cluster'} cannot be opened: {error.strerror}", "go through a gateway: RMGR_GATEWAY"
+        what, hint = f"{error.filename or 'a file of the cluster'} cannot be opened: {error.strerror}", "go through a gateway: RMGR_GATEWAY"
     if os.environ.get("RMGR_TASK_ID"):
         hint = (
             'the Starter of this node names no way for work that submits work: [security] work_gateway = "HOST:PORT" in its configuration, '
             "and a bundle of its user in ~/.config/rmgr/bundle (or one for all work: [security] work_bundle)"
         )
-    return PermissionDenied(told, hint=hint)
+    return PermissionDenied(what, hint=hint)
 
 
 def _open(config: Config, timeout_s: float) -> Connection:

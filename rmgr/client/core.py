@@ -160,7 +160,7 @@ class Core(Tasks):
             for outcome in outcomes:
                 attempt = outcome.attempt or fragment.attempt
                 if not live.takes(outcome, attempt) and (outcome.log != (b"", b"") or outcome.log_parts != (0, 0)):
-                    self._tell_output(outcome, attempt)
+                    self._write_output(outcome, attempt)
         super().on_outcomes(fragment, outcomes)
         if self._throttle is not None:
             self._throttle.ended(outcomes)
@@ -176,10 +176,10 @@ class Core(Tasks):
             for future in self._throttle.take_back():
                 future.break_off(error)
 
-    def _tell_output(self, outcome: Outcome, attempt: int) -> None:
+    def _write_output(self, outcome: Outcome, attempt: int) -> None:
         assert self._on_output is not None
-        tell, store, number = self._on_output, self.store, self.number
-        self.call_soon(lambda: tell(store, number, outcome, attempt))
+        write, store, number = self._on_output, self.store, self.number
+        self.call_soon(lambda: write(store, number, outcome, attempt))
 
     def _fail(self, outcome: Outcome) -> None:
         """No worker can be made: every call ends with the same error, and so do those to come."""

@@ -1,7 +1,7 @@
 """Writes what an Executor's calls print to this process's own streams (a process pool's workers share them).
 
-As calls end, byte for byte (`write`); of calls that last line by line as it comes (`LongEcho`), or of all (`LiveEcho`), with the task
-before each line where there are several.
+`write` does so as calls end, byte for byte. `LongEcho` writes the lines of calls that last as they come, `LiveEcho` those of all
+calls; each line begins with its task where there are several.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ _IDLE_S = 30.0
 class LongEcho(LiveEcho):
     """Writes lines of calls that run for a second and more as they come; others are for `write`, once they end.
 
-    Cost: a thread, which sleeps while calls end one after the other: it looks at what the nodes run when none has ended for a second (else
-    every 5 s), and takes 2 % of the time at most. gRPC is loaded by the first look.
+    Cost: a thread, which sleeps while calls end one after the other. It looks at what the nodes run when none has ended for a second,
+    else every 5 s, and takes 2 % of the time at most. gRPC is loaded by the first look.
     """
 
     def __init__(self, core: EchoedCalls) -> None:

@@ -2,8 +2,8 @@
 
     with rmgr.Executor() as executor:          # in place of concurrent.futures.ProcessPoolExecutor()
         results = list(executor.map(simulate, points))
-One Executor is one submission; tasks survive the loss of nodes. When this process dies what was sent still runs, and the submission
-ends once the process has been gone for 10 s (a TaskQueue stays open for who attaches to it).
+One Executor is one submission; tasks survive the loss of nodes. When this process dies, what was sent still runs. The submission
+ends once the process has been gone for 10 s. (A TaskQueue stays open: another process may attach to it.)
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ class Executor(stdlib.Executor):
         cores, memory, time, features, resources: what each call needs. queue, priority: where it stands. name: as `rmgr jobs` shows it.
         retries, backoff, resubmit: as for TaskQueue; resubmit (default): calls run again when their node dies.
         modules, python, on_disconnect: as for TaskQueue.
-        output: "echo" writes what calls print to this process's stdout and stderr (as a process pool's workers do): of those that
-            run for more than a second or two line by line as it comes, with the task before each line where there are several
-            calls ("42_7: text"), of others when they end; "live" writes all by lines, also of short calls; "log" leaves it to
-            `rmgr logs`.
+        output: "echo" writes what calls print to this process's stdout and stderr, as the workers of a process pool do: when a
+            call ends, or line by line as it comes when the call runs for more than a second or two. Where there are several calls
+            each line begins with its task ("42_7: text"). "live" writes the lines of all calls, "log" leaves them to `rmgr logs`.
         connection: default `rmgr.connect()`. timeout: for what is asked of the cluster before the first call is sent (s).
     Raises: ValueError, NotConnected, Infeasible, NotFound (queue), PickleFailed (initializer).
     """
@@ -149,8 +148,8 @@ class Executor(stdlib.Executor):
         Args:
             options: name, queue, cores, memory, time, features, resources, priority, retries, backoff, resubmit, on_disconnect, as
                 of Executor; what is not named is as here.
-        Returns: an Executor with a submission (and, where there is one, a `max_workers`) of its own, the same one for the same
-            options; it is shut down with this one.
+        Returns: an Executor with a submission of its own, and a `max_workers` of its own where there is one. The same options give
+            the same Executor. It is shut down with this one.
         Raises: UsageError (no such option, or a bad value), Infeasible, NotFound (queue), RuntimeError after `shutdown`.
         """
         self._core.check_open()

@@ -1,8 +1,8 @@
 """Futures of tasks: `concurrent.futures.Future`, made for hundreds of thousands of them pending at once.
 
 Two things are lazy. The result is kept as bytes and decoded in the thread that asks for it. The condition variable of
-the base class (a kilobyte) is made only when somebody waits, or looks through the base class's eyes (`wait`,
-`as_completed`, callbacks); until then one lock for all futures guards the change of state.
+the base class (a kilobyte) is made only when a thread waits, or the base class needs it (`wait`, `as_completed`,
+callbacks). Until then one lock for all futures guards the change of state.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Source(Protocol):
 
 
 class Hook(Protocol):
-    """Told once when a future is done."""
+    """Called once when a future is done."""
 
     @property
     def is_void(self) -> bool:
-        """Nobody is there any more who wants to be told."""
+        """It need not be called any more."""
 
     def __call__(self, future: Future) -> None:
         """On the Submitter's thread: it must only enqueue."""

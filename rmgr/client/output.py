@@ -42,12 +42,15 @@ class FollowedTasks(OutputSource, Protocol):
 
 
 class FollowsOutput:
-    """A queue that tells what its tasks write."""
+    """Gives a queue `follow`: what its tasks write, as it comes."""
 
     _tasks: FollowedTasks
 
     def follow(self, *, stream: str = "", timeout: float | None = None) -> Iterator[Line]:
-        """Lines of the tasks that have not ended, as they come, until all of those have; of up to 64 at once, of others when they end.
+        """Yields lines of the tasks that have not ended, as they come, until all of those have ended.
+
+        Up to 64 tasks are read at once; the lines of others come when they end.
+
 
         Args: stream: "stdout" or "stderr", "" = both. timeout: s.
         Raises: UsageError; DeadlineExceeded; StoreUnavailable, CoordinationUnavailable. Cost: as `Future.logs`.
@@ -56,7 +59,7 @@ class FollowsOutput:
 
 
 def lines_of(source: OutputSource, futures: Sequence[Future], *, follow: bool, stream: str, timeout: float | None) -> Iterator[Line]:
-    """What tasks of one submission have written. See `Future.logs`."""
+    """Yields what tasks of one submission have written. See `Future.logs`."""
     if stream not in {"", *STREAMS}:
         raise UsageError(f"stream = {stream!r} is neither 'stdout' nor 'stderr'", hint='"" is both')
     source.connection.check_waitable()

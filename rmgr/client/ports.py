@@ -156,8 +156,5 @@ class SubmitterPort(Protocol):
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Runs user code (done callbacks) on a thread where it may block without harm."""
 
-    def listen(self, listener: Callable[[SessionState], None]) -> None:
-        """Adds a listener to the session's state; it is called with the present one at once."""
-
     def close(self, *, timeout_s: float = 5.0, sends: bool = False) -> None:
         """Lets go of everything; what is durable goes on without it. sends: first sends what waits, if that takes no longer."""

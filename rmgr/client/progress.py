@@ -1,6 +1,6 @@
 """Progress of a wait: a bar that is redrawn on a terminal, a plain line now and then elsewhere; rate and time left.
 
-Fed with counts, it draws at most ten times a second; it also tells, once, when the cluster stops answering.
+It gets counts, and draws at most ten times a second. When the cluster stops answering it says so, once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Rate:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
     def left_s(self, counts: Counts) -> float | None:
-        """Seconds until all are final at this rate, None while that cannot be told."""
+        """Seconds until all are final at this rate, None while that is not known."""
         rate = self.per_second()
         return (counts.total - counts.final) / rate if rate > 0 else None
 

@@ -63,7 +63,7 @@ class Options:
 def draft_of(
     options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", user: str = "", **fields: object
 ) -> Submission:
-    """A record without number and owner. `user`: as his credentials say, "" = this account's. Raises UsageError."""
+    """A record without number and owner. `user`: as the credentials say, "" = this account's. Raises UsageError."""
     try:
         policy = OnDisconnect(options.on_disconnect)
     except ValueError:
@@ -147,8 +147,8 @@ def source_directories() -> tuple[str, ...]:
 @cache
 def _warn_left_out(count: int, first: str) -> None:
     """Once each: workers will not find modules there."""
-    told = f"{count} directories at the end of sys.path are too many for workers, which will not find modules there: {first} is the first"
-    warnings.warn(f"{told}; shorten sys.path, or ship modules with modules=", RuntimeWarning, stacklevel=2)
+    what = f"{count} directories at the end of sys.path are too many for workers, which will not find modules there: {first} is the first"
+    warnings.warn(f"{what}; shorten sys.path, or ship modules with modules=", RuntimeWarning, stacklevel=2)
 
 
 @cache
@@ -159,7 +159,7 @@ def _standard_directories() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _is_users(path: str) -> bool:
-    """Neither installed nor the interpreter's own, as far as its name tells."""
+    """Neither installed nor the interpreter's own, judged by its name."""
     return not _INSTALLED.search(path) and not any(Path(path).is_relative_to(own) for own in _standard_directories())
 
 

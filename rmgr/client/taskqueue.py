@@ -56,10 +56,10 @@ class TaskQueue(FollowsOutput):
         cores, memory, time, features, resources: what each task needs and may use ("2G", "1h30m", or bytes and seconds).
         processes, nodes: a task has so many processes (cores and memory are those of one), on so many nodes; it is placed by the leader.
         launch: "ranks": the function is called in each of them, with RMGR_RANK, RMGR_NPROCS, RMGR_NODE and so on in the environment.
-            "mpi": they are one MPI program, and a parameter `comm` of the function is an mpi4py communicator of them all (mpirun and
-            mpi4py must be on the nodes); this is what a function with such a parameter gets by itself. "once": it is called on the
-            first node alone, and may start what it wants there with `rmgr run` or mpirun. What rank 0 returns is the result; a
-            rank that raises ends them all, and the attempt FAILED.
+            "mpi": they are one MPI program, and a parameter `comm` of the function is an mpi4py communicator of them all; the nodes
+            need mpirun and mpi4py. (The default for a function with such a parameter.) "once": it is called on the first node
+            alone, and may start what it wants there with `rmgr run` or mpirun. What rank 0 returns is the result. A rank that
+            raises ends them all, and the attempt FAILED.
         queue: the named queue of the cluster; priority within it, higher first. name: as `rmgr jobs` shows it; default: the function's.
         resubmit: tasks run again after a loss (their node died); else at most one attempt ever starts.
         retries, backoff: how often, and after how long, they run again after a failure of their own.
@@ -67,8 +67,8 @@ class TaskQueue(FollowsOutput):
         python: interpreter of the nodes to use. on_disconnect: "keep" or "exclusive" (never runs twice at a time).
         overwrite: default of `submit`: output keys that exist are replaced.
         token: makes creation idempotent: the same token gives the same queue.
-        connection: default `rmgr.connect()`. timeout: for the creation (s), here or with the first tasks: a queue without a token is
-            recorded in one commit with the first tasks that are submitted, or when its `id` is asked for.
+        connection: default `rmgr.connect()`. timeout: for the creation (s). A queue without a token is recorded with the first tasks
+            that are submitted, in one commit, or when its `id` is asked for.
     Raises: NotConnected, CoordinationUnavailable, StoreUnavailable, Infeasible, NotFound (queue), PickleFailed, SubmitUnknown.
     """
 

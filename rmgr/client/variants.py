@@ -1,7 +1,7 @@
 """Calls with other options: `queue.with_options(cores=2).submit_call(...)`, and the same of an Executor.
 
-What a call needs stands in the record of its submission, so each set of options is a submission of its own: made when it is first
-used, kept for the next call with the same options, and ended with the queue or executor that it was made from.
+What a call needs stands in the record of its submission, so each set of options is a submission of its own. It is made when
+it is first used, and kept for the next call with the same options. It ends with the queue or executor that it was made from.
 """
 
 from __future__ import annotations

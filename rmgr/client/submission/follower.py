@@ -34,8 +34,8 @@ MAX_WINDOW = 64
 _STREAK = 3
 #: When at least so many have gathered, others are expected.
 _DENSE = 2
-#: How long after the watch of a fragment its news on a direct line are waited for (s); and after how long without any news the next
-#: fragment is watched again.
+#: How long after the watch of a fragment its news on a direct line are waited for (s). Without any news for the second time the
+#: next fragment is watched again.
 _NEWS_S, _REST_S = 0.005, 0.03
 
 

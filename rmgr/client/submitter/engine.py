@@ -87,7 +87,6 @@ class Engine:
         self._entry = OwnerEntry(thread)
         self._numbers = submitting.Numbers()
         self._state = SessionState.LOST
-        self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = threading.Event()
         self.lines = lines(thread, self._hear) if lines is not None else None
         thread.start()
@@ -104,15 +103,6 @@ class Engine:
     def session_state(self) -> SessionState:
         """See `ports.SubmitterPort`."""
         return self._state
-
-    def listen(self, listener: Callable[[SessionState], None]) -> None:
-        """See `ports.SubmitterPort`."""
-
-        def add() -> None:
-            self._listeners.append(listener)
-            listener(self._state)
-
-        self.thread.post(add)
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """See `ports.SubmitterPort`."""
@@ -289,8 +279,6 @@ class Engine:
             for handle in self._all():
                 handle.reconnected()
             self._owners.reconnected()
-        for listener in self._listeners:
-            listener(state)
 
     def _first_blocks(self, draft: Submission, first: FirstTasks, timeout_s: float) -> list[Block]:
         """Blocks that go with the SUBMIT. None: the tasks are sent afterwards, as all others."""

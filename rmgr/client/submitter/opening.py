@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from rmgr.client.ports import FirstTasks, HandlePort, Listener, SubmitterPort
+from rmgr.client.ports import FirstTasks, HandlePort, Listener
 from rmgr.model.tasks.submission import Submission
+
+
+class SubmissionMaker(Protocol):
+    """Makes submissions."""
+
+    def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> HandlePort:
+        """See `ports.SubmitterPort`."""
+        ...
 
 
 class SubmissionOpening:
@@ -15,7 +24,7 @@ class SubmissionOpening:
         draft: checked. timeout_s: for making it.
     """
 
-    def __init__(self, submitter: SubmitterPort, draft: Submission, *, timeout_s: float) -> None:
+    def __init__(self, submitter: SubmissionMaker, draft: Submission, *, timeout_s: float) -> None:
         self.draft = draft
         self._submitter = submitter
         self._timeout_s = timeout_s
@@ -23,7 +32,7 @@ class SubmissionOpening:
         self._handle: HandlePort | None = None
 
     def open(self, listener: Listener, first: FirstTasks | None) -> HandlePort:
-        """The submission, with these tasks. (One that somebody has asked the number of meanwhile is there without them: added then.)
+        """Returns the submission, with these tasks. If it was made before, for its number, they are added to it.
 
         Raises: as `SubmitterPort.open`.
         """
