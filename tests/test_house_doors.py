@@ -20,6 +20,7 @@ OWNERS = {
     "Leader": {"daemons.leader.term.leader", "daemons.leader.watchdog"},
     "SubmissionKeeper": {"daemons.leader.submissions.subs", "daemons.leader.term.leader"},
     "Followed": {"daemons.leader.submissions.follow", "daemons.leader.submissions.subs"},
+    "Starter": {"daemons.starter.main", "daemons.starter.node.loop"},
     "NodeAgent": {"daemons.starter.main", "daemons.starter.node.loop", "daemons.starter.node.node"},
     "Engine": {"cli.sending.host", "client.connection", "client.submitter.engine"},
     "SubmissionHandle": {"client.submission.handle", "client.submitter.engine"},

@@ -11,15 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rmgr.client.futures import Future
 from rmgr.client.ports import TaskSpec
-from rmgr.client.tasks import Tasks
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.outcome import Outcome
 
-#: Work of one block: at most so much, so that none waits long behind others; at least so much even when little is left,
+#: Work of one block (s): at most so much, so that no task waits long behind others. At least so much even when little is left,
 #: because between two blocks a slot waits for commits.
 BLOCK_S, LEAST_S = 0.1, 0.02
 #: What a task costs beside its own time.
@@ -37,10 +37,20 @@ class OutgoingTask:
     future: Future
 
 
-class Throttle:
-    """Tasks of one submission that wait for one of `cap` places."""
+class TaskSink(Protocol):
+    """Takes the tasks that may go out."""
 
-    def __init__(self, tasks: Tasks, cap: int) -> None:
+    def add_for(
+        self, spec: TaskSpec, payloads: Sequence[bytes], futures: list[Future], *, solid: bool = False, row: str = ""
+    ) -> int:  # fmt: skip
+        """Adds tasks for these futures. Returns the first index."""
+        ...
+
+
+class Throttle:
+    """Holds tasks of one submission back until one of `cap` places is free."""
+
+    def __init__(self, tasks: TaskSink, cap: int) -> None:
         self.cap = cap
         self._tasks = tasks
         self._lock = threading.RLock()

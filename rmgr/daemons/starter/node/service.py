@@ -6,9 +6,9 @@ Called on threads of the server; everything that looks at the nodes is asked of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.rpc.server import LogPiece, NodeStats, RunningTask
@@ -25,8 +25,12 @@ from rmgr.runtime.logger import Log
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.daemons.starter.execution.logs import LiveLogs
     from rmgr.daemons.starter.health.health import DiskWatch
-    from rmgr.daemons.starter.node.loop import Starter
+    from rmgr.daemons.starter.jobs.jobs import Jobs
+    from rmgr.model.tasks.block import BlockKey
 
 #: How often followed output is looked at, and the largest piece of it.
 _POLL_S = 0.1
@@ -51,12 +55,38 @@ class _Ended:
     parts: tuple[int, int]
 
 
+class ShownNode(Protocol):
+    """A node whose tasks and outputs are shown. drains: who wants no new work there -> why."""
+
+    name: str
+    blocks: dict[BlockKey, ClaimedBlock]
+    drains: dict[str, str]
+    lanes: Lanes
+    logs: LiveLogs
+    jobs: Jobs
+
+    def owner_of(self, submission: int) -> str | None:
+        """The user, as far as the node has had to do with the submission."""
+        ...
+
+
+class ShownStarter(Protocol):
+    """The Starter of this machine."""
+
+    @property
+    def agents(self) -> Mapping[str, ShownNode]: ...
+
+    def ask(self, question: Callable[[], T], timeout_s: float = 5.0) -> T:
+        """The answer of the thread that owns the nodes. Raises: TimeoutError."""
+        ...
+
+
 class NodeAnswering:
     """`adapters.rpc.NodeAnswers` of one Starter."""
 
     def __init__(
         self,
-        starter: Starter,
+        starter: ShownStarter,
         store: Store,
         *,
         disk: DiskWatch,
@@ -171,7 +201,7 @@ class NodeAnswering:
         return self._ask(look)
 
     def _check(self, person: Person, submission: int, index: int) -> None:
-        """Raises PermissionDenied, NotFound: what is not known to be his is not told."""
+        """Raises PermissionDenied, NotFound: nothing is shown that is not known to be the caller's."""
         if person.is_free:
             return
         owner = self._ask(lambda: next((agent.owner_of(submission) for agent in self._starter.agents.values()), None))
