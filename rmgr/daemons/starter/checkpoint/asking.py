@@ -24,7 +24,7 @@ from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
-    from rmgr.daemons.starter.checkpoint.doors import AskedCheckpoints
+    from rmgr.daemons.starter.checkpoint.doors import AskedCheckpoints, JobParts
     from rmgr.daemons.starter.checkpoint.notes import Notes
 
 #: How often an answer is looked for, and processes that were not told yet.
@@ -34,23 +34,26 @@ KILL_US = 2_000_000
 
 
 class Asking:
-    """Asks all jobs of one node for checkpoints. In the loop of its owner, who says in `way.py` what follows."""
+    """Asks all jobs of one node for checkpoints, in the loop of its owner. What follows stands in `way.py`."""
 
-    def __init__(self, owner: AskedCheckpoints, notes: Notes, after: Callable[[float, Callable[[], None]], object], log: Log) -> None:
+    def __init__(
+        self, owner: AskedCheckpoints, parts: JobParts, notes: Notes, after: Callable[[float, Callable[[], None]], object], log: Log
+    ) -> None:
         self._owner = owner
+        self._parts = parts
         self._notes = notes
         self._after = after
         self._log = log
 
     def begin(self, case: OpenCheckpoint) -> None:
-        """The program is told, again and again while it has not answered: it may have begun to listen only now."""
-        block, owner = case.block, self._owner
+        """Asks the program, again and again while it has not answered: it may have begun to listen only now."""
+        block = case.block
         case.end_s = machine.monotonic() + case.grace_us / 1e6
         now_us = machine.wall_us()
         asked = SaveRequest(number=case.number, stop=case.is_stop, deadline_us=now_us + case.grace_us)
-        lane, parts = owner.lane_of(block), owner.parts(block, lambda: case.is_over)
+        lane, parts = self._owner.lane_of(block), self._parts.parts(block, lambda: case.is_over)
         if lane is not None:
-            part = owner.own_part(block)
+            part = self._parts.own_part(block)
             part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
         saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
         self._notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
@@ -75,7 +78,7 @@ class Asking:
                 self._after(_AGAIN_S, partial(self._tell, case, parts, asked))
 
         case.is_telling = True
-        self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)
+        self._parts.background(lambda: each(parts, lambda part: part.ask(asked)), told)
 
     def _look(self, case: OpenCheckpoint) -> None:
         if case.is_over or case.phase is not CheckpointPhase.ASKED:
@@ -89,7 +92,7 @@ class Asking:
             self._after(_LOOK_S, partial(self._look, case))
 
     def _has_answered(self, case: OpenCheckpoint) -> bool:
-        return answered(self._owner.own_part(case.block).directory, case.block.info.account) >= case.number
+        return answered(self._parts.own_part(case.block).directory, case.block.info.account) >= case.number
 
     def withdraw(self, case: OpenCheckpoint) -> None:
         """The program is told that it need not stop any more, behind a request that is on its way to it."""
@@ -100,7 +103,7 @@ class Asking:
         """A program that saves its state only now goes on behind it: the last request of all does not ask it to stop."""
         grace_s = case.grace_us / 1e6
         case.number = self._owner.next_number(case.block)
-        parts = self._owner.parts(case.block, lambda: case.is_over)
+        parts = self._parts.parts(case.block, lambda: case.is_over)
         asked = SaveRequest(number=case.number, stop=False, deadline_us=machine.wall_us())
 
         def told(result: object) -> None:
@@ -108,4 +111,4 @@ class Asking:
                 self._log.warning("checkpoint_not_withdrawn", block=paths.block_name(case.block.key), error=sentence(result))
             self._owner.happened(case, CheckpointEvent.WITHDRAWN, f"it has not saved its state within {grace_s:g} s")
 
-        self._owner.background(lambda: each(parts, lambda part: part.ask(asked)), told)
+        self._parts.background(lambda: each(parts, lambda part: part.ask(asked)), told)

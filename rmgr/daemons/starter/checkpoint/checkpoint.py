@@ -1,37 +1,33 @@
 """Checkpoints of the jobs whose script one node runs: who asks for one, what becomes of it, and how an attempt is given up.
 
 `way.py` is the table of its steps; `Checkpoints.happened` runs it, and has a method for each effect.
-Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is refused,
-too large or not stored is told in the job's story (NOTE), in the log and in a metric; the job goes on, unless it has ended by then.
+Everything that waits (files, the store, other nodes) runs on threads of its own and comes back as a message. A checkpoint that is
+refused, too large or not stored stands in the job's story (NOTE), in the log and in a metric. The job goes on, unless it has ended.
 """
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.checkpoint import SAVED_EXIT_CODE
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint.asking import KILL_US, Asking
 from rmgr.daemons.starter.checkpoint.case import OpenCheckpoint, rigid_of, says_saved, was_stopped
+from rmgr.daemons.starter.checkpoint.directories import JobDirectories
 from rmgr.daemons.starter.checkpoint.notes import Notes
-from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart, sentence
+from rmgr.daemons.starter.checkpoint.parts import sentence
 from rmgr.daemons.starter.checkpoint.restore import Restores
 from rmgr.daemons.starter.checkpoint.taking import NOTHING, check, put_away, take
 from rmgr.daemons.starter.checkpoint.way import CheckpointEffect, CheckpointEvent, CheckpointPhase, next_step
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.execution.lanes import WorkerLane
-from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.daemons.starter.staging.outputs import Ending
 from rmgr.errors import StateConflict, StoreUnavailable, ValueTooLarge
 from rmgr.model.base.states import Reason
@@ -47,14 +43,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A copy that takes longer is told.
+#: A copy that takes longer (s) is noted in the job's story.
 _LONG_COPY_S = 1.0
 #: Copies that are begun again because files changed meanwhile, and the pause.
 _COPIES, _COPY_PAUSE_S = 4, 0.3
 #: Pause before a store that is away is tried again, once the job has ended.
 _STORE_PAUSE_S = 1.0
-#: Checkpoints that are copied at once by one process.
-_AT_ONCE = threading.BoundedSemaphore(3)
 _LONGEST_WHY = 250
 
 
@@ -63,7 +57,7 @@ class Checkpoints:
 
     Args:
         directory: in which each job gets a directory of its own. over: takes a block that was given up off the node.
-        reread: takes a block from what its znode says. on_unstartable: tells of a block that cannot be started, and why.
+        reread: takes a block from what its znode says. on_unstartable: is called with a block that cannot be started, and why.
     """
 
     def __init__(
@@ -81,20 +75,16 @@ class Checkpoints:
         self._node = node
         self._tree = tree
         self._shared = shared
-        self._directory = directory
+        self.directories = directories = JobDirectories(node.name, tree, shared, directory)
         self._log = log
         self._over = over
         self._open: dict[ClaimedBlock, OpenCheckpoint] = {}
         self._numbers: dict[ClaimedBlock, int] = {}
-        self._own: dict[ClaimedBlock, LocalPart] = {}
-        self._places: dict[ClaimedBlock, Path] = {}
-        self._pool = DirectoryPool(tree.after, self._remove)
-        self._untouched = Untouched()
         self._timed: set[ClaimedBlock] = set()
         self._asked: set[ClaimedBlock] = set()  #: whose program has been asked
         self.notes = Notes(node, tree, reread, self._gone, log)
-        self._asking = Asking(self, self.notes, tree.after, log)
-        self.restores = Restores(self, self.notes, node, shared.io, shared.metrics, tree, on_unstartable, log)
+        self._asking = Asking(self, directories, self.notes, tree.after, log)
+        self.restores = Restores(directories, self.notes, node, shared.io, shared.metrics, tree, on_unstartable, log)
         self._effects: dict[CheckpointEffect, Callable[[OpenCheckpoint, str | Exception], None]] = {
             CheckpointEffect.NOTHING: lambda _case, _detail: None,
             CheckpointEffect.MEASURE: self._measure,
@@ -125,92 +115,9 @@ class Checkpoints:
         self._effects[step.effect](case, detail)
         return True
 
-    # -- what a job has ------------------------------------------------------------------------------------------------------
-
-    def own_part(self, block: ClaimedBlock) -> LocalPart:
-        """Its directory on this node."""
-        part = self._own.get(block)
-        if part is None:
-            key = block.key
-            part = self._own[block] = LocalPart(
-                node=self._node.name,
-                directory=self.make(block),
-                account=block.info.account,
-                store=self._shared.io.store,
-                sub=key.submission,
-                index=key.first,
-                attempt=key.attempt,
-                seals=self._shared.seals,
-            )
-        return part
-
-    def place_of(self, block: ClaimedBlock) -> Path | None:
-        """Its directory here, None = there is none."""
-        return self._places.get(block)
-
-    def make(self, block: ClaimedBlock) -> Path:
-        """Its directory here, made the first time. Raises: OSError. Cost: a directory."""
-        place = self._places.get(block)
-        if place is None:
-            place = self._places[block] = self._pool.take(_uid(block)) or self._fresh(block)
-            self._untouched.lent(place)
-        return place
-
-    def forget_lost(self) -> None:
-        """Directories were removed: those of jobs that have not started are made again."""
-        self._pool.forget_lost()
-        for block in [block for block, place in self._places.items() if block.ready and not place.is_dir()]:
-            self._untouched.forget(self._places.pop(block))
-
-    def _remove(self, place: Path) -> None:
-        self._untouched.forget(place)
-        place.rmdir()
-
-    def _fresh(self, block: ClaimedBlock) -> Path:
-        key = block.key
-        place = self._directory / f"saved-{key.submission}_{key.first}.{key.attempt}"
-        if os.path.lexists(place):
-            remove_tree(place)
-        self._shared.home.check()
-        place.mkdir(mode=0o700)
-        if block.info.account is not None:
-            os.lchown(place, block.info.account.uid, block.info.account.gid)
-        self._untouched.made(place)
-        return place
-
-    def parts(self, block: ClaimedBlock, is_over: Callable[[], bool]) -> list[JobDirectory]:
-        """Its directories, this node's first."""
-        found: list[JobDirectory] = [self.own_part(block)]
-        allocation, peers, key = block.data.allocation, self._shared.peers, block.key
-        for helper, _ in allocation.helpers if allocation is not None and peers is not None else ():
-            assert peers is not None
-            found.append(
-                RemotePart(
-                    node=helper,
-                    hold=f"{key.submission}.{key.first}.{key.attempt}",
-                    peers=peers,
-                    coordinator=self._tree.coordinator,
-                    store=self._shared.io.store,
-                    is_over=is_over,
-                )
-            )
-        return found
-
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
+        """Where its script runs, or None if it does not."""
         return next((lane for lane in self._node.lanes if any(task[0] is block for task in lane.tasks.values())), None)
-
-    def background(self, job: Callable[[], T], done: Callable[[T | Exception], None], *, copies: bool = False) -> None:
-        """`job` on a thread of its own, `done` with what it gave, or raised, as a message. copies: it moves files: not too many at once."""
-
-        def run() -> None:
-            try:
-                with _AT_ONCE if copies else nullcontext():
-                    result: T | Exception = job()
-            except Exception as error:  # noqa: BLE001 - loop boundary of the thread: whatever it is, the owner is told
-                result = error
-            self._tree.post(lambda: done(result))
-
-        machine.Thread(target=run, name="checkpoint", daemon=True).start()
 
     # -- who asks --------------------------------------------------------------------------------------------------------------
 
@@ -297,12 +204,13 @@ class Checkpoints:
             self.happened(case, CheckpointEvent.SAVES)
 
     def _measure(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
-        parts, store, limit = self.parts(case.block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+        parts = self.directories.parts(case.block, lambda: case.is_over)
+        store, limit = self._shared.io.store, self._shared.checkpoint_max_bytes
 
         def measured(result: Exception | None) -> None:
             self.happened(case, CheckpointEvent.FITS if result is None else CheckpointEvent.UNFIT, result or "")
 
-        self.background(lambda: check(parts, store, limit), measured)
+        self.directories.background(lambda: check(parts, store, limit), measured)
 
     def _ask(self, case: OpenCheckpoint, _detail: str | Exception) -> None:
         self._asked.add(case.block)
@@ -357,8 +265,8 @@ class Checkpoints:
         """What is in its directories goes to the store, and with it the output of an attempt that has ended."""
         block, ending, key = case.block, case.ending, case.block.key
         keeps = not case.kills and rigid_of(block).restart != FROM_START
-        parts, store, limit = self.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
-        base, one_at_a_time = self.restores.base(block), self.own_part(block).copying
+        parts, store, limit = self.directories.parts(block, lambda: case.is_over), self._shared.io.store, self._shared.checkpoint_max_bytes
+        base, one_at_a_time = self.restores.base(block), self.directories.own_part(block).copying
         saved = Checkpoint(sub=key.submission, index=key.first, attempt=key.attempt, n=case.number)
         log_ttl_s, seals = self._shared.settings().log_ttl_s, self._shared.seals
 
@@ -372,7 +280,7 @@ class Checkpoints:
                 return more(parts, store, saved, base, stop=case.is_stop, limit=limit, made_us=case.made_us)
 
         self._learn(case)
-        self.background(job, partial(self._copied, case), copies=True)
+        self.directories.background(job, partial(self._copied, case), copies=True)
         self._tree.after(_LONG_COPY_S, partial(self._tell_copy, case))
 
     def _tell_copy(self, case: OpenCheckpoint) -> None:
@@ -421,7 +329,7 @@ class Checkpoints:
         self._leave(case, words)
 
     def _end_as(self, case: OpenCheckpoint, why: str | Exception, *, reason: Reason) -> None:
-        """The attempt, which has ended, is told to have ended for this reason."""
+        """The attempt, which has ended, gets this reason."""
         assert case.ending is not None
         assert case.tell is not None
         case.ending.reason, case.ending.error = reason, str(why) or case.ending.error
@@ -431,7 +339,7 @@ class Checkpoints:
         """STOP."""
         block, ending = case.block, case.ending
         assert ending is not None
-        told = "; ".join(filter(None, (case.why, str(words))))
+        error = "; ".join(filter(None, (case.why, str(words))))
         self._log.info("job_given_up", block=paths.block_name(block.key), reason=case.reason.value, why=case.why, detail=str(words))
         past = PastAttempt(
             attempt=block.key.attempt,
@@ -440,7 +348,7 @@ class Checkpoints:
             exit_code=ending.exit_code,
             started_us=ending.started_us,
             ended_us=ending.started_us + ending.elapsed_us,
-            error=told[:_LONGEST_WHY],
+            error=error[:_LONGEST_WHY],
             cpu_us=ending.cpu_us,
             max_rss_kib=ending.max_rss_kib,
         )
@@ -478,23 +386,10 @@ class Checkpoints:
         self._timed.discard(block)
         self._asked.discard(block)
         self._numbers.pop(block, None)
-        was_asked = self._own.pop(block, None) is not None
-        place = self._places.pop(block, None)
-        if place is not None and not was_asked and self._untouched.is_as_made(place):
-            self._pool.give(_uid(block), place)
-        elif place is not None:
-            try:
-                self._remove(place)
-            except OSError:
-                self._shared.io.run(lambda _store: remove_tree(place), lambda _result: None)
+        self.directories.forget(block)
         self.notes.forget(block)
         self.restores.forget(block)
 
     def reset(self) -> None:
         """A new registration."""
         self.notes.reset()
-
-
-def _uid(block: ClaimedBlock) -> int:
-    """Whose its directory is."""
-    return block.info.account.uid if block.info.account is not None else os.getuid()

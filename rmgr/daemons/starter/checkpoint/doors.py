@@ -73,7 +73,7 @@ class JobParts(Protocol):
         ...
 
 
-class AskedCheckpoints(JobParts, Protocol):
+class AskedCheckpoints(Protocol):
     """Goes on with a checkpoint when its program has answered, or has not."""
 
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:

@@ -71,7 +71,7 @@ class Restores:
 
     def __init__(
         self,
-        owner: JobParts,
+        parts: JobParts,
         notes: Notes,
         node: RestoringNode,
         io: StoreIO,
@@ -81,7 +81,7 @@ class Restores:
         log: Log,
     ) -> None:
         self._on_unstartable = on_unstartable
-        self._owner = owner
+        self._parts = parts
         self._notes = notes
         self._node = node
         self._io = io
@@ -114,8 +114,8 @@ class Restores:
         if not case.is_busy and case.is_here:
             case.is_busy = True
             manifest, key = case.found.manifest, case.found.key
-            others: list[JobDirectory] = self._owner.parts(block, lambda: case.is_over or block.is_revoked)[1:]
-            self._owner.background(lambda: each(others, lambda part: part.restore(manifest, key)), partial(self._spread, case))
+            others: list[JobDirectory] = self._parts.parts(block, lambda: case.is_over or block.is_revoked)[1:]
+            self._parts.background(lambda: each(others, lambda part: part.restore(manifest, key)), partial(self._spread, case))
         return False
 
     def forget(self, block: ClaimedBlock) -> None:
@@ -128,9 +128,9 @@ class Restores:
 
     def _restore(self, case: _Case) -> None:
         case.is_busy = True
-        part, store, key = self._owner.own_part(case.block), self._io.store, case.block.key
+        part, store, key = self._parts.own_part(case.block), self._io.store, case.block.key
         found = case.found
-        self._owner.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
+        self._parts.background(lambda: newest(store, part, key.submission, key.first, found), partial(self._restored, case), copies=True)
 
     def _restored(self, case: _Case, result: RestoredCheckpoint | Exception) -> None:
         case.is_busy = False

@@ -282,7 +282,7 @@ class Jobs:
         allocation = block.data.allocation
         if allocation is None:
             return shape
-        place, saved = self._place(block), self.checkpoints.make(block)
+        place, saved = self._place(block), self.checkpoints.directories.make(block)
         if allocation.helpers:
             return self._shape(block, allocation, shape, place, saved)
         key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, allocation.whole, place, saved
@@ -370,7 +370,7 @@ class Jobs:
     def forget_lost(self) -> None:
         """Directories were removed: those of jobs that have not started are made again."""
         self._pool.forget_lost()
-        self.checkpoints.forget_lost()
+        self.checkpoints.directories.forget_lost()
         for block in self._node.blocks.values():
             if block.ready and block.key in self._places and not self._places[block.key].exists():
                 door = self._doors.pop(block.key, None)

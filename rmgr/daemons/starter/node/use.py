@@ -22,6 +22,7 @@ from rmgr.runtime.logger import Log
 
 if TYPE_CHECKING:
     from rmgr.adapters.host.process import Slot
+    from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.daemons.starter.staging.stage import Staged
@@ -166,17 +167,11 @@ class StagedPlaces(Protocol):
     def take(self, block: ClaimedBlock, index: int) -> Staged | None: ...
 
 
-class CheckpointPlaces(Protocol):
-    """Where jobs have their checkpoints."""
-
-    def place_of(self, block: ClaimedBlock) -> Path | None: ...
-
-
 class CheckpointedJobs(Protocol):
     """Jobs of a node that may have checkpoints."""
 
     @property
-    def checkpoints(self) -> CheckpointPlaces: ...
+    def checkpoints(self) -> Checkpoints: ...
 
 
 class LimitedNode(Protocol):
@@ -270,7 +265,8 @@ def _tasks_in(agent: LimitedNode, path: str) -> list[tuple[ClaimedBlock, int]]:
     for lane in agent.lanes:
         for block, index in lane.tasks.values():
             staged = agent.stager.take(block, index)
-            places = (lane.slot.directory, staged.directory if staged is not None else "", agent.jobs.checkpoints.place_of(block))
+            saved = agent.jobs.checkpoints.directories.place_of(block)
+            places = (lane.slot.directory, staged.directory if staged is not None else "", saved)
             if path in map(str, places):
                 found.append((block, index))
     return found
