@@ -55,7 +55,7 @@ class Starter:
     """All nodes of one process.
 
     Args:
-        mailbox: what everything posts into (made by the caller, who needs it for the parts).
+        mailbox: what everything posts into (made by the caller, which needs it for the parts).
         cluster_id: any other cluster is refused at each new session.
         spool_cap: bytes of finished outputs that may wait for the store. store_note: what is wrong with it, for people.
     """
@@ -106,7 +106,7 @@ class Starter:
         self._finished = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
-        self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is told once
+        self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is logged once
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
@@ -115,7 +115,7 @@ class Starter:
 
     @property
     def is_stopping(self) -> bool:
-        """It was told to stop."""
+        """Its end was ordered."""
         return self._end.has_begun or self._told_to_stop
 
     def unable(self) -> str:
@@ -139,7 +139,7 @@ class Starter:
         def reply() -> None:
             try:
                 answer.set_result(question())
-            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 answer.set_exception(error)
 
         self.mailbox.put(reply)
@@ -148,7 +148,7 @@ class Starter:
     # -- the loop ----------------------------------------------------------------------------------------------------------
 
     def serve(self, guard: StallGuard, notifier: Notifier | None = None) -> None:
-        """Runs until told to stop, or until another Starter has the name, or the cluster is not ours."""
+        """Runs until it is stopped, until another Starter has the name, or until the cluster is another one."""
         self.begin(guard, notifier)
         loop.run(self)
         if self.failure is None and self._committer.may_commit:
@@ -180,15 +180,15 @@ class Starter:
         return not self._finished
 
     def _come_round(self) -> None:
-        """Each turn is told to whoever watches that there are some."""
+        """Shows the stall guard and the service manager that there are turns."""
         if self._guard is not None:
             self._guard.progress()
         if self._notifier is not None:
-            self._tell(self._notifier)
+            self._notify(self._notifier)
         if not self._finished:
             failpoint("starter.round")
 
-    def _tell(self, notifier: Notifier) -> None:
+    def _notify(self, notifier: Notifier) -> None:
         """Ready once its nodes are registered; the status says what it does."""
         if self._end.has_begun:
             notifier.stopping(within_s=self._end.within_s(machine.monotonic()))
@@ -312,7 +312,7 @@ class Starter:
                 watched.start()
 
     def _renew_leases(self, now_s: float) -> None:
-        """Exclusive work lives as long as the lease that its spawner was told of."""
+        """Passes the lease on: exclusive work lives as long as the lease that its spawner knows."""
         infos = {work.info for agent in self.agents.values() for works in (agent.blocks.values(), agent.jobs.holds) for work in works}
         if not any(info is not None and info.is_exclusive for info in infos):
             self._renewed_s = None
@@ -352,7 +352,7 @@ class Starter:
             watched.start()
 
     def _on_record(self, node: str, found: Stamped | None) -> None:
-        """The paper's check: has this Starter been declared dead meanwhile?"""
+        """Makes the paper's check: has this Starter been declared dead meanwhile?"""
         if self._committer.is_registered and (found is None or found.version != self._committer.fence(node)):
             self.on_fenced(node)
 
@@ -379,7 +379,7 @@ class Starter:
         self._log.info("queues", total=len(boards), name=",".join(board.spec.name for board in boards))
 
     def _watch_hungry(self) -> None:
-        """Who has work to give looks at /idle; nobody else does."""
+        """Looks at /idle while a node has work to give, and only then."""
         wanted = any(agent.giving.has_tail() for agent in self.agents.values())
         if wanted and not self._idle_watch.is_on:
             self._idle_watch.start()
@@ -398,6 +398,6 @@ class Starter:
 
 
 def _nothing() -> None:
-    """Whoever is woken settles after this message anyway."""
+    """Does nothing: the nodes settle after this message anyway."""
 
 

@@ -197,7 +197,7 @@ class NodeAgent:
         self.jobs.reset()
 
     def drop_block(self, block: ClaimedBlock) -> None:
-        """The block is not the node's own any more: what runs of it is killed, nothing of it is told."""
+        """The block is not the node's own any more: what runs of it is killed, and its ends are dropped."""
         self.blocks.pop(block.key, None)
         self.giving.forget(block.key)
         self._dispatch.forget(block)

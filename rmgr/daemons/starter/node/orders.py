@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 #: An unbroken watch is believed this long; then the inbox is listed again.
 _RESYNC_S = 20.0
 _FAILED_PAUSE_S = 0.5
-#: A START goes with the COMPLETE of its job; one whose job has run longer than this goes by itself, so many with one commit. While it
-#: stands the job is STARTING (`coord/views/placing.py`).
+#: A START goes with the COMPLETE of its job. When the job has run longer than this (s) it goes by itself, so many with one commit.
+#: While it stands the job is STARTING (`coord/views/placing.py`).
 _START_S, _TOGETHER = 0.5, 50
 
 
@@ -103,7 +103,7 @@ class Inbox:
 
     @property
     def is_settled(self) -> bool:
-        """All that stands in the inbox is known here, as far as a watch tells."""
+        """All that stands in the inbox is known here, as far as watches show."""
         return self._watched and not self._listing and not self._reading
 
     # -- what the node asks ----------------------------------------------------------------------------------------------------

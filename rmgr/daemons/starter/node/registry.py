@@ -45,7 +45,7 @@ _CLOCK_SLACK_S = 2.0
 
 
 class Stopping(Exception):
-    """The process was told to stop while it waited."""
+    """The process is stopped while it waits."""
 
 
 class RegisteringNode(StandingNode, Protocol):
@@ -60,7 +60,7 @@ class RegisteringNode(StandingNode, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registrant:
-    """Who registers."""
+    """Identity of a Starter that registers."""
 
     endpoint: str
     host: str = socket.gethostname()
@@ -101,8 +101,8 @@ class Registry:
     def register(self, agents: Sequence[RegisteringNode]) -> None:
         """New incarnations, then ADOPT or FAIL of what stands; `agents` and committer are ready to act afterwards.
 
-        Raises: StateConflict when another live Starter serves one of the nodes; PermissionDenied when its key was revoked;
-            CoordinationUnavailable, also when the session was lost meanwhile (call again); Stopping.
+        Raises: StateConflict when another live Starter serves one of the nodes. PermissionDenied when its key was revoked.
+            CoordinationUnavailable, also when the session was lost meanwhile (call again). Stopping.
         """
         self._check_revoked()
         self._drop_old_entry()
@@ -113,7 +113,7 @@ class Registry:
         self._committer.start(fences)
 
     def _check_revoked(self) -> None:
-        """Raises PermissionDenied: nobody believes this Starter any more, so there is no point in trying."""
+        """Raises PermissionDenied when nobody would believe this Starter."""
         key_id = self._identity.key_id
         if key_id and self._wait(self._coordinator.stat(paths.revoked(key_id))) is not None:
             hint = "a new one comes from the cluster's admin: rmgr admin add-node NAME"
@@ -132,7 +132,7 @@ class Registry:
 
     def _take_names(self, agents: Sequence[RegisteringNode]) -> dict[str, int]:
         deadline_s = machine.monotonic() + self._coordinator.session_timeout_s + _SLACK_S
-        told = False
+        is_logged = False
         while True:
             if self._is_stopping():
                 raise Stopping
@@ -144,9 +144,9 @@ class Registry:
                 where = f"node {record.node} is already served by pid {record.pid} on host {record.host}"
                 if certain or machine.monotonic() > deadline_s:
                     raise StateConflict(where, hint="give this Starter another name (--node), or stop the other one")
-                if not told:
+                if not is_logged:
                     self._log.warning("name_taken", node=record.node, pid=record.pid, host=record.host, why="waiting for it to go")
-                    told = True
+                    is_logged = True
                 self._pause(_POLL_S)
                 continue
             fences = self._commit_register(agents, found, records)

@@ -106,7 +106,7 @@ class StandingBlocks:
                 block.version += 1
 
     def _is_block(self, node: str, key: BlockKey, found: Stamped) -> bool:
-        """False: it is no block. Whoever may hand work over can write such a thing, which must not keep the node from coming back."""
+        """False, and logged: it is no block. Callers that may hand work over can write such a thing; the node comes back all the same."""
         try:
             validity.decode(found.data, BlockData, paths.block_name(key))
         except RmgrError as error:

@@ -1,8 +1,8 @@
-"""How much disk the work of each user takes on a node beside what was staged for it, and whose work ends when that is too much.
+"""How much disk the work of each user takes on a node beside what was staged for it; work of users that take too much ends.
 
-Quotas of file systems are not to be had everywhere, so it is counted: every directory that was given to a user, by an lstat a name, now and
-then and on a thread of its own. Counting ends where the limit is reached, and takes 2 % of a processor at most. What was unlinked and is
-still open is not seen; the node takes no work before its disk is full (`starter/health/health.py`).
+Not every file system has quotas, so it is counted: an lstat for each name in the directories that were given to users, now and
+then, on a thread of its own. Counting ends where the limit is reached, and takes 2 % of a processor at most. Files that were
+unlinked and are still open are not seen; the node takes no work before its disk is full (`starter/health/health.py`).
 """
 
 from __future__ import annotations
@@ -145,15 +145,15 @@ def excess(uses: Sequence[Use], caps: Caps, *, max_things: int) -> list[tuple[Us
             left.setdefault(use.uid, []).append(use)
     for mine in left.values():
         while (total := _size(mine)) > caps.user_bytes:
-            told = f"files of its user's work take {format_size(total)} here, and may take {format_size(caps.user_bytes)}"
-            ended.append((mine.pop(0), f"{told} ([starter] work_cap_user_bytes)"))
+            what = f"files of its user's work take {format_size(total)} here, and may take {format_size(caps.user_bytes)}"
+            ended.append((mine.pop(0), f"{what} ([starter] work_cap_user_bytes)"))
         while (things := sum(use.things for use in mine)) > max_things:
             largest = max(mine, key=lambda one: one.things)
             mine.remove(largest)
             ended.append((largest, f"its user's work has more than {things - 1} files here, and may have {max_things}"))
     while (total := sum(map(_size, left.values()))) > caps.all_bytes:
-        told = f"files of all work take {format_size(total)} here, and may take {format_size(caps.all_bytes)} ([starter] work_cap_bytes)"
-        ended.append((max(left.values(), key=_size).pop(0), f"{told}; its user's take most"))
+        what = f"files of all work take {format_size(total)} here, and may take {format_size(caps.all_bytes)} ([starter] work_cap_bytes)"
+        ended.append((max(left.values(), key=_size).pop(0), f"{what}; its user's take most"))
     return ended
 
 
@@ -240,10 +240,10 @@ class WorkLimits:
             self._end(self._agents[name], use, f"ended on node {name}: {why}")
 
     def _end(self, agent: LimitedNode, use: Use, why: str) -> None:
-        """Of a slot's directory in which no task runs: the slot. What was staged for tasks that have not begun stays."""
+        """Ends the tasks in a directory; where none runs, the slot. What was staged for tasks that have not begun stays."""
         tasks = _tasks_in(agent, use.path)
-        told = ",".join(f"{block.key.submission}_{index}" for block, index in tasks)
-        self._log.warning("work_over_limit", node=agent.name, uid=use.uid, task_id=told, bytes=use.size_bytes, total=use.things, why=why)
+        ids = ",".join(f"{block.key.submission}_{index}" for block, index in tasks)
+        self._log.warning("work_over_limit", node=agent.name, uid=use.uid, task_id=ids, bytes=use.size_bytes, total=use.things, why=why)
         for block, index in tasks:
             block.over_limit[index] = why
             agent.stop_tasks(block, frozenset({index}), Reason.DISK_LIMIT, _GRACE_US)

@@ -1,7 +1,7 @@
 """Notices that a claim of this node was deleted from ZooKeeper by somebody else, and puts it back while its work goes on.
 
-Only this node deletes its claims while its fence stands: by its own commits, whose answers come before that of a later look. So a
-claim that is missing although none of them is in flight was deleted by hand, or lost with a ZooKeeper restored from an older state.
+Only this node deletes its claims while its fence stands: by its own commits, whose answers come before that of a later look. When
+a claim is missing and none of them is in flight, it was deleted by hand, or lost when ZooKeeper was restored from an older state.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Claims:
 
     def _put_back(self, block: ClaimedBlock) -> None:
         name = self._node.name
-        told = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S', time.localtime(machine.wall_s()))}, and node {name} put it back"
-        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, told)[-MAX_STORY:])
+        what = f"{nowhere.CLAIM_WAS_GONE} at {time.strftime('%H:%M:%S', time.localtime(machine.wall_s()))}, and node {name} put it back"
+        data = msgspec.structs.replace(block.data, stamp=machine.guid()[:12], story=(*block.data.story, what)[-MAX_STORY:])
         block.sending = PendingNote(data=data)
         self._log.error("claim_was_gone", block=paths.block_name(block.key))
         multi = nowhere.put_back(name, self._shared.committer.fence(name), block.key, data)
