@@ -23,6 +23,8 @@ from rmgr.runner.host.outputs import open_output, take, trim_path
 from rmgr.runner.python import worker as worker_process
 
 _OOM_SCORE = 800
+#: Bytes of results that a worker may have on the way: 1 MiB is a send and a receive, not five. The system's limit may be less.
+_SEND_BYTES = 1024 * 1024
 #: A worker that has been idle this long is not looked at often any more; it pokes when it starts again.
 _CALM_NS = 1_000_000_000
 
@@ -105,6 +107,7 @@ class Workers:
             board = Board(fd)
             board.lease_end_ns = self.lease_end_ns
             ours, theirs = socket.socketpair()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
             undo.callback(ours.close)
             undo.callback(theirs.close)
             group = self._make_group(f"w{spec.worker}")
