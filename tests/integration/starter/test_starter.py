@@ -327,7 +327,7 @@ def test_files_are_shipped_in_and_out_by_key(rig: Rig, tmp_path: Path) -> None:
     assert rig.store.get(keys.output(number, 0, 1, 0)) == (b"7\n", Encoding.RAW)
     many = rig.submit(sh("echo spoilt >> tool.sh; cat code/sub/f; rm -r code", uploads=(upload, tool)), [b""] * 6)
     assert {outcome.log[0] for outcome in rig.outcomes(many, 6).values()} == {b"deep"}
-    assert rig.starters[0].agent().stager._uploads.fetched == 2, "both once a node, for seven tasks"
+    assert rig.starters[0].agent().stager._files._uploads.fetched == 2, "both once a node, for seven tasks"
     escape = Upload(name="../evil", sha256=tool.sha256)
     bad = rig.submit(sh("true", uploads=(escape,)))
     assert (rig.outcomes(bad, 1)[0].state, "is no file name" in rig.outcomes(bad, 1)[0].error) == (State.FAILED, True)

@@ -25,7 +25,8 @@ from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
 from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork
 from rmgr.daemons.starter.health.trust import Gate, refusal_of
 from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.daemons.starter.staging.stage import Staged, Stager
+from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command

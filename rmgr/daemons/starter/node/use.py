@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.execution.lanes import Lanes
-    from rmgr.daemons.starter.staging.stage import Staged
+    from rmgr.daemons.starter.staging.task_files import Staged
 
 #: Files, directories and links that a user's work may have on a node, and how deep.
 MAX_THINGS, MAX_DEPTH = 1_000_000, 100

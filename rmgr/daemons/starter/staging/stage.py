@@ -1,22 +1,20 @@
 """Stages what single tasks need before they start: values of their input keys, work directories with files in them.
 
-Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes; a block whose tasks need
-nothing passes through untouched. What is staged or being staged stays on this node (`kept`); what nobody waits for any more
-is given up where it stands. While the room for staged files is full, the first task without room is the next to get it.
+Tasks at the head of a block are staged a few at a time on IO threads, ahead of the lanes (`task_files.py` makes their files).
+A block whose tasks need nothing passes through untouched. What is staged or being staged stays on this node (`kept`); what
+nobody waits for any more is given up where it stands. While the room for staged files is full, the first task without room is
+the next to get it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_keyed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
@@ -24,17 +22,16 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import BATCH_TASKS
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.room import GivenUpError, NoRoom, StagingShare, Wish, disk_bytes, on_disk
+from rmgr.daemons.starter.core.room import NoRoom, Wish
 from rmgr.daemons.starter.core.uploads import Uploads
-from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
-from rmgr.daemons.starter.staging.ahead import CAP_BYTES, INLINE_INPUT, FoundInputs, Message, ReadAhead, Want, encode_call
-from rmgr.daemons.starter.staging.inputs import Input, Inputs
+from rmgr.daemons.starter.staging.accounts import Accounts
+from rmgr.daemons.starter.staging.ahead import CAP_BYTES, FoundInputs, Message, ReadAhead, Want
+from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.names import expand, has_own_name
-from rmgr.daemons.starter.staging.stage_files import inside, make_way, plain, to_file
-from rmgr.errors import NotFound, RmgrError
-from rmgr.model.tasks.block import BlockKey, KeyedPayload
+from rmgr.daemons.starter.staging.task_files import Staged, TaskFiles, remove_files
+from rmgr.errors import RmgrError
+from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command
-from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -49,22 +46,7 @@ _PATIENCE_S = 1.0
 #: A task without room asks again when some was given back, and after this long: what was given back meanwhile was not counted.
 _ASK_AGAIN_S = 1.0
 #: A full room is logged this often at most.
-_TOLD_S = 60.0
-
-
-@dataclass(slots=True, kw_only=True)
-class Staged:
-    """Staged inputs of a task. payload: its message, or (str) a file with it. directory: its work directory."""
-
-    payload: bytes | str = b""
-    directory: str = ""
-    files: tuple[str, ...] = ()
-    outputs: int = 0
-    disk_bytes: int = 0  #: taken of the room
-    user: str = ""
-    took_s: float = 0.0
-    since_s: float = -math.inf  #: when it was ready (monotonic)
-    memory_bytes: int = 0  #: of its message
+_LOGGED_S = 60.0
 
 
 @dataclass(slots=True)
@@ -90,9 +72,9 @@ class Stager:
     """Stages tasks of one node.
 
     Args:
-        wake: tells the owner that something was staged. directory: for files and work directories.
-        accounts: whose the files are to be, None = the Starter's.
-        on_unstartable: tells (block, indices, failure) of tasks that cannot be started. uploads: of all nodes of the Starter.
+        wake: is called when something was staged. directory: for files and work directories.
+        accounts: whose the files are to be, None = the Starter's. uploads: of all nodes of the Starter.
+        on_unstartable: is called with (block, indices, failure) of tasks that cannot be started.
         blocks: the node's claimed blocks, in the order in which they start (the owner's own dictionary).
         values_cap_bytes: memory for inputs that are read ahead. pace: seconds of all slots that a task of a block takes, None = unknown.
     """
@@ -115,21 +97,15 @@ class Stager:
         self._pace = pace
         self._reading = ReadAhead(io, inputs, self._read, cap_bytes=values_cap_bytes)
         self._io = io
-        self._accounts = accounts
-        self._inputs = inputs
-        self._uploads = uploads
+        self._files = TaskFiles(inputs, uploads, directory, accounts)
         self._room = uploads.room
         self._blocks = blocks
         self._log = log
         self._short: dict[str, _Short] = {}  #: by the user whose own limit it is, "" = that of all
-        self._told_s = -math.inf  # when the log was told last that the room is full
+        self._logged_s = -math.inf  # when it was logged last that the room is full
         self._wake = wake
-        self._directory = directory
         self._on_unstartable = on_unstartable
         self._states: dict[ClaimedBlock, _State] = {}
-        directory.mkdir(parents=True, exist_ok=True)
-        if accounts is not None:
-            directory.chmod(0o711)
 
     def is_needed(self, block: ClaimedBlock) -> bool:
         """Its tasks must be staged one by one."""
@@ -158,7 +134,7 @@ class Stager:
         for index in islice(block.ready, _AHEAD if state.is_fetched else 1):  # the others would wait for the same uploads, each on a thread
             if index not in state.here and index not in state.coming and self._may_begin(block, index):
                 wish = state.coming[index] = Wish()
-                self._begin(block, state, index, wish, lambda store, index=index, wish=wish: self._stage(store, block, index, wish))  # type: ignore[misc]
+                self._begin(block, state, index, wish, lambda store, index=index, wish=wish: self._files.make(store, block, index, wish))  # type: ignore[misc]
         return count
 
     @property
@@ -278,105 +254,6 @@ class Stager:
         command: Command | None = block.info.record.command
         return command is not None and any(name and not has_own_name(name) for name in (command.out, command.err))
 
-    # -- on an IO thread --------------------------------------------------------------------------------------------------------
-
-    def _stage(
-        self, store: Store, block: ClaimedBlock, index: int, wish: Wish, want: Want | None = None, found: FoundInputs | None = None
-    ) -> Staged:
-        """Of a command all that it needs; of a keyed call what of its inputs must become files."""
-        begun_s = machine.monotonic() if want is None else want.since_s
-        info = block.info
-        what = f"task {block.key.submission}_{info.label(index) if info.array is not None else index}"
-        share = StagingShare(self._room, wish, what, info.record.user)
-        account = self._accounts.resolve(info.record.user) if self._accounts is not None else None
-        staged = Staged()
-        try:
-            if want is not None and found is not None:
-                staged = self._stage_call(store, want.keyed, found, share)
-            else:
-                staged = self._stage_command(store, block, share)
-            if account is not None:
-                for path in filter(None, (*staged.files, staged.directory)):
-                    hand_over(Path(path), account)
-            staged.disk_bytes = sum(disk_bytes(Path(path)) for path in filter(None, (*staged.files, staged.directory)))
-            if not wish.is_wanted:
-                raise GivenUpError
-        except BaseException:
-            _remove_files(staged)
-            share.settle(0)
-            raise
-        share.settle(staged.disk_bytes)
-        staged.user = info.record.user
-        staged.since_s = machine.monotonic()
-        staged.took_s = staged.since_s - begun_s
-        return staged
-
-    def _stage_call(self, store: Store, keyed: KeyedPayload, found: FoundInputs, share: StagingShare) -> Staged:
-        inputs: list[KeyedInput] = []
-        files: list[str] = []
-        left_bytes = MAX_INLINE_PAYLOAD - INLINE_INPUT
-        try:
-            for user_key, one in zip(keyed.inputs, found.inputs, strict=True):
-                if one.data is not None and one.size <= left_bytes:
-                    left_bytes -= one.size
-                    inputs.append(KeyedInput(data=one.data, pickled=one.pickled))
-                else:
-                    inputs.append(self._input(store, user_key, one, files, share))
-            call = encode_call(inputs, keyed)
-            if len(call) > MAX_INLINE_PAYLOAD:
-                files.append(self._new_file())
-                share.making(on_disk(len(call)))
-                Path(files[-1]).write_bytes(call)
-                return Staged(payload=files[-1], files=tuple(files), outputs=len(keyed.outputs))
-        except BaseException:
-            _remove_files(Staged(files=tuple(files)))
-            raise
-        return Staged(payload=call, files=tuple(files), outputs=len(keyed.outputs), memory_bytes=len(call))
-
-    def _input(self, store: Store, user_key: str, found_in: Input, files: list[str], share: StagingShare) -> KeyedInput:
-        share.making(on_disk(found_in.size))
-        files.append(self._new_file())
-        if found_in.data is not None:
-            Path(files[-1]).write_bytes(found_in.data)
-        elif self._accounts is not None:
-            to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
-        elif (found := store.fetch(found_in.row, files[-1])) is None:
-            raise NotFound(f"the value of the input key {user_key!r} is gone")
-        else:
-            found_in.check(user_key, found[1])
-            if found[0] is not None:
-                Path(files[-1]).write_bytes(found[0])
-        return KeyedInput(pickled=found_in.pickled, path=files[-1])
-
-    def _stage_command(self, store: Store, block: ClaimedBlock, share: StagingShare) -> Staged:
-        command: Command = block.info.record.command
-        with contextlib.ExitStack() as stack:
-            kept = []
-            for upload in command.uploads:
-                used = self._uploads.kept(store, upload.sha256, name=upload.name, held_bytes=share.held_bytes)
-                kept.append(stack.enter_context(used))
-                share.held_bytes += kept[-1].disk_bytes
-            rows = self._inputs.find(store, block.info.record.user, [key for key, _ in command.input_files], trust=None)
-            sizes = [on_disk(one.size) for one in rows]
-            share.take(sum(one.copy_bytes for one in kept) + sum(sizes))
-            directory = self._directory / machine.guid()
-            directory.mkdir(mode=0o755 if self._accounts is None else 0o700)
-            try:
-                for found_in, size, (key, name) in zip(rows, sizes, command.input_files, strict=True):  # first: no upload's link is there
-                    target = inside(directory, name)
-                    make_way(directory, target, name)
-                    share.making(size)
-                    to_file(store, key, found_in, str(target), share)
-                for upload, one in zip(command.uploads, kept, strict=True):
-                    self._uploads.copy(one, directory / plain(upload.name), name=upload.name, is_dir=upload.is_dir, check=share.making)
-            except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise
-        return Staged(directory=str(directory))
-
-    def _new_file(self) -> str:
-        return str(self._directory / machine.guid())
-
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
     def _read(self, want: Want, result: Message | FoundInputs | Exception) -> None:
@@ -390,7 +267,7 @@ class Stager:
             staged = Staged(payload=result.data, user=user, took_s=now_s - want.since_s, since_s=now_s, memory_bytes=size)
         if state is not None and wish.is_wanted and isinstance(result, FoundInputs):
             self._io.run(
-                lambda store: self._stage(store, block, index, wish, want, result),
+                lambda store: self._files.make(store, block, index, wish, want, result),
                 lambda staged: self._settled(want, state, staged),
                 is_read=True,
             )
@@ -447,14 +324,14 @@ class Stager:
     def _wait_for_room(self, block: ClaimedBlock, index: int, user: str) -> None:
         """It is the next to get room. Tasks behind it that have not begun give theirs back: they might wait for its cores.
 
-        user: whose own limit is reached, and only his tasks give way; "" = that of all.
+        user: whose own limit is reached; only tasks of that user give way. "" = the limit of all.
         """
         order = {other: number for number, other in enumerate(self._blocks.values())}
         place = order.get(block, len(order)), index
         now_s = machine.monotonic()
         short = self._short.get(user)
-        if short is None and now_s > self._told_s + _TOLD_S:
-            self._told_s = now_s
+        if short is None and now_s > self._logged_s + _LOGGED_S:
+            self._logged_s = now_s
             why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
             why = f"staged files of {user} fill his room on this node's disk ([starter] staging_cap_user_bytes)" if user else why
             limit = self._room.cap_user_bytes if user else self._room.cap_bytes
@@ -475,16 +352,9 @@ class Stager:
             self._io.run(lambda _store: self._remove_now(staged), lambda _result: None)
 
     def _remove_now(self, staged: Staged) -> None:
-        _remove_files(staged)
+        remove_files(staged)
         taken, staged.disk_bytes = staged.disk_bytes, 0
         self._room.settle(taken, 0, user=staged.user)
-
-
-def _remove_files(staged: Staged) -> None:
-    for path in staged.files:
-        Path(path).unlink(missing_ok=True)
-    if staged.directory:
-        remove_tree(Path(staged.directory))
 
 
 def _sentence(error: Exception) -> str:

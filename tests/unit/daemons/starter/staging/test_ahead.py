@@ -23,7 +23,8 @@ from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.ahead import INLINE_INPUT
 from rmgr.daemons.starter.staging.inputs import Inputs
-from rmgr.daemons.starter.staging.stage import Staged, Stager
+from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
