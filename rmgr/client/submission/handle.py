@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rmgr.client.identity.authentic import Authenticity
@@ -23,20 +23,16 @@ from rmgr.client.submission.repair import Repair, SettingsReader
 from rmgr.client.submission.sender import Outlet, Sender
 from rmgr.client.submission.stored import StoredSubmission
 from rmgr.client.submission.takeover import Takeover
+from rmgr.client.submission.waits import CallerWaits
 from rmgr.coord.decisions.view import Progress
-from rmgr.errors import DeadlineExceeded, QueueFull, RmgrError, StateConflict, SubmitUnknown
+from rmgr.errors import RmgrError, StateConflict
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, Told
-from rmgr.runtime import machine
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: More than this unsent and `wait_room` waits.
-MAX_UNSENT_TASKS = 400_000
-MAX_UNSENT_BYTES = 64 * 1024 * 1024
 #: Refused tasks that are kept until somebody asks for them, the latest.
 _REFUSED_KEPT = 20_000
 
@@ -89,19 +85,18 @@ class SubmissionHandle:
         self.owned = owned
         self.wants_ownership = False
         self.dead: RmgrError | None = None
-        self.pending_cap = pending_cap
         self.progress = progress = Progress()
         progress.tail = stored.tail
         self.lock = threading.RLock()
         self._loop = loop
         self._keeper = keeper
-        self._changed = threading.Condition(self.lock)
         self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, and nobody knows yet
         self._handing = Handing(self, loop, lines)
         is_held = held or stored.submission.phase is Phase.HELD
         self._sender = Sender(
             self, loop, outlet, self._handing, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
         )  # fmt: skip
+        self._waits = CallerWaits(self, self._sender, self.lock, pending_cap=pending_cap)
         self._follower = Follower(
             self.number,
             loop,
@@ -157,37 +152,21 @@ class SubmissionHandle:
 
     def wait_room(self, timeout_s: float | None) -> None:
         """See `ports.HandlePort`."""
-        sender = self._sender
         if not self.owned and self.wants_ownership:
             self._wait_owned(timeout_s)
-        if not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES:
-            return
-        room = lambda: not sender.full and sender.buffer.tasks < MAX_UNSENT_TASKS and sender.buffer.bytes < MAX_UNSENT_BYTES  # noqa: E731
-        if not self._wait(room, timeout_s):
-            raise self._full_error()
+        self._waits.room(timeout_s)
 
     def flush(self, timeout_s: float | None) -> None:
         """See `ports.HandlePort`."""
-        sender = self._sender
         with self.lock:
-            goal = sender.buffer.next_index
+            goal = self._sender.buffer.next_index
         self._keeper.wake(self)
-        durable = lambda: sender.sent >= goal and (sender.tail.complete or not sender.want_complete)  # noqa: E731
-        if not self._wait(durable, timeout_s):
-            if sender.full:
-                raise self._full_error()
-            raise SubmitUnknown(
-                f"tasks {sender.sent}..{goal - 1} of submission {self.number} are not known to be durable: "
-                f"{sender.trouble or 'no answer within the timeout'}",
-                token=self.submission.token,
-                task_id=f"{self.number}_{sender.sent}",
-                hint="they are sent again in the background while this process lives",
-            )
+        self._waits.durable(goal, timeout_s)
 
     def wait_sent(self, index: int, timeout_s: float | None) -> bool:
         """See `ports.HandlePort`."""
         self._keeper.wake(self)
-        return self._wait(lambda: self._sender.sent > index, timeout_s)
+        return self._waits.sent(index, timeout_s)
 
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
         """See `ports.HandlePort`."""
@@ -211,28 +190,6 @@ class SubmissionHandle:
             mine = [index for index in indices if index >= unsent]
             sender.dropped.update(mine)
         return mine
-
-    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        with self._changed:
-            is_met = False
-
-            def is_over() -> bool:
-                nonlocal is_met
-                is_met = condition()
-                return is_met or self.dead is not None
-
-            machine.wait_for(self._changed, is_over, timeout_s)
-            if not is_met and self.dead is not None:
-                raise self.dead
-            return is_met
-
-    def _full_error(self) -> RmgrError:
-        if self._sender.full:
-            return QueueFull(
-                f"queue {self.submission.queue} holds its maximum of {counted(self.pending_cap, 'waiting block')}",
-                hint="wait until some have been taken (timeout=...), or raise max_pending_blocks: rmgr config apply",
-            )
-        return DeadlineExceeded(f"submission {self.number}: too much is waiting to be sent ({self._sender.trouble or 'ZooKeeper is slow'})")
 
     def _refusal(self) -> RmgrError:
         if self.submission.phase is Phase.CANCELLED:
@@ -270,9 +227,8 @@ class SubmissionHandle:
             del self._refused[next(iter(self._refused))]
 
     def notify(self) -> None:
-        """Wakes who waits in `flush` or `wait_room`."""
-        with self._changed:
-            self._changed.notify_all()
+        """Lets callers that wait look again."""
+        self._waits.notify()
 
     def heard(self, message: Ahead | Told) -> None:
         """Takes what a Starter says that it commits of this submission."""
@@ -360,9 +316,8 @@ class SubmissionHandle:
 
     def _wait_owned(self, timeout_s: float | None) -> None:
         """Waits until this Submitter may extend the submission: for an owner that died, about the session timeout."""
-        sender, progress = self._sender, self.progress
         patience_s = 2 * self._loop.coordinator.session_timeout_s + 2.0 if timeout_s is None else timeout_s
-        if not self._wait(lambda: self.owned or sender.want_complete or progress.tail.complete, patience_s) or not self.owned:
+        if not self._waits.owned(patience_s):
             raise self._refusal()
 
     def look_at_owner(self, alive: frozenset[str]) -> None:
