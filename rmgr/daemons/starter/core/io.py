@@ -122,10 +122,9 @@ class StoreIO:
             thread.join(max(0.0, deadline_s - machine.monotonic()))
 
     def _help(self) -> None:
-        """One more thread takes a short job, if there may be another one. Under the lock."""
-        if len(self._jobs) <= self._waiting + self._resting:
-            self._helping.notify()
-        elif len(self._helpers) < _HELPERS:
+        """One more thread takes a short job: one that rests, else a new one if there may be another. Under the lock."""
+        self._helping.notify()
+        if len(self._jobs) > self._waiting + self._resting and len(self._helpers) < _HELPERS:
             helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()

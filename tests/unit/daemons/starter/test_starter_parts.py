@@ -215,6 +215,33 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
     work.close()
 
 
+def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them rest, a hundred inputs wait to be read, then outputs come: they waited behind those for two threads."""
+    monkeypatch.setattr("rmgr.daemons.starter.core.io._HELPER_REST_S", 3600.0)
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
+    together = threading.Barrier(14)
+    for _ in range(14):
+        work.run(lambda _: together.wait(60), lambda _: None, is_synced=True)
+    until(lambda: len(messages) == 14)
+    until(lambda: work.is_idle)
+    gate, begun = threading.Event(), list[int]()
+
+    def stands(_store: Any) -> None:
+        begun.append(1)
+        assert gate.wait(60)
+
+    for _ in range(100):
+        work.run(stands, lambda _: None)
+    until(lambda: len(begun) == 2)
+    for _ in range(20):
+        work.run(stands, lambda _: None, is_synced=True)
+    until(lambda: len(begun) == 14)
+    gate.set()
+    until(lambda: len(messages) == 134)
+    work.close()
+
+
 def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:
     store = MemoryStore(uuid.uuid4().hex)
     store.put("small", b"s")
