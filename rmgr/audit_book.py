@@ -1,4 +1,4 @@
-"""How many lines of refusals one user may cause a minute, and all together: the others are counted, and told when the minute is over."""
+"""Bounds the lines of refusals that one user, and all, may cause a minute: more are counted, and logged at its end."""
 
 from __future__ import annotations
 

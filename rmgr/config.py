@@ -33,7 +33,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::\d{1,5})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """How to reach a cluster (section [cluster])."""
+    """Ways to a cluster (section [cluster])."""
 
     zk: str = ""  #: HOSTS[/CHROOT]
     store: str = ""  #: sqlite:PATH, cassandra://host1,host2/keyspace?...
@@ -129,7 +129,7 @@ class SubmitterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Who this process is, and what daemons let others do (section [security])."""
+    """Identity of this process, and rights that daemons grant (section [security])."""
 
     dir: str = ""  #: the bundle of credentials of this process; empty = an open cluster, on loopback only
     operators: tuple[str, ...] = ()  #: users who may act on everybody's work, beside those whose certificate says so

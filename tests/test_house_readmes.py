@@ -85,7 +85,7 @@ def test_a_long_sentence_is_found_and_code_is_not_counted() -> None:
 
 
 #: Openings that make a first line a riddle: it says what the thing does or is ("Maps a caller's certificate to a user").
-_RIDDLES = re.compile(r"(What|Of|Those|It|As)\b")
+_RIDDLES = re.compile(r"(What|Of|Those|It|As|How|Who|Whose|Where|When|Which|Why|That|There)\b")
 
 
 def test_first_lines_of_modules_and_public_classes_name_their_subject() -> None:

@@ -82,7 +82,7 @@ def _kill(cluster: DevCluster, connection: Connection, doomed: Child, rest: Chil
 
 
 class Fences:
-    """When each of the nodes was fenced (monotonic): their records are watched, and nobody registers again."""
+    """Times at which nodes were fenced (monotonic): their records are watched, and nobody registers again."""
 
     def __init__(self, cluster: DevCluster, nodes: list[str]) -> None:
         self.seen_s: dict[str, float] = {}

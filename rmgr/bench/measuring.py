@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlan:
-    """How much is measured."""
+    """Extent of a measurement."""
 
     repetitions: int = 3
     scale: float = 1.0  #: of the number of tasks

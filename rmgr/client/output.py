@@ -116,7 +116,7 @@ def _so_far(reach: ConnectionPlace, number: int, wanted: dict[int, Future], stre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEnd:
-    """How a task ended, as far as its output goes."""
+    """End of a task, as far as its output goes."""
 
     id: str
     position: int

@@ -15,7 +15,7 @@ def giving_slot_back() -> AbstractContextManager[None]:
 
 
 class Deadline:
-    """When a wait is over: `left()` seconds, None = never."""
+    """End of a wait: `left()` seconds, None = never."""
 
     __slots__ = ("_end",)
 

@@ -32,7 +32,7 @@ _NOTES, _RECIPES, _DOWN = "keeper.json", "recipes.json", "down"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a process of the cluster is started. variables: beside those of the keeper's own environment, which has none of rmgr's."""
+    """Command that starts a process of the cluster. variables: beside those of the keeper's own environment, which has none of rmgr's."""
 
     argv: tuple[str, ...]
     cwd: str

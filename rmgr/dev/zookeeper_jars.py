@@ -1,4 +1,4 @@
-"""Where Java and ZooKeeper's jars are on this machine: Debian's 3.8, or the 3.9 that `rmgr.dev.jars` has fetched.
+"""Finds Java and ZooKeeper's jars on this machine: Debian's 3.8, or the 3.9 that `rmgr.dev.jars` has fetched.
 
 RMGR_ZOOKEEPER_LIB chooses for every server whose maker did not: a directory of jars, or one of `RELEASES`.
 """

@@ -13,7 +13,7 @@ from rmgr.model.base.states import Reason, State
 
 
 class Level(StrEnum):
-    """How bad something is; the rule is in `coord/views/health.py`."""
+    """Severity; the rule is in `coord/views/health.py`."""
 
     OK = "ok"
     WARNING = "warning"
@@ -210,7 +210,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderView:
-    """Who leads."""
+    """The leader."""
 
     id: str
     host: str
@@ -233,7 +233,7 @@ class FaultView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyView:
-    """Who places in a partition, and how it does."""
+    """Policy that places in a partition, and its state."""
 
     partition: str
     policy: str
@@ -289,7 +289,7 @@ class WhyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainView:
-    """Why something is in its state. account, share, account_share: of what has not ended, as in `JobView`."""
+    """Explanation of a state. account, share, account_share: of what has not ended, as in `JobView`."""
 
     id: str
     state: State
@@ -324,7 +324,7 @@ class PlacedView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """Who places in a partition. faults: (stage's policy, how often it was skipped, the last error)."""
+    """Placement in a partition. faults: (stage's policy, how often it was skipped, the last error)."""
 
     policy: str
     passes: int = 0
@@ -360,7 +360,7 @@ class ShareView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfView:
-    """Where and when a request would run if it were submitted now, runs end at their limits, and nothing else comes.
+    """Place and time of a request if it were submitted now, runs end at their limits, and nothing else comes.
 
     start_us: 0 = nobody can say. nodes: the head first, () = nobody can say. at_once: it need not wait. reason: what it would wait for
     first. route: its queue class, which its user named or a policy chose.

@@ -1,4 +1,4 @@
-"""Where others reach a daemon: what it registers when it listens on every address of its machine."""
+"""Address at which others reach a daemon: what it registers when it listens on every address of its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the interpreter of a daemon is set: collections of garbage stay rare and short.
+"""Sets up the interpreter of a daemon: collections of garbage stay rare and short.
 
 A daemon holds some hundred thousand objects for as long as it lives, and many small ones for a moment. CPython's
 defaults look through all of them now and then: pauses of up to 0.8 s in a busy leader of 2,000 submissions.

@@ -1,4 +1,4 @@
-"""Which release this process runs, and whether a cluster is the right one and may be joined (`model/base/version.py` has the rule)."""
+"""Checks the release of this process, and whether a cluster is the right one and may be joined (`model/base/version.py` has the rule)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process of a secured cluster goes out and lets others in: its credentials, its way to ZooKeeper, where it may listen.
+"""Secures a process of a cluster: its credentials, its way to ZooKeeper, where it may listen.
 
 One place for daemons and clients. An open cluster has no credentials; then daemons listen on loopback only, unless
 `--insecure` was typed.

@@ -12,7 +12,7 @@ from rmgr.sched.job import Job
 
 
 class Cause(StrEnum):
-    """Why a pass is run: everything that happened since the last one."""
+    """Causes of a pass: everything that happened since the last one."""
 
     JOB_SUBMITTED = "job_submitted"
     JOB_ENDED = "job_ended"  #: or left its nodes in any other way

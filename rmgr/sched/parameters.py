@@ -31,7 +31,7 @@ _SIZES = (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 class Kind(StrEnum):
-    """How a value is written."""
+    """Notation of a value."""
 
     DURATION = "duration"  #: `12h`, or seconds as a number; held in us
     SIZE = "size"  #: `2G`, or bytes

@@ -1,4 +1,4 @@
-"""Who calls, and what he may call: mutual TLS for every gRPC channel and server of a secured cluster, denied by default.
+"""Callers and what they may call: mutual TLS for every gRPC channel and server of a secured cluster, denied by default.
 
 A server asks every caller for a certificate of the cluster's authority; `METHODS` says which roles may call which method,
 and what is not listed there nobody may. A client names the role that it expects to find (`<role>.rmgr` in the server's
@@ -62,7 +62,7 @@ Refused = Callable[[str, Identity | None, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who makes a call.
+    """The maker of a call.
 
     identity: the holder of the connection's certificate, None in an open cluster. on_behalf_of: the person a gateway
     speaks for. claimed: the user that the caller of an open cluster says he is.

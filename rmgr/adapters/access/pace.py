@@ -1,4 +1,4 @@
-"""How many TLS handshakes a port of ours does a second: each costs 2 to 4 ms of a processor, whoever asks for it.
+"""Limits the TLS handshakes that a port does a second: each costs 2 to 4 ms of a processor, whoever asks for it.
 
 Each address has its own rate, so that who floods from one takes nothing from the others, and all together have one.
 """

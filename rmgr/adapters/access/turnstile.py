@@ -1,4 +1,4 @@
-"""Who may hold how many threads of a leader's or Starter's server: people share what is left beside the places of daemons and operators."""
+"""Shares out the threads of a leader's or Starter's server: people share what is left beside the places of daemons and operators."""
 
 from __future__ import annotations
 

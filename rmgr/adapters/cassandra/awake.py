@@ -1,4 +1,4 @@
-"""Which of the nodes named in a URL answer: all are asked at once, before the driver asks one after the other.
+"""Finds the nodes of a URL that answer: all are asked at once, before the driver asks one after the other.
 
 A node that hangs still accepts connections, for the kernel does that. The driver gives each such node the whole connect
 timeout, in the order of its list, and two of them would take up what a command may take. A thread that looks a name up or

@@ -35,7 +35,7 @@ _GRACE_S = 1.0  # the driver ends a request by itself; this is for a driver that
 
 
 class RequestWindow:
-    """How many requests a call has in flight: what the cluster answers quickly. Threads share it; a lost step changes little."""
+    """Requests that a call has in flight: as many as the cluster answers quickly. Threads share it; a lost step matters little."""
 
     def __init__(self) -> None:
         self._size = float(WINDOW)

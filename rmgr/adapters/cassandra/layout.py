@@ -1,4 +1,4 @@
-"""Where a row lies in Cassandra: partitions of the index, of chunks, of the journal; and the timestamps that order writes.
+"""Places of rows in Cassandra: partitions of the index, of chunks, of the journal; and the timestamps that order writes.
 
 Pure but for the clock. Every partition is addressed by its full key and stays below 10 MB:
 

@@ -49,7 +49,7 @@ DELETED = ValueManifest(_DELETED, b"", "", None, None, 0, b"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """How long a value is to live, for readers (`expires_ms`) and for Cassandra (`ttl_s`, whole seconds, 0: for ever)."""
+    """Lifetime of a value, for readers (`expires_ms`) and for Cassandra (`ttl_s`, whole seconds, 0: for ever)."""
 
     expires_ms: int | None
     ttl_s: int

@@ -61,7 +61,7 @@ def take_place(bounds: Bounds, places: Shares, caller: Caller, live: Callable[[]
 
 
 class Tarpit:
-    """Who opens sessions too often waits for his refusal, some at once: each try costs a handshake."""
+    """Delays the refusal of a client that opens sessions too often, some at once: each try costs a handshake."""
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(_MOST_SLOW)

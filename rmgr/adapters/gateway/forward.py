@@ -37,7 +37,7 @@ _NEVER_S = 1e8
 
 
 class Routes(Protocol):
-    """Where calls may go. Called on threads of the server."""
+    """Destinations that calls may have. Called on threads of the server."""
 
     def leader(self, wanted: str) -> str:
         """Endpoint of the leader; `wanted` ("" = whoever leads) must be it. Raises Unavailable, PermissionDenied."""

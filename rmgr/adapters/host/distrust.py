@@ -44,7 +44,7 @@ _FRAME_BYTES = 16 * 1024
 
 
 class Talk:
-    """How much a user's processes may say on one socket that the Starter does not wait for. On one thread."""
+    """Limits what a user's processes may send unasked on one socket. On one thread."""
 
     def __init__(self) -> None:
         self._left: float = _BURST

@@ -1,4 +1,4 @@
-"""How many NVIDIA GPUs this machine has: by its device files, without any library of theirs."""
+"""Counts this machine's NVIDIA GPUs by their device files, without any library of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose signature it is: certificates by key id from `/identities`, revocations from `/revoked`, kept and watched.
+"""Certificates of signers by key id from `/identities`, revocations from `/revoked`, kept and watched.
 
 A certificate there vouches for itself (the cluster's authority signed it), so whoever wrote the znode does not matter. What
 was revoked is known by the transaction of the revocation: what was committed before it stays believed.
@@ -39,7 +39,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 class Trust:
-    """Who signs in this cluster. Thread-safe.
+    """Signers of this cluster. Thread-safe.
 
     Args:
         ca_pem: the cluster's authority.

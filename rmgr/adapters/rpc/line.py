@@ -178,7 +178,7 @@ def dial(
 
 
 class LineServer:
-    """Where a Starter is called. Handshakes and messages are dealt with on the loop's thread.
+    """Server at which a Starter is called. Handshakes and messages are dealt with on the loop's thread.
 
     Args:
         address: host and port to listen on; port 0: any free one.

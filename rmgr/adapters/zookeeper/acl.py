@@ -14,7 +14,7 @@ _ABOVE = Acl(perms=int(Right.READ | Right.CREATE))
 
 
 class AccessLists(Protocol):
-    """Which access list a new znode gets. Paths are relative to the chroot; `above` is for what lies over it."""
+    """Access lists of new znodes. Paths are relative to the chroot; `above` is for what lies over it."""
 
     @property
     def above(self) -> tuple[Acl, ...]: ...

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZkSecurity:
-    """How the connection is protected; the default is plain TCP without identity.
+    """Protection of a connection; the default is plain TCP without identity.
 
     Args: `tls` and the three files (PEM) with the key's password; `verify` the server's certificate and its host name;
     `auth_scheme`/`auth_credential` as ZooKeeper's addauth ("digest", "user:password"; inside TLS only).

@@ -1,4 +1,4 @@
-"""When one connection to ZooKeeper pings, how long it waits for the answer, and how its thread sleeps until then.
+"""Times the pings of one connection to ZooKeeper, the wait for their answers, and its thread's sleep until then.
 
 A ping costs server and client 0.6 ms of processor together, and nothing else happens in an idle cluster: so it goes out
 after a sixth of the session timeout to the millisecond (kazoo: up to 0.4 s earlier), and as long is waited for its answer.

@@ -1,4 +1,4 @@
-"""Why there is no session: each server of an ensemble looked at by itself, all at once, and one sentence about them.
+"""Explains a missing session: looks at each server of an ensemble, all at once, and makes one sentence of it.
 
 Needs no session and no rights: a TCP connection (TLS where the cluster uses it) and the four-letter word `srvr`.
 """

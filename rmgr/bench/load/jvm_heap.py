@@ -1,4 +1,4 @@
-"""How much of a Java process's heap is in use: asked through HotSpot's own attach protocol, so that no JDK is needed (only `java`)."""
+"""Measures the used heap of a Java process through HotSpot's own attach protocol, so that no JDK is needed (only `java`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where output of tasks goes: the same streams here, with a label a line for arrays, JSON lines, or files."""
+"""Destinations of the output of tasks: the same streams here, with a label a line for arrays, JSON lines, or files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWaits:
-    """How long the submissions of a queue waited for their first start, in microseconds. percentiles: as `PERCENTS` (nearest rank)."""
+    """Waits of a queue's submissions for their first start, in microseconds. percentiles: as `PERCENTS` (nearest rank)."""
 
     queue: str
     jobs: int

@@ -44,7 +44,7 @@ _TOP = "\U0010ffff"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredUsage:
-    """How many values of one kind (or of one user), and their bytes."""
+    """Number of values of one kind (or of one user), and their bytes."""
 
     kind: str
     count: int

@@ -1,4 +1,4 @@
-"""How waiting ends: the report of a failure, files fetched here, exit codes; shared by run, submit --wait, wait and logs -f."""
+"""Ends a wait: the report of a failure, files fetched here, exit codes; shared by run, submit --wait, wait and logs -f."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ TICK_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedEnd:
-    """How one task ended."""
+    """End of one task."""
 
     submission: int
     position: int

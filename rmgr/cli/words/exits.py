@@ -1,4 +1,4 @@
-"""How work ended -> the exit code of the command that waited for it (cli.md section 6)."""
+"""Maps the end of work to the exit code of the command that waited for it (cli.md section 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which outcomes a client believes: those that a Starter of the cluster has signed, as it signed them.
+"""Checks which outcomes a client believes: those that a Starter of the cluster has signed, as it signed them.
 
 Nothing of the others is unpickled; they end as DATA_LOST that says what was wrong.
 """

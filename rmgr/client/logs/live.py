@@ -46,7 +46,7 @@ class Place(Protocol):
 
 
 class EndedTask(Protocol):
-    """How a task ended: its id for people, its last attempt, and where what it wrote is kept."""
+    """End of a task: its id for people, its last attempt, and the place of its output."""
 
     @property
     def id(self) -> str: ...

@@ -1,4 +1,4 @@
-"""How full the queues are: an estimate of their waiting blocks, refreshed beside the commits and never before them.
+"""Estimates how full the queues are: an estimate of their waiting blocks, refreshed beside the commits and never before them.
 
 Lives on the Submitter's thread. Full means: the next block would go above `max_pending_blocks` of the queue.
 """

@@ -1,4 +1,4 @@
-"""When a follower lets small fragments gather: several are then read by one request, and none of them is watched.
+"""Lets small fragments gather for a follower: several are then read by one request, and none of them is watched.
 
 Jobs that end one by one make a fragment for every two or three of them. To watch and read each alone costs two requests,
 a watch and three switches of threads, here and again at ZooKeeper. Gathering delays results by a fiftieth of the time that the

@@ -1,4 +1,4 @@
-"""How tasks become blocks: consecutive tasks of one kind packed as large as the limits of a znode and a multi allow.
+"""Packs tasks into blocks: consecutive tasks of one kind, packed as large as the limits of a znode and a multi allow.
 
 Pure: arguments as bytes in, blocks out. Starters claim a block in part, so large blocks cost nothing and keep the
 directories of ZooKeeper short.

@@ -1,4 +1,4 @@
-"""Which Submitters live, for submissions that wait for the end of their owner.
+"""Watches which Submitters live, for submissions that wait for the end of their owner.
 
 An owner lives as long as its entry in /submitters exists (`entry.py`). Lives on the Submitter's thread.
 """

@@ -23,7 +23,7 @@ TAIL_LINES = 10
 
 
 class Settled(msgspec.Struct, eq=False, gc=False):
-    """How a task ended, as little as is needed to tell it later. (Millions of them pass.)
+    """End of a task, as little as must be kept of it. (Millions of them pass.)
 
     node: "" when it never ran.
     """

@@ -1,4 +1,4 @@
-"""Who leads: the smallest candidate; everyone else watches the one before it. Pure: names in, a standing out.
+"""Election of the leader: the smallest candidate leads; everyone else watches the one before it. Pure: names in, a standing out.
 
 A candidate is an ephemeral sequential znode `/watchdogs/n-<guid>-<seq>`. Its guid is drawn anew for each session, so an
 entry is found again after a lost answer, and a create that was sent twice is seen and undone. Leading is not a

@@ -1,4 +1,4 @@
-"""Which submissions have ended: a fact that only leaders write, so that what was signed for one of them never runs again.
+"""Ended submissions: a fact that only leaders write, so that what was signed for one of them never runs again.
 
     /ended           {"below": B}: all submissions of the directories below `/subs/<B>` have ended
     /ended/<B>       125 bytes: bit `number % 1000` is set when submission `number` has ended

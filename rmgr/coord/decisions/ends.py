@@ -30,7 +30,7 @@ _FROM_OPEN = _EDGES[0]
 
 
 class EndFold:
-    """How the tasks of one submission ended: one byte a task.
+    """Ends of the tasks of one submission: one byte a task.
 
     `strange`: outcomes of tasks that were never submitted, or that are no ends; `duplicates`: outcomes of tasks that were final already.
     Neither changes a state. The protocol makes duplicates impossible: anything but 0 is a defect worth an alarm.

@@ -1,4 +1,4 @@
-"""Which nodes are lost, and how fast their work may come back: records and entries in, verdicts out. Pure.
+"""Finds lost nodes, and how fast their work may come back: records and entries in, verdicts out. Pure.
 
 A node is alive while the Starter that registered it (`guid` of its record) has an entry in /starters. REGISTER writes
 both in one multi, so a record that is read *before* the list of entries is never newer than it: "up, and its guid is

@@ -1,4 +1,4 @@
-"""Whose a value is: what is signed of it, whom its owner lets read and write it, and who may do what. Pure.
+"""Ownership of values: what is signed of one, whom its owner lets read and write it, and who may do what. Pure.
 
 Beside each value under a user's name (`name/...`), each output of a task (`out/...`, `final/...`) and each share lies a *deed*: its
 owner, and a signature over cluster, row, encoding, SHA-256 of the bytes, owner, and time. Ownership is never in the name of a key.
@@ -104,7 +104,7 @@ def _is_origin(origin: str, row: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Whose a value is, as far as that was proven.
+    """Owner of a value, as far as that was proven.
 
     owner: "" = nobody's. writer: who vouches for the bytes: the person who signed; of outputs the task's user. why: it is nobody's.
     foul: why the bytes are not to be believed, although the key is the owner's: he replaces or deletes them. deed: as it was verified.

@@ -1,4 +1,4 @@
-"""Who may see and change whose work: his own everybody, everybody's operators; in an open cluster nobody is asked. Pure."""
+"""Rights to see and change work: users theirs, operators everybody's; an open cluster asks nobody. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rmgr.errors import PermissionDenied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Who wants something, as far as it is proven.
+    """Requester of something, as far as that is proven.
 
     name: "" = somebody who is no user (a gateway that speaks for nobody). role: for the audit. is_open: an open cluster.
     """

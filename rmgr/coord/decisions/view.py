@@ -21,7 +21,7 @@ _LOST = LOSSES | {Reason.POISON}
 
 
 class Progress:
-    """Which tasks of one submission are final, and how (`ends`), and what their outcomes tell beside that.
+    """Progress of one submission: final tasks, their ends (`ends`), and what their outcomes add.
 
     `next_fragment`: the first fragment not applied yet.
     """

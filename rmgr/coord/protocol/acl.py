@@ -1,4 +1,4 @@
-"""Who may do what with each znode: a role's rights by place. A table and the function that finds a path's line in it; pure.
+"""Rights to each znode: a role's rights by place. A table and the function that finds a path's line in it; pure.
 
 Derived from the multis of protocol.md (rule 39 of reliability.md): a role has what its operations need and READ elsewhere;
 nobody outside the cluster has anything. Remember of ZooKeeper that CREATE and DELETE are rights on the *parent*, that an

@@ -247,7 +247,7 @@ def check_new_key(user_key: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """Where the value of an output key is to be found: the `n`-th result of the committed attempt of a task.
+    """Reference to the value of an output key: the `n`-th result of the committed attempt of a task.
 
     Stored as JSON under `name/<user key>` with encoding POINTER when the task is submitted, and never changed.
     by: guid of the Submitter that wrote it: it counts only if that one submitted the task (`coord.owner_ops.reign_of`),

@@ -133,7 +133,7 @@ class Multi:
 
 
 class ConflictKind(StrEnum):
-    """Why the first failing operation of a multi failed."""
+    """Cause of the failure of a multi's first failing operation."""
 
     NO_NODE = "NO_NODE"
     NODE_EXISTS = "NODE_EXISTS"

@@ -89,7 +89,7 @@ class MomentReader(Protocol):
 
 
 class Encoding(StrEnum):
-    """How the bytes of a value are to be read by a client or a runner (daemons never decode)."""
+    """Encoding of a value's bytes, for a client or a runner (daemons never decode)."""
 
     RAW = "raw"
     PICKLE = "pickle"

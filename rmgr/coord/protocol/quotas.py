@@ -1,4 +1,4 @@
-"""How much of ZooKeeper's memory the znodes may take that users can make: a table by subtree, and limits for a heap; pure.
+"""Quotas of ZooKeeper's memory for znodes that users can make: a table by subtree, and limits for a heap; pure.
 
 ZooKeeper holds every znode in its heap, and ends when that is full, with everybody's work. Below each root where users create,
 its own quotas end that before: what is too much is refused (`errors.QuotaReached`). Subtrees that only daemons write have none.

@@ -34,7 +34,7 @@ _pack = msgspec.msgpack.Encoder()
 
 
 class NotSealed(Exception):
-    """Why a block or a fragment cannot be what was signed (a sentence)."""
+    """Reason (a sentence) for which a block or a fragment cannot be what was signed."""
 
 
 def sign_together(statements: Sequence[bytes], sign: Callable[[bytes], bytes]) -> list[bytes]:

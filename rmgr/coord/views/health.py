@@ -31,7 +31,7 @@ NO_LEADER = "no WatchDog leads: pulled work goes on, jobs are not placed, losses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCondition:
-    """How a node is, why, and what to type to have it take work."""
+    """Condition of a node, its reason, and what to type to have it take work."""
 
     state: NodeState
     reason: str = ""

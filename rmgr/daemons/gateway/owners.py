@@ -1,4 +1,4 @@
-"""Whose submission a number is, and what its blocks must agree with: read once, from its record, or from the history of what has gone."""
+"""Owner of a submission by its number, and what its blocks must agree with: read once, from its record or from the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of ZooKeeper's room below a subtree one user may take: as long as some is free, some of it is for everybody else.
+"""Bounds one user's share of ZooKeeper's room below a subtree: as long as some is free, some of it is for everybody else.
 
 ZooKeeper's quotas (`protocol/quotas.py`) end what is too much, and who has filled one keeps all others from submitting. So a gateway reads
 what is used of them, and gives the last quarter of each only to those who have little there: a 64th of it at most, so that sixteen come

@@ -1,4 +1,4 @@
-"""Where a gateway passes calls on to: the leader that `/epoch` names, and the endpoints that nodes have registered."""
+"""Destinations of a gateway's calls: the leader that `/epoch` names, and the endpoints that nodes have registered."""
 
 from __future__ import annotations
 

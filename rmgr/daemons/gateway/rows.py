@@ -1,4 +1,4 @@
-"""Which rows of the data store a client may read, write and list through a gateway: by family, and by whose submission they are.
+"""Rows of the data store that a client may read, write and list through a gateway: by family, and by whose submission they are.
 
 Values by name, outputs that are kept, and shares have owners: `submitter_values` asks for them. Whom values are shared with is told to all.
 What is named by its content may be read by whoever knows the name, and holds what its name says.

@@ -1,4 +1,4 @@
-"""Whose turn it is to take the next number: who submits seldom is not outrun by a hundred who submit all the time.
+"""Gives turns to take the next number: who submits seldom is not outrun by a hundred who submit all the time.
 
 A SUBMIT names the number that is due, and of all who have read the same one gets it. Left to chance, a person beside a hundred who
 submit in loops reads and tries fifty times, and the gateway is busy with what comes too late. So who was too late has a turn, a few at

@@ -33,7 +33,7 @@ _FINAL = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 
 
 class Reason(StrEnum):
-    """Why something is in its state: every end carries one, and so do waits worth explaining."""
+    """Reason of a state: every end carries one, and so do waits worth explaining."""
 
     NONE = ""
     # the work's own failure: `retries` may run it again

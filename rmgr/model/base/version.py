@@ -54,7 +54,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a release may not join a cluster, and what to do."""
+    """Reason for which a release may not join a cluster, and what to do."""
 
     what: str
     hint: str

@@ -1,4 +1,4 @@
-"""Who somebody is: a name in a role, as his certificate says."""
+"""Identity: a name in a role, as a certificate says."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rmgr.model.cluster.limits import UserLimits
 
 
 class Dispatch(StrEnum):
-    """How work of a queue reaches nodes."""
+    """Way of a queue's work to nodes."""
 
     PULL = "pull"  #: Starters take it
     PLACE = "place"  #: the leader's policy places it
@@ -49,7 +49,7 @@ class QueueSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """Who places the jobs of a partition. document: a pipeline as JSON (the tables of a policy file, rmgr/sched/pipeline/stages.py)."""
+    """Policies that place the jobs of a partition. document: a pipeline as JSON (of a policy file, rmgr/sched/pipeline/stages.py)."""
 
     partition: str
     document: str

@@ -21,7 +21,7 @@ INITIALIZER_FAILED = "initializer"
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How one attempt of one task ended; trailing defaults may be left out (`coord.records.brief`).
+    """End of one attempt of one task; trailing defaults may be left out (`coord.records.brief`).
 
     started_us: since the fragment's `base_us`. elapsed_us: run time. value: result bytes inline (empty: none or in a
     row). pickled: encoding of the value (else raw bytes). value_size: bytes of the value in its row, -1 = inline.

@@ -71,7 +71,7 @@ class PlacingSeal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Where one attempt of a job stands. shares: (node, processes), the head first; on every node processes x threads cores.
+    """Nodes of one attempt of a job. shares: (node, processes), the head first; on every node processes x threads cores.
 
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the

@@ -28,7 +28,7 @@ class Work(StrEnum):
 
 
 class Condition(StrEnum):
-    """When a dependency is met."""
+    """Condition under which a dependency is met."""
 
     OK = "ok"  #: all of it COMPLETED
     ANY = "any"  #: ended in whatever way

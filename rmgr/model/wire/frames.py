@@ -251,7 +251,7 @@ class CommandStarted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CommandEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, kw_only=True):
-    """How a command ended. reason NONE: exit code 0. directory: only when it was to be kept."""
+    """End of a command. reason NONE: exit code 0. directory: only when it was to be kept."""
 
     seq: int
     reason: Reason = Reason.NONE
@@ -374,7 +374,7 @@ class TaskExtra(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True
 
 
 class TaskEnd(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """How a call ended. data: the result's bytes, pickled or raw. extra: failure, output, ... (None: success, silent)."""
+    """End of a call. data: the result's bytes, pickled or raw. extra: failure, output, ... (None: success, silent)."""
 
     seq: int
     started_us: int

@@ -12,7 +12,7 @@ class TaskTerminated(BaseException):
 
 
 class BlockingGate:
-    """Where the worker hangs itself in. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
+    """Hook of the worker. block(seq), unblock(seq): tell the Starter, the second waits for its answer."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Where in time and on which nodes processes of one shape fit: gaps of all nodes, sorted by when they begin, classed by how long they last.
+"""Finds times and nodes at which processes of one shape fit: gaps of all nodes, sorted by when they begin, classed by how long they last.
 
 A job asks for gaps that last as long as its limit, in order of time, until as many are open at once as it has processes. Before the time
 it gets there are few of these: what is free between promises is short. Hence a question costs O(gaps of that length before the answer).

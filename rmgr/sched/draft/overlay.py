@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 
 class Mark(NamedTuple):
-    """How far a draft had come."""
+    """State of a draft, to return to."""
 
     started: int
     decisions: int

@@ -51,7 +51,7 @@ SEVERAL = "starts when running job {} and {} others have ended, on their resourc
 
 
 class Match(StrEnum):
-    """Which running jobs have the CPU request of another."""
+    """Rule by which running jobs match the CPU request of another."""
 
     SHAPE = "shape"  #: as many processes, of as many threads
     CPUS = "cpus"

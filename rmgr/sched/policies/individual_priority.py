@@ -40,7 +40,7 @@ def exceeds(overtakings: int, job: Job, queue: QueueClass) -> bool:
 
 
 class Overtaken(NamedTuple):
-    """How often something started past the waiting jobs of a queue: places ascending, and how often at each."""
+    """Starts past the waiting jobs of a queue: places ascending, and how often at each."""
 
     places: tuple[Place, ...] = ()
     counts: tuple[int, ...] = ()

@@ -48,7 +48,7 @@ REST = Why("first_fit", "needs more than is free after this pass")
 
 
 class Followers(StrEnum):
-    """Whose jobs a head may suspend."""
+    """Jobs that a head may suspend."""
 
     HEAD = "head"  #: those that started while it waited ahead of them
     STRICT = "strict"  #: those that passed it while it was the head
@@ -56,14 +56,14 @@ class Followers(StrEnum):
 
 
 class SuspendedShare(StrEnum):
-    """How many of them."""
+    """Share of them that is suspended."""
 
     ALL = "all"
     MINIMAL = "minimal"  #: until the head fits
 
 
 class Candidates(StrEnum):
-    """Which followers may be migrated."""
+    """Followers that may be migrated."""
 
     SAVERS = "savers"  #: those that can save their state when they are asked to
     ALL = "all"

@@ -13,7 +13,7 @@ Lookup: TypeAlias = Callable[[str, str, int], float | None]
 
 
 class Performance(StrEnum):
-    """Where P comes from. Where it is not known that way, the source before it in this list answers."""
+    """Source of P. Where it is not known that way, the source before it in this list answers."""
 
     DECLARED = "declared"  #: as its owner says
     CALIBRATED = "calibrated"  #: a benchmark run there

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Newcomers(StrEnum):
-    """When a task is served first that comes to an empty queue. `next_round`: once the root begins its next round."""
+    """Time of the first service of a task that comes to an empty queue. `next_round`: once the root begins its next round."""
 
     THIS_ROUND = "this_round"
     NEXT_ROUND = "next_round"

@@ -109,7 +109,7 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """How often clients ask: mean seconds between requests of one client."""
+    """Rate of requests: mean seconds between requests of one client."""
 
     name: str
     interval_us: int

@@ -1,4 +1,4 @@
-"""How long a job runs where it was placed, and what is left of it when it moves: as recorded, or by a model of the machine.
+"""Computes how long a job runs where it was placed, and what is left when it moves: as recorded, or by a model of the machine.
 
 The driver keeps what is left of each job (`Work`) and asks an `Execution` what that means in time. A stretch that was planned to take
 `duration_us` and was broken off after `elapsed_us` leaves exactly `unexecuted(left, elapsed_us, duration_us)`: integers, rounded up.

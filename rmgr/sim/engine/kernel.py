@@ -13,7 +13,7 @@ What = TypeVar("What")
 
 
 class Rank(IntEnum):
-    """Which events come first at one instant: what frees resources, before what asks for them."""
+    """Order of events at one instant: what frees resources, before what asks for them."""
 
     END = 0
     NODE = 1

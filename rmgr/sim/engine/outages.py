@@ -1,4 +1,4 @@
-"""When nodes could not run anything, told by the events alone: what a finished run is checked against."""
+"""Outages of nodes, by the events alone: what a finished run is checked against."""
 
 from __future__ import annotations
 

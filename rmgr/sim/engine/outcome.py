@@ -12,7 +12,7 @@ from rmgr.sim.workload.jobs import WorkloadJob
 
 
 class Parting(StrEnum):
-    """Why a job left its nodes."""
+    """Reason for which a job left its nodes."""
 
     ENDED = "ended"
     SUSPENDED = "suspended"  #: stopped in place, what it had done is kept

@@ -38,7 +38,7 @@ class Stay:
 
 
 class Stays:
-    """Who is where. Numbers are job numbers (1..n)."""
+    """Jobs by place. Numbers are job numbers (1..n)."""
 
     __slots__ = ("_execution", "_jobs", "_left", "_machine", "_plain", "_stretches", "running", "stopped")
 

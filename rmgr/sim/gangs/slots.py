@@ -19,7 +19,7 @@ from rmgr.sim.gangs.workloads import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How the machine is shared. switch: part of every slot that switching takes: a task needs length / (1 - switch) quanta."""
+    """Sharing of the machine. switch: part of every slot that switching takes: a task needs length / (1 - switch) quanta."""
 
     allocation: AllocationRule = AllocationRule.BF_APA
     newcomers: Newcomers = Newcomers.THIS_ROUND

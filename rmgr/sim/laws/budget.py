@@ -1,4 +1,4 @@
-"""How long one pass may take by the wall clock; a policy that does not come back is interrupted."""
+"""Bounds the time of one pass by the wall clock; a policy that does not come back is interrupted."""
 
 from __future__ import annotations
 

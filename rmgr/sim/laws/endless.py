@@ -1,4 +1,4 @@
-"""Who starves when work never stops coming: three streams that keep the machine full, and one job that they could pass for ever.
+"""Finds who starves when work never stops coming: three streams that keep the machine full, and one job that they could pass for ever.
 
 A stream here is long, not endless: the one job must start before the last of the others arrives.
 """

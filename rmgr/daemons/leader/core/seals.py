@@ -1,4 +1,4 @@
-"""Whose hand has put a job on a node: leaders seal what they place, Starters and later leaders look at the seal.
+"""Proves which leader put a job on a node: leaders seal what they place, Starters and later leaders look at the seal.
 
 Whoever leads seals with its own key, and whoever led before is believed as long as its key counted when it was committed: a fail-over
 changes nothing. An open cluster seals nothing and believes everything.
@@ -30,7 +30,7 @@ _BEGUN = 4096
 
 
 class Placings:
-    """How a daemon seals what it places and believes what was placed; with nothing given, that of an open cluster. Owner's thread only."""
+    """Seals what a daemon places, and checks what was placed; with nothing given, as in an open cluster. Owner's thread only."""
 
     def __init__(self, credentials: Credentials | None = None, trust: Trust | None = None, *, cluster_id: str = "") -> None:
         self._credentials = credentials
@@ -82,7 +82,7 @@ class Placings:
 
 
 class Begun:
-    """Which placings one incarnation of a node has taken: each is taken once, whoever writes its block there again.
+    """Placings that one incarnation of a node has taken: each is taken once, whoever writes its block there again.
 
     A leader numbers what it places and each comes to the node in that order, give or take what is read late; so the last ones are
     remembered, and those before them count as taken. One that would wait as long as `_BEGUN` others is placed again. Cost: 100 bytes each.

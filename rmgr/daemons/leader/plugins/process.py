@@ -27,7 +27,7 @@ _SPARE_S = 2.0
 
 
 class PolicyFailed(Exception):
-    """There is no answer; the message says why."""
+    """Raised when there is no answer; the message says why."""
 
 
 class PolicyProcess:

@@ -1,4 +1,4 @@
-"""Who places in a partition: the pipeline that its settings name, made of the catalogue's policies and of installed plug-ins.
+"""Pipeline of a partition, as its settings name it: made of the catalogue's policies and of installed plug-ins.
 
 A partition without an entry in `ClusterSettings.pipelines` has the policy that the first of its place queues names, else `easy`.
 """

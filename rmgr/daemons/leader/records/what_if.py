@@ -1,4 +1,4 @@
-"""Where and when a request would run if it were submitted now: tried on a copy of the scheduler's state, played forward to its start.
+"""Finds where and when a request would run if it were submitted now: tried on a copy of the scheduler's state, played forward to its start.
 
 The copy is made in the leader's loop; the trial runs wherever the question is answered. Runs end at their limits, decisions are carried
 out at once, nothing else arrives: what is told is the policies' own answer under these assumptions, not a promise.
@@ -32,7 +32,7 @@ LIMIT_S, PASSES = 2.0, 2000
 
 
 class Scheduler(Protocol):
-    """Whose state a trial copies, and by whose policies it decides. state: None while everything is read."""
+    """Source of the state and the policies of a trial. state: None while everything is read."""
 
     state: ClusterState | None
     served: ServedPartitions

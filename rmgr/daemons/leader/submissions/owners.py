@@ -1,4 +1,4 @@
-"""Which Submitters live, and whose submissions each of them looks after: its entry's name says its guid, its data its user.
+"""Living Submitters, and the submissions that each looks after: its entry's name says its guid, its data its user.
 
 Guids stand in lists that everybody reads, so a guid alone proves nothing: a gateway writes into each entry that it makes whose it is.
 """

@@ -1,4 +1,4 @@
-"""When the certificates end of which a leader knows: its own, and those with which the Starters that are there sign."""
+"""Ends of the certificates that a leader knows: its own, and those with which the Starters that are there sign."""
 
 from __future__ import annotations
 

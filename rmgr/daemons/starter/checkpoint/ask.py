@@ -1,4 +1,4 @@
-"""How a job is asked to save its state on one node, and what it answers: files in `.rmgr`, and SIGUSR1 to those who catch it.
+"""Asks a job on one node to save its state, and reads its answer: files in `.rmgr`, and SIGUSR1 to those who catch it.
 
 Processes of a job are found by the mark of its slot in their environment, as leftovers are; nothing is sent to one that is not its
 user's. Launchers are passed over: they would pass the signal on to ranks that do not know it, and die of it.

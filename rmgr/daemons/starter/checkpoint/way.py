@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class CheckpointPhase(StrEnum):
-    """How far a checkpoint is."""
+    """Phase of a checkpoint."""
 
     BEGUN = "begun"
     MEASURING = "measuring"

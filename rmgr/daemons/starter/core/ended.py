@@ -1,4 +1,4 @@
-"""Which submissions have ended, as a Starter needs it: what was signed for them is not run any more (`coord/decisions/ended.py`).
+"""Ended submissions, as a Starter needs them: what was signed for them is not run any more (`coord/decisions/ended.py`).
 
 The bits of a directory of a thousand are read once and watched. As long as the watch has not fired they are as new as
 anything that has been read since on the same connection: ZooKeeper tells of a change before it answers with what came after

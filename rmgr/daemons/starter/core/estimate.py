@@ -1,4 +1,4 @@
-"""How long tasks take on this node, and what follows: how many to claim, how many to hand to a slot at once. Pure.
+"""Estimates how long tasks take on this node, and what follows: how many to claim, how many to hand to a slot at once. Pure.
 
 A Starter keeps about `AHEAD_S` of work claimed beyond what runs, so that its slots never wait for a commit, and no more,
 so that others find work in the queue. Until a task of its kind has ended here a block's tasks are claimed one a free slot.

@@ -1,4 +1,4 @@
-"""Which processors of the machine belong to which node of a Starter, so that slots and ranks can have their own."""
+"""Assigns processors of the machine to the nodes of a Starter, so that slots and ranks can have their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, or the Starter's end.
+"""Reasons for which the nodes of a Starter take no new work: an operator, a full disk, a data store that is away, or the Starter's end.
 
 Each reason comes and goes by itself; a node works again when none is left.
 """

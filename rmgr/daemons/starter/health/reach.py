@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReachRefusal:
-    """Why work of a user cannot run on this node, and what to type there."""
+    """Reason for which work of a user cannot run on this node, and what to type there."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""How much disk the work of each user takes on a node beside what was staged for it; work of users that take too much ends.
+"""Measures the disk that each user's work takes on a node beside what was staged for it; work of users that take too much ends.
 
 Not every file system has quotas, so it is counted: an lstat for each name in the directories that were given to users, now and
 then, on a thread of its own. Counting ends where the limit is reached, and takes 2 % of a processor at most. Files that were
@@ -162,7 +162,7 @@ def _size(uses: Iterable[Use]) -> int:
 
 
 class StagedPlaces(Protocol):
-    """Where tasks that have not begun have their files."""
+    """Files of tasks that have not begun."""
 
     def take(self, block: ClaimedBlock, index: int) -> Staged | None: ...
 

@@ -1,4 +1,4 @@
-"""Whose rights the work of a node has: the local account of the user who submitted it, or a refusal that says what to do.
+"""Chooses the rights that work of a node has: the local account of the user who submitted it, or a refusal that says what to do.
 
 Only where the Starter is root and `[security] run_as` says so; the user is the one whose key has signed the work. Files
 that all users share in a Starter's cache (functions, modules, scripts, input) are copied for each, readable by him alone.

@@ -44,7 +44,7 @@ Seal = Callable[[str, Encoding], Note]
 
 @dataclass(slots=True, kw_only=True)
 class Flushed:
-    """How much of the output of a running attempt is in the store: bytes (as written, dropped ones too) and parts of (stdout, stderr)."""
+    """Output of a running attempt that is in the store: bytes (as written, dropped ones too) and parts of (stdout, stderr)."""
 
     sizes: list[int] = field(default_factory=lambda: [0, 0])
     parts: list[int] = field(default_factory=lambda: [0, 0])
@@ -56,7 +56,7 @@ class Flushed:
 
 @dataclass(slots=True, kw_only=True)
 class Ending:
-    """How an attempt ended, whoever reported it. state: None = as reason says."""
+    """End of an attempt, whoever reported it. state: None = as reason says."""
 
     reason: Reason = Reason.NONE
     error: str = ""

@@ -24,7 +24,7 @@ Bars: TypeAlias = Mapping[str, float]
 
 
 class Relation(StrEnum):
-    """How a bar stands to another, or to the lower of two others (`LOWEST`)."""
+    """Relation of a bar to another, or to the lower of two others (`LOWEST`)."""
 
     LOWEST = "lowest"
     CLEARLY_ABOVE = "clearly above"

@@ -1,4 +1,4 @@
-"""How much of each cell of a grid rectangles cover: exact sums by second differences, whatever the number of rectangles."""
+"""Computes how much of each cell of a grid rectangles cover: exact sums by second differences, whatever the number of rectangles."""
 
 from __future__ import annotations
 
