@@ -105,3 +105,45 @@ def test_no_test_counts_the_directories_above_it() -> None:
 
 def _is_own_file(node: ast.Attribute) -> bool:
     return any(isinstance(part, ast.Name) and part.id == "__file__" for part in ast.walk(node))
+
+
+#: Words between backticks that are other systems' own.
+_FOREIGN = {"jute.maxbuffer", "LockingQueue", "SlurmdTimeout", "commitLogCount", "tls_config"}
+_NAME = re.compile(r"_?[A-Za-z]\w*(?:\(\))?|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+#: Endings of files, which another test looks for.
+_FILES = re.compile(r"\.(?:py|md|toml|json|jsonl|db|pem|swf|sh|yml|txt|xml|proto|crt|key|service)$")
+
+
+def names_of_code(document: str) -> Iterator[tuple[str, int]]:
+    """(name, line) of what stands between backticks and is written as a name of code is: `_check`, `ClassName`, `module.name`."""
+    for number, line in enumerate(document.splitlines(), 1):
+        for found in re.findall(r"`([^`]+)`", line):
+            is_code = "_" in found or "." in found or re.search("[a-z][A-Z]", found) or found[0].isupper()
+            if _NAME.fullmatch(found) and is_code and not _FILES.search(found):
+                yield found, number
+
+
+@cache
+def words_of_code() -> frozenset[str]:
+    """Every word of code, recipes and tests."""
+    sources = [path for path in files(".py", ".proto", ".sh", ".toml", ".yml", ".service", "") if path.name != Path(__file__).name]
+    return frozenset(word for path in sources for word in re.findall(r"\w+", path.read_text(encoding="utf-8")))
+
+
+def unknown_names(document: str) -> list[tuple[str, int]]:
+    """Those whose last part nothing has."""
+    last = lambda name: name.removesuffix("()").rpartition(".")[2]  # noqa: E731
+    return [(name, line) for name, line in names_of_code(document) if name not in _FOREIGN and last(name) not in words_of_code()]
+
+
+def test_names_of_code_in_documents_are_names_of_the_code() -> None:
+    documents = [path for path in files(".md") if "decisions" not in path.parts and path.name != "CHANGELOG.md"]
+    found = [f"{shown(path, line)} {name}" for path in documents for name, line in unknown_names(path.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+def test_a_name_that_is_gone_from_the_code_is_found() -> None:
+    assert unknown_names("`TaskQueue` and `machine.monotonic` stand, `starter_loop._check_what_is_gone` and `NotAClassAtAll` do not") == [
+        ("starter_loop._check_what_is_gone", 1),
+        ("NotAClassAtAll", 1),
+    ]
