@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from rmgr.model.wire.frames import FrameError, FrameReader
 
-_RECEIVE = 1024 * 1024
+_RECEIVE = (1024 + 64) * 1024  # the longest result that is not a file, in one piece
 _FDS = array.array("i")
 #: The most descriptors that one frame carries (`WorkerForked`: a socket and a board).
 _MAX_FDS = 2

@@ -26,7 +26,6 @@ MAX_INLINE_VALUE = 1024 * 1024
 MAX_INLINE_OUTPUT = 4 * 1024
 #: A function blob up to this rides in every batch that needs it; a larger one is a file.
 MAX_INLINE_FUNCTION = 16 * 1024
-
 HEADER = 4
 
 
@@ -451,8 +450,7 @@ def encode(frame: object) -> bytes:
     """One frame with its header. Raises: FrameError above MAX_FRAME. Cost: O(size)."""
     buffer = bytearray(HEADER)
     _encoder.encode_into(frame, buffer, HEADER)
-    size = len(buffer) - HEADER
-    if size > MAX_FRAME:
+    if (size := len(buffer) - HEADER) > MAX_FRAME:
         raise FrameError(f"a frame of {size} bytes is longer than {MAX_FRAME}")
     buffer[:HEADER] = size.to_bytes(HEADER, "little")
     return bytes(buffer)
@@ -476,10 +474,11 @@ class FrameReader(Generic[F]):
     def feed(self, data: bytes | memoryview) -> list[F]:
         """All frames that `data` completes. Raises: FrameError. Cost: O(len(data)) amortised."""
         buffer = self._buffer
-        buffer += data
+        if buffer:
+            buffer += data
         frames: list[F] = []
-        start, end = 0, len(buffer)
-        view = memoryview(buffer)
+        view = memoryview(buffer or data)  # what comes whole is not copied
+        start, end = 0, len(view)
         try:
             while end - start >= HEADER:
                 size = int.from_bytes(view[start : start + HEADER], "little")
@@ -494,6 +493,8 @@ class FrameReader(Generic[F]):
             raise FrameError(f"a frame does not decode: {error}") from error
         finally:
             view.release()
-        if start:
+        if buffer:
             del buffer[:start]
+        elif start < end:
+            buffer += data[start:]
         return frames

@@ -99,3 +99,16 @@ def test_a_worker_writes_task_ends_by_hand_as_the_codec_would() -> None:
     ends = [encode(end)[frames.HEADER :] for end in ENDS.ends]
     body = b"".join(ends)
     assert FrameReader(frames.FromWorker).feed(_ends_header(len(ends), len(body)) + body) == [ENDS]
+
+
+def test_what_is_left_of_a_read_outlives_the_memory_it_was_read_into() -> None:
+    """A channel reads into the same memory again and again; frames that came whole are decoded from it, uncopied."""
+    room, reader = bytearray(1024), FrameReader[object](frames.FromWorker)
+    whole = encode(ENDS)
+    parts, got = (whole + whole[:7], whole[7:20], whole[20:] + whole), list[object]()
+    for part in parts:
+        room[: len(part)] = part
+        got += reader.feed(memoryview(room)[: len(part)])
+        room[:] = bytes(len(room))
+    assert got == [ENDS] * 3
+    assert reader.pending == 0
