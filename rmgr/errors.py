@@ -103,7 +103,7 @@ class QueueFull(RmgrError):
 
 
 class LimitReached(RmgrError):
-    """One user has, or wants, more of what all share than the settings let him; the message names the limit and its value."""
+    """One user has, or wants, more of what all share than the settings allow; the message names the limit and its value."""
 
     code = "RESOURCE_EXHAUSTED"
     exit_code = 7

@@ -36,7 +36,7 @@ def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _security_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option("--insecure", is_flag=True, help="listen where other machines reach it, although nobody is asked who he is")(
+    function = click.option("--insecure", is_flag=True, help="listen where other machines reach it, though nobody proves who they are")(
         function
     )
     return click.option("--security-dir", metavar="DIR", help="its bundle of credentials (rmgr admin init)  [RMGR_SECURITY_DIR]")(function)

@@ -157,7 +157,7 @@ def _class_queue(draft: Submission, homes: Sequence[str], partition: str, settin
 def _entry(able: Sequence[QueueSpec], user: str, settings: ClusterSettings) -> QueueSpec | None:
     """The first open queue that takes work of the user; rather one that has not the name of a class: a job in that has chosen already.
 
-    Where none is open the first that he may use, else the first, whose refusal says why; None of no queue.
+    Where none is open the first that the user may use, else the first, whose refusal says why; None of no queue.
     """
     opened = [queue for queue in able if _opens_to(queue, user)]
     plain = [queue for queue in opened if queue.name not in chosen_classes(settings, queue.partition)]

@@ -146,7 +146,7 @@ def _stranger(credential: str) -> PermissionDenied:
 
 
 def _is_open_to_us(coordinator: Coordinator, timeout_s: float) -> bool:
-    """An open cluster, seen by who has credentials: its daemons could not read what he writes. Cost: one request."""
+    """An open cluster, seen by a process with credentials: its daemons could not read what that writes. Cost: one request."""
     access = getattr(coordinator, "access", None)
     if access is None or not getattr(coordinator, "credential", ""):
         return False

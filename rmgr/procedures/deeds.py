@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.pki import Certified
     from rmgr.adapters.identity.trust import Trust
 
-#: For how long what an owner shares is believed without a look; what he takes back counts after this at the latest.
+#: For how long what an owner shares is believed without a look; what is taken back counts after this at the latest.
 SHARES_S = 2.0
 _KEEP = 8192
 _KEEP_SHARES = 1024
@@ -103,11 +103,11 @@ class Deeds:
             return Holder(why=str(error))
 
     def look(self, store: Store, row: str, about: About, person: Person | None = None) -> Look:
-        """The same, and what he may do with it. person: None = oneself."""
+        """The same, and what that person may do with it. person: None = oneself."""
         return self.look_of(store, self.holder(store, row, about), person, key=keys.user_key(row))
 
     def look_of(self, store: Store, holder: Holder, person: Person | None = None, *, key: str = "") -> Look:
-        """What somebody may do with values of `holder`, with that under `key` now: what was shared with him just now counts."""
+        """What somebody may do with values of `holder`, with that under `key` now: what was shared just now counts."""
         who = self.me if person is None else person
         if who.is_free or who.owns(holder.owner):
             return Look(person=who, holder=holder)
@@ -115,13 +115,13 @@ class Deeds:
         return Look(person=who, holder=holder, shares=shares, open_reading=self.settings().values == SHARED)
 
     def check_read(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
-        """Whose it is. Raises PermissionDenied unless he may read it; key: as users call it."""
+        """Whose it is. Raises PermissionDenied unless the person may read it; key: as users call it."""
         look = self.look(store, row, about, person)
         ownership.check_read(look, key)
         return look.holder
 
     def check_write(self, store: Store, key: str, row: str, about: About, person: Person | None = None) -> Holder:
-        """Whose it is. Raises PermissionDenied unless he may replace and delete it."""
+        """Whose it is. Raises PermissionDenied unless the person may replace and delete it."""
         look = self.look(store, row, about, person)
         ownership.check_write(look, key)
         return look.holder
@@ -144,7 +144,7 @@ class Deeds:
                 raise NotSealed(f"it was signed by {who.name} in the name of {deed.owner}")
             shares = self.shared_with(store, deed.owner, who.name, keys.user_key(row))
             if not any(one.write and one.covers(keys.user_key(row)) for one in shares):
-                foul = f"{who.name} wrote it in the name of {deed.owner}, who does not let him (any more)"
+                foul = f"{who.name} wrote it in the name of {deed.owner}, who does not allow it (any more)"
                 return Holder(owner=deed.owner, writer=who.name, why="", foul=foul, deed=deed)
         return Holder(owner=deed.owner, writer=who.name, why="", deed=deed)
 
@@ -214,7 +214,7 @@ class Deeds:
         return found
 
     def put_share(self, store: Store, share: ValueShare) -> None:
-        """From now on he may; replaces what was said of the same key and user."""
+        """From now on the user may; replaces what was said of the same key and user."""
         store.put(share.row, ownership.encode_share(share), note=self.noted(share.row, Encoding.RAW, owner=share.owner))
         self.forget_shares()
 

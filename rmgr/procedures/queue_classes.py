@@ -1,7 +1,7 @@
 """Queue classes at submission: those of a partition, what naming one means (`-q CLASS`), and whether they admit a request. Pure.
 
 A class belongs to the pipeline of a partition. Whoever names one sends the job there by hand: it stands in the first place queue of that
-partition that takes his work, and its record says which class he has chosen. What a class does not admit is refused at once.
+partition that takes the work, and its record says which class the user has chosen. What a class does not admit is refused at once.
 """
 
 from __future__ import annotations

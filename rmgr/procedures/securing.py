@@ -186,7 +186,7 @@ def _said_again(coordinator: Coordinator, record: Revocation, work: RevokedWork 
     if found is None:
         raise StateConflict(f"{path} was there and is gone", hint="type the command again")
     old = decode_record(found.data, Revocation, path)
-    others = old.others and record.others  # a newer key of his has nothing to do with what was said then
+    others = old.others and record.others  # a newer key of the same user has nothing to do with what was said then
     changed = replace(old, others=others)
     if work is not None and work != old.work:
         changed = replace(changed, work=work.value, before=old.work)

@@ -34,7 +34,7 @@ _DAEMONS = (Role.WATCHDOG, Role.STARTER, Role.SUBMITTER)
 @click.option("--dir", "directory", metavar="DIR", help="the authority's directory: keep it safe  [~/.config/rmgr/authority]")
 @click.option("--cluster", metavar="NAME", default="", help="name of the cluster in its certificates  [a random one]")
 @click.option("--user", metavar="NAME", help="the first user, an operator  [you]")
-@click.option("--user-dir", metavar="DIR", help="where his credentials go  [~/.config/rmgr/bundle, where rmgr looks]")
+@click.option("--user-dir", metavar="DIR", help="where the credentials go  [~/.config/rmgr/bundle, where rmgr looks]")
 @click.option("--hosts", metavar="A,B", default="", help="names and addresses in the daemons' certificates, beside localhost")
 @click.option("--servers", metavar="A,B", default="", help="host names of ZooKeeper and Cassandra servers that need certificates")
 @click.option("--close-root", is_flag=True, help="ZooKeeper's own / is closed to strangers, and quotas keep its memory from being filled")
@@ -108,7 +108,7 @@ def _close_root(session: Session, where: Path, heap_bytes: int) -> RootReport:
 
 
 def _first_user(session: Session, authority: Authority, where: Path, name: str, user_dir: str | None) -> tuple[Path, bool]:
-    """His bundle and whether it was made: in the place where rmgr looks if he is who types this and the place is free."""
+    """The user's bundle, and whether it was made: where rmgr looks, if it is the caller's own and the place is free."""
     from rmgr.adapters.identity.founding import ensure_bundle
     from rmgr.config import user_bundle
 

@@ -23,9 +23,9 @@ _LASTS_S = 3600.0
 _DAEMONS = ("starter", "watchdog", "submitter")
 _WORKS = tuple(work.value for work in RevokedWork)
 _TOLD = {
-    RevokedWork.KEEP: "what waits of his work is held, what runs goes on (--work cancel ends all of it)",
-    RevokedWork.HOLD: "what waits of his work is held, what runs stands still (--work keep or cancel decides)",
-    RevokedWork.CANCEL: "all of his work ends",
+    RevokedWork.KEEP: "waiting work of this user is held, running work goes on (--work cancel ends all of it)",
+    RevokedWork.HOLD: "waiting work of this user is held, running work stands still (--work keep or cancel decides)",
+    RevokedWork.CANCEL: "all work of this user ends",
 }
 _ROLES = tuple(role.value for role in Role if role is not Role.JOIN)
 
@@ -131,7 +131,7 @@ def revoke(
 ) -> None:
     """Believes a node or a user no longer, for ever.
 
-    His calls are refused and his sessions, logs and terminals end; what he has signed neither starts nor is tried again. A node
+    Their calls are refused; their sessions, logs and terminals end; work that they signed neither starts nor is tried again. A node
     is fenced and its work goes elsewhere. A daemon knows the secret that its role shares in ZooKeeper: that is rotated, so that
     the old one opens nothing any more.
 
@@ -165,7 +165,7 @@ def revoke(
     for told in sorted({one.work for one in made if one.work in _WORKS and not one.others}):
         session.note(_TOLD[RevokedWork(told)])
     for name in sorted({one.name for one in made if one.others}):
-        session.note(f"{name} has other keys: what only this one has signed is refused, the rest of his work is as it was")
+        session.note(f"{name} has other keys: what only this one has signed is refused, other work of this user is as it was")
     for person in sorted({one.role for one in made} & {Role.USER, Role.OPERATOR}):
         session.note(f"who was made with --direct knows ZooKeeper's secret of role {person}: rmgr admin rotate --role {person}")
 

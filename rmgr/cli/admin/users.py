@@ -15,8 +15,8 @@ from rmgr.model.cluster.identity import Role, check_name
 
 #: What --direct means, in one sentence.
 _DIRECT = (
-    "{name} holds ZooKeeper's secret of role {role} now: he reads everybody's submissions and can spoil their state (not run code as "
-    "somebody else, nor forge results); SECURITY.md lists what"
+    "{name} holds ZooKeeper's secret of role {role} now, reads everybody's submissions and can spoil their state (but not run "
+    "code as somebody else, nor forge results); SECURITY.md lists what"
 )
 
 
@@ -31,7 +31,7 @@ _DIRECT = (
 )
 @click.argument("name")
 @click.option("--operator", is_flag=True, help="may act on everybody's work, drain nodes, change settings")
-@click.option("--direct", is_flag=True, help="with ZooKeeper's secret of his role: for applications that are trusted with everybody's work")
+@click.option("--direct", is_flag=True, help="with ZooKeeper's secret of the role: for applications that are trusted with everybody's work")
 @click.option("--gateway-only", is_flag=True, hidden=True, help="what everybody gets who is not --direct")
 @click.option("--days", type=click.IntRange(1, 3650), default=365, metavar="N", help="how long they are valid  [365]")
 @click.option("--out", metavar="DIR", help="where they go  [AUTHORITY/bundles/NAME]")
@@ -39,17 +39,17 @@ _DIRECT = (
 def add_user(
     session: Session, name: str, operator: bool, direct: bool, gateway_only: bool, days: int, out: str | None, authority: str | None
 ) -> None:
-    """Makes credentials for a person: a directory to be handed over, with which rmgr knows him.
+    """Makes credentials for a user: a directory to hand over, by which rmgr knows the user.
 
-    The name is that of his account on the nodes: where Starters run as root, his work runs as that user.
-    He comes through a gateway (rmgr submitter), which shows and changes his own work only; --direct is for those who are trusted.
+    The name is that of the user's account on the nodes: where Starters run as root, work runs as that user.
+    Users come through a gateway (rmgr submitter), which shows and changes their own work only; --direct is for those who are trusted.
     """
     from rmgr.adapters.identity.credentials import write_files
     from rmgr.adapters.identity.pki import issue
     from rmgr.cli.display.render import emit
 
     if direct and gateway_only:
-        raise UsageError("--direct and --gateway-only are each other's opposite", hint="without either he comes through gateways only")
+        raise UsageError("--direct and --gateway-only are each other's opposite", hint="without either users come through gateways only")
     ca, where = open_authority(session, authority)
     role = Role.OPERATOR if operator else Role.USER
     place = Path(out).expanduser() if out else where / "bundles" / check_name(name)

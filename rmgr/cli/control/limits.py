@@ -1,4 +1,4 @@
-"""`rmgr limits`: what each user may have of what all share, what he has now, what was refused to him."""
+"""`rmgr limits`: what each user may have of what all share, has now, and was refused."""
 
 from __future__ import annotations
 

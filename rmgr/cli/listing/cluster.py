@@ -136,7 +136,7 @@ def _named(found: list[QueueView], names: tuple[str, ...]) -> list[QueueView]:
 
 
 def _with_own_certificate(session: Session, view: StatusView) -> StatusView:
-    """Who asks is told of his own, too."""
+    """Adds the certificate of the user who asks."""
     mine = session.shown_credentials()
     if mine is None:
         return view

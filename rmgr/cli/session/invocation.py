@@ -80,7 +80,7 @@ class Invocation:
 
     @property
     def me(self) -> str:
-        """The user's name, as submissions carry it: that of his credentials, else of his account."""
+        """The user's name, as submissions carry it: of the credentials, else of the account."""
         if self._me is None:
             credentials = self.shown_credentials()
             if credentials is not None:

@@ -21,6 +21,6 @@ EXITS = "0 ok, 2 usage, 3 no such key, 4 somebody else's, 5 store unavailable, 6
 def store(_session: Session) -> None:
     """Values in the data store: inputs and outputs of tasks, by key.
 
-    In a secured cluster a value belongs to who put it first, an output to the user of its task: others neither read it nor write it,
-    nor name it in their tasks, unless he shares it.
+    In a secured cluster a value belongs to the user who put it first, an output to the user of its task: others neither read
+    nor write it, nor name it in their tasks, unless the owner shares it.
     """

@@ -1,4 +1,4 @@
-"""`rmgr store share|unshare|shares|adopt`: whom an owner lets read and write his values, and owners for those that have none."""
+"""`rmgr store share|unshare|shares|adopt`: who may read and write an owner's values, and owners for those that have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.store.group import EXITS, store
 
-_WITH = click.option("--with", "user", metavar="USER|all", required=True, help="who, by the name in his certificate; all: every user")
+_WITH = click.option("--with", "user", metavar="USER|all", required=True, help="a user, by the name in the certificate; all: every user")
 _PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys that begin so  [a name that ends in / is a prefix anyway]")
 
 
@@ -19,22 +19,22 @@ _PREFIX = click.option("--prefix", "is_prefix", is_flag=True, help="all keys tha
     "share",
     group=store,
     examples="""
-    rmgr store share in/7 --with bob       he may read it, and name it as an input of his tasks
+    rmgr store share in/7 --with bob       bob may read it, and name it as an input of tasks
     rmgr store share in/ --with all        what you have, and will have, under in/
-    rmgr store share out/ --with bob --write   he may replace and delete it, too
+    rmgr store share out/ --with bob --write   bob may replace and delete it, too
     """,
     exits=EXITS,
 )
 @click.argument("key", metavar="KEY|PREFIX")
 @_WITH
 @_PREFIX
-@click.option("--write", is_flag=True, help="he may replace and delete it, too")
+@click.option("--write", is_flag=True, help="they may replace and delete it, too")
 def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -> None:
     """Lets others read values of yours, at once; with --write replace and delete them, within 2 s.
 
     Nothing of theirs under the same names becomes yours.
 
-    What you pickled is loaded only by who says that he trusts you: get(KEY, trust=YOUR NAME) in Python.
+    What you pickled is loaded only by users who say that they trust you: get(KEY, trust=YOUR NAME) in Python.
     """
     from rmgr.cli.store import values
 
@@ -56,7 +56,7 @@ def share(session: Session, key: str, user: str, is_prefix: bool, write: bool) -
 @_WITH
 @_PREFIX
 def unshare(session: Session, key: str, user: str, is_prefix: bool) -> None:
-    """Takes back what `share` gave; it counts within 2 s. What was read is read, and what he wrote into your keys is believed no more."""
+    """Takes back what `share` gave; it counts within 2 s. What was read is read; what they wrote into your keys is believed no more."""
     from rmgr.cli.store import values
     from rmgr.errors import NotFound
 

@@ -130,7 +130,7 @@ def _owner(opened: Opened, number: int) -> str | None:
     try:
         row = opened.store.get(keys.history(number), timeout_s=opened.timeout_s) if number >= 0 else None
         return decode_summary(row[0]).user if row is not None else None
-    except (DataLost, PermissionDenied):  # a gateway shows everybody his own
+    except (DataLost, PermissionDenied):  # a gateway shows users their own
         return None
 
 

@@ -1,4 +1,4 @@
-"""Signs the work of a user before it leaves his process (secured clusters; `coord/seal/work.py` says what is signed)."""
+"""Signs the work of a user before it leaves the user's process (secured clusters; `coord/seal/work.py` says what is signed)."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ An output key holds a pointer from the moment its task is submitted; `get` follo
 bytes of a lost or repeated attempt are never read. Which attempt was committed is remembered per submission and read on
 from where the last look ended.
 
-In a secured cluster each value has an owner, who put it first (`procedures/deeds.py`): others read what he shares, and replace or delete
-what he shares for writing. What others have pickled is loaded only for who says that he trusts them.
+In a secured cluster each value has an owner, who put it first (`procedures/deeds.py`): others read what the owner shares, and replace
+or delete what is shared for writing. What others have pickled is loaded only for callers who say that they trust them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class StoredValues:
         Args:
             trust: users whose pickles are loaded beside your own ("all": anybody's): that runs what they wrote, as you.
         Raises: NotFound when there is none (or `default` is returned); StateConflict when the task that will write it has
-            not ended; PermissionDenied when it is somebody else's, or his pickle; DataLost, PickleFailed, StoreUnavailable.
+            not ended; PermissionDenied when it is somebody else's, or their pickle; DataLost, PickleFailed, StoreUnavailable.
         """
         found, holder = self.read(key, default is not _NOTHING, timeout)
         if found is None:
@@ -133,7 +133,7 @@ class StoredValues:
         return self._follow(key, pointer, data, lenient, timeout, holder), holder
 
     def locate(self, key: str, find: Callable[[str, Pointer], str], *, timeout: float) -> tuple[str, About]:
-        """The row that holds the value of `key`, and what was signed of it; for who reads it himself. Secured clusters only.
+        """The row that holds the value of `key`, and what was signed of it; for callers who read it themselves. Secured clusters only.
 
         Args: find: the row of a pointer's output. Raises: NotFound, PermissionDenied, DataLost, what `find` raises.
         """

@@ -45,7 +45,7 @@ class Values(StoredValues):
         """The values of those `keys` that have one now, in their order. Holds all of them.
 
         Args: trust: as in `get`. progress, timeout: as in `put_many`, of 256 keys.
-        Raises: PermissionDenied when one is somebody else's, or his pickle; DataLost, PickleFailed, StoreUnavailable.
+        Raises: PermissionDenied when one is somebody else's, or somebody else's pickle; DataLost, PickleFailed, StoreUnavailable.
         """
         from rmgr.client.values.many_values import get_many
 
