@@ -1,7 +1,7 @@
 """ZooKeeper as a leader has it: reads and fenced commits, whose answers come back into its loop, and the loop's timers.
 
 One thread owns a leader's state; everything here is called on it, and calls back on it through the mailbox. Nothing
-blocks. A commit carries the leader fence (`coord.election.fenced`); the first one refused by it ends the leadership. While
+blocks. A commit carries the leader fence (`coord.decisions.election.fenced`); the first one refused by it ends the leadership. While
 the session is in doubt (`pause`) nothing is sent: commits and reads wait, in their order, until the fence was read again.
 """
 
