@@ -186,6 +186,7 @@ def test_a_successor_decides_what_the_dead_leader_would_have_decided(policy: str
     for at in range(0, commits, every):
         for after in (False, True):
             other, killed = told(policy, dies_at=at, after=after)
-            assert killed.leaders == 2, (at, after)
+            # A story may take one commit less, when two facts are told at once: then its last one never comes.
+            assert killed.leaders == 2 or (at == commits - 1 and sum(killed.mortal.names.values()) == at), (at, after)
             assert other.starts == whole.starts, (at, after)
             assert other.moves == whole.moves, (at, after)
