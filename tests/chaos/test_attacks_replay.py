@@ -5,6 +5,7 @@ The attacker has a user's own session in ZooKeeper. He has kept record and block
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -83,7 +84,26 @@ def _put_back(scene: Scene, kept: Kept) -> None:
     number, record, key, data = kept
     tail = encode_record(Tail(next=key.count, complete=True))
     places = (Create(paths.sub(number), record), Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)))
-    scene.plant(key, data, more=places)
+    for _ in range(5):
+        scene.plant(key, data, more=places)
+        if not _is_taken_along(scene, number):
+            return
+    raise AssertionError(f"{number} is collected again whenever it is put back")
+
+
+def _is_taken_along(scene: Scene, number: int) -> bool:
+    """The leader was not done with collecting the submission, and took what was put back along; the node has not answered."""
+
+    def there(path: str) -> bool:
+        return scene.mallory.zk.stat(path).result(60) is not None
+
+    for _ in range(20):
+        if there(paths.fragment(number, 0)):
+            return False
+        if not there(paths.sub(number)):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def _refused(scene: Scene, number: int, already: int = 0) -> None:

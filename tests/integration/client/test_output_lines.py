@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from rmgr.client.connection import Connection
 
 
-def talk(gate: str) -> int:
-    """Writes before and after `gate` exists."""
+def talk(gate: str, start: str = "/") -> int:
+    """Writes before and after `gate` exists, once `start` does."""
+    while not Path(start).exists():
+        time.sleep(0.02)
     print("begun", flush=True)
     print("careful", file=sys.stderr, flush=True)
     while not Path(gate).exists():
@@ -74,16 +76,19 @@ def test_a_call_of_an_executor_is_followed_too(connection: Connection, tmp_path:
 
 
 def test_an_executor_writes_lines_as_they_come(connection: Connection, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    gates, out = [tmp_path / name for name in "ab"], ""
+    gates, start, out = [tmp_path / name for name in "ab"], tmp_path / "start", ""
     with rmgr.Executor(output="live", connection=connection) as executor:
-        futures = [executor.submit(talk, str(gate)) for gate in gates]
-        end = time.monotonic() + 60
-        while out.count(": begun\n") < 2:
-            out += capfd.readouterr().out
-            assert time.monotonic() < end, out
-        assert not any(future.done() for future in futures)
-        for gate in gates:
-            gate.touch()
+        futures = [executor.submit(talk, str(gate), str(start)) for gate in gates]
+        start.touch()  # lines of a call that is still the only one have no task before them
+        try:
+            end = time.monotonic() + 60
+            while out.count(": begun\n") < 2:
+                out += capfd.readouterr().out
+                assert time.monotonic() < end, out
+            assert not any(future.done() for future in futures)
+        finally:  # else leaving the block waits for them
+            for gate in gates:
+                gate.touch()
         assert executor.submit(print, "at once").result(60) is None
     out += capfd.readouterr().out
     wanted = [f"{future.task_id}: {text}" for future in futures for text in ("begun", "done", "no end of line")]
