@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from rmgr.dev import cassandra as cassandra_server
@@ -74,6 +75,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=1))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: next((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), len(_LONGEST)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A second go has its own time limit: the timer of the first has fired, and a test that hangs would hang the run."""
+    if getattr(item, "execution_count", 1) > 1:  # of pytest-rerunfailures
+        settings = pytest_timeout._get_item_settings(item)
+        if settings.timeout and not settings.func_only:
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
