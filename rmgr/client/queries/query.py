@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rmgr.client.queries.doors import HistoryHost, LeaderHost
 from rmgr.client.queries.leaders import LeaderSearch
-from rmgr.client.queries.past import store_or_none
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView, TaskView, WhatIfView
 
@@ -118,6 +117,7 @@ class Query:
 
     def tasks(self, number: int, *, first: int = 0, limit: int = 0) -> list[TaskView]:
         """Tasks of one submission by dense position, at most `limit` (0 = all). Raises NotFound, DataLost."""
+        from rmgr.client.queries.past import store_or_none
         from rmgr.procedures.snapshot import read_tasks
 
         timeout_s = self._leaders.left_s(30.0) or 30.0
