@@ -169,11 +169,6 @@ def marked(encoding: Encoding, note: Note, digest: bytes) -> str:
     return f"{encoding.value} {base64.b64encode(made).decode('ascii')}" if made else encoding.value
 
 
-def encoding_of(column: str) -> Encoding:
-    """How the bytes are to be read."""
-    return Encoding(column.partition(" ")[0])
-
-
 def about_of(size: int, column: str, digest: bytes) -> About:
     """What a manifest says."""
     encoding, _, note = column.partition(" ")

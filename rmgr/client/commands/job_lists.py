@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rmgr.client.commands.checks import check_room, check_size, check_store, read_facts, waiting_blocks
 from rmgr.client.commands.request import CommandRequest
-from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, send_in_parts, shipped
+from rmgr.client.commands.sending import CheckedRequest, Sent, SilentListener, blocks_of, prepare, seconds_left, send_in_parts, shipped
 from rmgr.errors import CoordinationUnavailable, RmgrError, StateConflict, SubmitUnknown
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Phase, Submission, Work
@@ -95,7 +95,7 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
     deadline_s = machine.monotonic() + (host.left_s() or _SUBMIT_S)
     submitter = host.submitter()
     mine = token or machine.guid()
-    handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=_left_s(deadline_s))
+    handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))
     anchor = handle.submission
     if not _is_sent(anchor, submitter.guid, mine):
         failpoint("list.before_entries")
@@ -110,10 +110,10 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
             raise CoordinationUnavailable(what, hint="rmgr doctor; then submit it again") from error
         raise
     if anchor.phase is Phase.HELD:
-        _release(submitter, anchor.id, mine, _left_s(deadline_s))
+        _release(submitter, anchor.id, mine, seconds_left(deadline_s))
         failpoint("list.after_release")
         handle.complete()
-        handle.flush(_left_s(deadline_s))
+        handle.flush(seconds_left(deadline_s))
     return sent
 
 
@@ -212,7 +212,3 @@ def _release(submitter: CommandSubmitter, anchor: int, token: str, timeout_s: fl
             f"the list was not let go: submission {anchor}, which it waits for, is {now.phase} ({now.reason}); nothing of it runs",
             hint="submit it again",
         )
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.1, deadline_s - machine.monotonic())

@@ -187,7 +187,7 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
     options = draft.request.options
     if not options.token:  # a token of the user's may stand for a submission that is in already
         check_room(submitter.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
-    handle = submitter.open(record, SilentListener(), timeout_s=_left_s(deadline_s))
+    handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
     known = handle.next_index
     if known or handle.progress.tail.complete:  # the token had been used before
         return Sent(submission=handle.submission, tasks=known, created=False)
@@ -197,7 +197,7 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
             submitter.values.claim_outputs(pointers, overwrite=False, timeout=host.left_s(30.0) or 30.0)
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
-        handle.flush(_left_s(deadline_s))
+        handle.flush(seconds_left(deadline_s))
     except SubmitUnknown:
         raise
     except RmgrError as error:
@@ -217,7 +217,8 @@ def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str,
     ]
 
 
-def _left_s(deadline_s: float) -> float:
+def seconds_left(deadline_s: float) -> float:
+    """Until a monotonic time, for a call that must be allowed something."""
     return max(0.1, deadline_s - machine.monotonic())
 
 
