@@ -116,7 +116,7 @@ def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(
 
 
 def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_path: Path) -> None:
-    rig.start(cores=2)
+    agent = rig.start(cores=2).agent()
     rig.wait_registered()
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"))
@@ -124,6 +124,7 @@ def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_pa
     script = f"date +%s%N > {tmp_path}/job; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     job = put(rig, number, (("n1", 2),))
+    wait_for(lambda: any(key.submission == number for key in list(agent.blocks)), "the job to be known to its Starter")
     later = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/later")), [b""] * 4)
     end_s = time.monotonic() + 1.2
     while time.monotonic() < end_s:  # one core is free all the time
