@@ -158,6 +158,16 @@ class WatchedStore(Store):
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "note": note, "timeout_s": timeout_s}
         self._through(lambda store: store.put(key, value, **told))
 
+    def adopt(
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+    ) -> tuple[int, bytes] | None:
+        """See `Store.adopt`."""
+        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, timeout_s=timeout_s))
+
+    def adopts_above(self, directory: str) -> int | None:
+        """See `Store.adopts_above`; None while the store is away."""
+        return self._store.adopts_above(directory) if self._store is not None else None
+
     def put_many(
         self,
         rows: Sequence[tuple[str, bytes]],

@@ -89,6 +89,7 @@ class NodeRunner:
         self.cache.mkdir(exist_ok=True)
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
+        self.inline_bytes = frames.MAX_INLINE_VALUE  #: see `SlotPlace`
         self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
         self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
         self._on_events = on_events
@@ -119,6 +120,7 @@ class NodeRunner:
             pids_limit_of_user=self.pids_limit_of_user,
             no_new_privs=self.no_new_privs,
             cgroup_of=self.slot_cgroup,
+            inline_bytes=self.inline_bytes,
         )
         slot = Slot(
             place,

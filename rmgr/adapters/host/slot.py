@@ -45,7 +45,8 @@ _SHOWN = 300
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlace:
     """Options of all slots of a node. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
-    counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none."""
+    counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none. inline_bytes: of results of calls
+    with this process's own rights: larger ones come as files."""
 
     node: str
     directory: Path
@@ -54,6 +55,7 @@ class SlotPlace:
     pids_limit_of_user: int
     no_new_privs: bool
     cgroup_of: Callable[[str], SlotCgroup | None]
+    inline_bytes: int
 
 
 class SlotListener(WorkerListener, Protocol):
@@ -208,6 +210,7 @@ class Slot:
                 memory_bytes=spec.memory_bytes,
                 cloudpickle=spec.cloudpickle,
                 protocol=PROTOCOL,
+                inline_bytes=self._place.inline_bytes if self.account is None else frames.MAX_INLINE_VALUE,
             )
         )
         if not sent and self.is_lost:

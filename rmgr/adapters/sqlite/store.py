@@ -119,6 +119,21 @@ class SqliteStore(Store):
         else:
             self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, overwrite=True, deadline=deadline)
 
+    def adopt(
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+    ) -> tuple[int, bytes] | None:
+        """See `Store.adopt`. Above 512 KiB, on the store's own file system."""
+        check_key(key)
+        if (size := os.stat(path, follow_symlinks=False).st_size) <= CHUNK_BYTES:
+            return None
+        check_size(key, size)
+        row = ManifestRow(key, 0, b"", encoding.value, None, 0, 0, None)
+        return self._large.adopt(row, path, deadline=CallDeadline(timeout_s), mark=partial(marked, encoding, note))
+
+    def adopts_above(self, directory: str) -> int | None:
+        """See `Store.adopts_above`."""
+        return CHUNK_BYTES if os.stat(directory).st_dev == os.stat(self._file.path.parent).st_dev else None
+
     def put_many(
         self,
         rows: Sequence[tuple[str, bytes]],

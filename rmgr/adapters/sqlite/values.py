@@ -7,6 +7,7 @@ Once its row is committed nobody changes a file; replaced and deleted ones go wi
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -26,6 +27,7 @@ from rmgr.adapters.sqlite.writer import Writer
 from rmgr.adapters.store_rules import CHUNK_BYTES, CallDeadline, data_lost, now_ms, patience_s
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES
 from rmgr.errors import KeyExists, StoreUnavailable
+from rmgr.runner.host.writing import write_whole
 
 #: Generations that a process sets aside with one commit, and how long they are its own (ms): in the last quarter no upload begins.
 _RESERVED = 32
@@ -36,9 +38,6 @@ _ROW_BYTES = 200
 _SWEEP_FILES = 64
 #: What is read and hashed at a time stays in the processor's cache.
 _HASH_BYTES = 256 * 1024
-#: What is written at a time. Linux takes page cache in pieces as large as the write, the largest free ones first: in a virtual
-#: machine those are what its host has taken back, and a file of 1 MiB costs 2.5 ms of the system's time instead of 0.4.
-_WRITE_BYTES = 64 * 1024
 
 
 class ValueFiles:
@@ -68,10 +67,36 @@ class ValueFiles:
         Raises: KeyExists, StoreUnavailable, and what `parts` raises. Cost: 0.5 ms a MB, and an fsync of the file beside the commit's.
         """
         doing = f"put {row.key!r}"
+        make = lambda path: self._make(path, parts, row.sha256, deadline, doing)  # noqa: E731 - beside its use
+        self._put(row, make, overwrite=overwrite, deadline=deadline, mark=mark)
+
+    def adopt(self, row: ManifestRow, source: str, *, deadline: CallDeadline, mark: Callable[[bytes], str]) -> tuple[int, bytes] | None:
+        """As `put` of the file `source`, which gets a second name here. Returns its size and SHA-256; None: it cannot have one.
+
+        Raises: StoreUnavailable; OSError when it cannot be read. Cost: reading and hashing it, and an fsync.
+        """
+        doing = f"put {row.key!r}"
+        with open(os.open(source, _OLD), "rb", buffering=0) as file:
+            return self._put(row, lambda path: self._link(path, source, file, deadline, doing), overwrite=True, deadline=deadline, mark=mark)
+
+    def _put(
+        self,
+        row: ManifestRow,
+        make: Callable[[Path], tuple[int, bytes] | None],
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        mark: Callable[[bytes], str] | None,
+    ) -> tuple[int, bytes] | None:
+        """Makes a file durable, then commits its row; (size, SHA-256), None where it cannot be made in this way."""
+        doing = f"put {row.key!r}"
         generation = self._reserve(deadline, doing)
         path = self._path(generation)
         try:
-            size, digest = self._make(path, parts, row.sha256, deadline, doing)
+            made = make(path)
+            if made is None:
+                return None
+            size, digest = made
             column = row.encoding if mark is None else mark(digest)
         except BaseException:
             _remove(path)  # its number goes with a sweep
@@ -87,6 +112,7 @@ class ValueFiles:
         except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
             _remove(path)
             raise  # of other errors it may not be known whether it is committed: then a sweep finds out
+        return made
 
     def _reserve(self, deadline: CallDeadline, doing: str) -> int:
         """A generation whose file a sweep leaves alone for as long as this call may last."""
@@ -105,17 +131,15 @@ class ValueFiles:
         digest = sha256()
         size = 0
         try:
-            fd, folder = self._create(path)
+            fd, folder = self._create(path, lambda folder: os.open(path.name, _NEW, 0o600, dir_fd=folder))
             try:
                 for part in parts:
                     deadline.allow(len(part))
                     deadline.check(doing)
                     if not known:
                         digest.update(part)
-                    left = memoryview(part)
-                    size += len(left)
-                    while left:
-                        left = left[os.write(fd, left[:_WRITE_BYTES]) :]
+                    size += len(part)
+                    write_whole(fd, part)
                 os.fsync(fd)
                 os.fsync(folder)
             finally:
@@ -125,8 +149,35 @@ class ValueFiles:
             raise self._file.os_error(error, f"{doing} in") from error
         return size, known or digest.digest()
 
-    def _create(self, path: Path) -> tuple[int, int]:
-        """Descriptors of a new file and of its directory. Who may read the store's file may read them, nobody else."""
+    def _link(self, path: Path, source: str, file: io.FileIO, deadline: CallDeadline, doing: str) -> tuple[int, bytes] | None:
+        """The file `source`, which is open, durable under a second name; (size, SHA-256), None where it gets no name."""
+        made = self._hash(file, deadline, doing)
+        try:
+            fd, folder = self._create(path, lambda folder: _linked(file, source, path.name, folder))
+        except OSError:  # another file system, or one without such names
+            return None
+        try:
+            os.fsync(fd)
+            os.fsync(folder)
+        except OSError as error:
+            raise self._file.os_error(error, f"{doing} in") from error
+        finally:
+            os.close(fd)
+            os.close(folder)
+        return made
+
+    def _hash(self, file: io.FileIO, deadline: CallDeadline, doing: str) -> tuple[int, bytes]:
+        digest, size = sha256(), 0
+        room = memoryview(bytearray(_HASH_BYTES))
+        while count := file.readinto(room):
+            deadline.allow(count)
+            deadline.check(doing)
+            digest.update(room[:count])
+            size += count
+        return size, digest.digest()
+
+    def _create(self, path: Path, make: Callable[[int], int]) -> tuple[int, int]:
+        """Descriptors of a file made by `make` in its directory, and of that. Who may read the store's file may read them, nobody else."""
         owner = self._file.path.stat()
         mode = stat.S_IMODE(owner.st_mode) & 0o666
         try:
@@ -139,10 +190,10 @@ class ValueFiles:
             self._sync_parent()
         try:
             try:
-                fd = os.open(path.name, _NEW, 0o600, dir_fd=folder)
+                fd = make(folder)
             except FileExistsError:  # of a database that was put back from an older copy: no row of it names this file
                 os.unlink(path.name, dir_fd=folder)
-                fd = os.open(path.name, _NEW, 0o600, dir_fd=folder)
+                fd = make(folder)
             _hand_over(fd, mode & 0o444, owner)
         except BaseException:
             os.close(folder)
@@ -272,6 +323,17 @@ class ValueFiles:
 
     def _path(self, generation: int) -> Path:
         return self._file.values_path / f"{generation:012d}"
+
+
+def _linked(file: io.FileIO, source: str, name: str, folder: int) -> int:
+    """A second name of an open file; its descriptor once more. Raises: OSError."""
+    os.link(source, name, dst_dir_fd=folder, follow_symlinks=False)
+    fd = os.open(name, _OLD, dir_fd=folder)
+    if not os.path.sameopenfile(fd, file.fileno()):  # it was replaced just now
+        os.close(fd)
+        os.unlink(name, dir_fd=folder)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), source)
+    return fd
 
 
 def _remove(path: Path) -> None:

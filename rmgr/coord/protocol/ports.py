@@ -144,6 +144,21 @@ class Store(Protocol):
         Raises: `errors.ValueTooLarge` over 5 GiB; `errors.KeyExists` when `overwrite` is False and the key exists.
         """
 
+    def adopt(
+        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+    ) -> tuple[int, bytes] | None:
+        """As `put` of a file that nobody changes any more, and that becomes the value without being copied. Its name stays.
+
+        Returns: its size and SHA-256; None: it cannot become one, `put` it. Raises: OSError when it cannot be read.
+        """
+        del key, path, encoding, note, timeout_s  # only some adapters keep files
+        return None
+
+    def adopts_above(self, directory: str) -> int | None:
+        """Values above so many bytes are worth a file in `directory`, for `adopt`; None: none is."""
+        del directory
+        return None
+
     def put_many(
         self,
         rows: Sequence[tuple[str, bytes]],

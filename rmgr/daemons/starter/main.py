@@ -63,6 +63,7 @@ from rmgr.model.base.ids import check_name
 from rmgr.model.base.resources import CUDA, GPU, Capacity, NodeAttributes
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import Meta
+from rmgr.model.wire.frames import MAX_INLINE_VALUE
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.deeds import Deeds
 from rmgr.runtime.advertise import advertised, advertised_metrics
@@ -228,6 +229,7 @@ def build(
         )
         if capacity.resources.get(GPU):
             runner.environ[CUDA] = ""  # of work that asks for none
+        runner.inline_bytes = min(MAX_INLINE_VALUE, store.adopts_above(str(runner.directory)) or MAX_INLINE_VALUE)
         runners.append(runner)
         for reaped in runner.reaped:
             log.warning("leftover_ended", node=name, detail=reaped)

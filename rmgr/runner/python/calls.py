@@ -15,6 +15,7 @@ from rmgr.errors import PickleFailed, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
+from rmgr.runner.host.writing import write_whole
 from rmgr.runner.python.versions import mismatch
 from rmgr.runner.remote import dump_exception, dump_value
 
@@ -101,10 +102,11 @@ def read_part(fd: int, start: int, size: int) -> bytes:
 
 
 class ResultWriter:
-    """Turns what a call returned into bytes; large values go to files in `directory`."""
+    """Turns what a call returned into bytes; values above `inline_bytes` go to files in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
+        self.inline_bytes = MAX_INLINE_VALUE
 
     def plain(self, seq: int, value: object) -> tuple[bytes, bool, TaskExtra | None]:
         """(data, pickled, extra) of the plain form. Raises: PickleFailed, OSError (full disk)."""
@@ -112,7 +114,7 @@ class ResultWriter:
             return _NONE, True, None
         pickled = type(value) is not bytes
         data = dump_value(value) if pickled else value
-        if len(data) > MAX_INLINE_VALUE:  # type: ignore[arg-type]
+        if len(data) > self.inline_bytes:  # type: ignore[arg-type]
             return b"", pickled, TaskExtra(value=self._spool(seq, 0, data, pickled))  # type: ignore[arg-type]
         return data, pickled, None  # type: ignore[return-value]
 
@@ -134,14 +136,17 @@ class ResultWriter:
     def _value(self, seq: int, number: int, value: object) -> Value:
         pickled = not isinstance(value, bytes)
         data = dump_value(value) if not isinstance(value, bytes) else value
-        if len(data) > MAX_INLINE_VALUE:
+        if len(data) > self.inline_bytes:
             return self._spool(seq, number, data, pickled)
         return Value(data=data, pickled=pickled)
 
     def _spool(self, seq: int, number: int, data: bytes, pickled: bool) -> Value:
         path = os.path.join(self._directory, f"v{seq}.{number}")
-        with open(path, "wb") as file:
-            file.write(data)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            write_whole(fd, data)
+        finally:
+            os.close(fd)
         return Value(path=path, size=len(data), pickled=pickled)
 
 

@@ -114,6 +114,7 @@ class WorkerProcess:
     def furnish(self, spec: StartWorker) -> bool:
         """Makes the environment the spec asks for; False: it cannot be made, the Starter has been told."""
         self._spec = spec
+        self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
         sys.modules["__main__"] = types.ModuleType("__main__")  # the spawner's names are nobody's business

@@ -248,7 +248,7 @@ def write(
         _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path), seal)
         written.outputs += 1
     for number, path in enumerate(ending.files):
-        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account, seal)
+        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account, seal, is_kept=True)
         written.outputs += 1
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
         written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
@@ -346,21 +346,40 @@ def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator
 
 def _put_hashed(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
     """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is."""
+    made = _adopted(store, key, value, account, b"")
+    if made is not None:
+        return made
     digest = hashlib.sha256()
     if not value.path:
         digest.update(value.data)
-    return _put(store, key, value, account, digest=digest), digest.digest()
+    return _put(store, key, value, account, digest=digest, is_kept=True), digest.digest()
+
+
+def _adopted(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
+    """Stores a value whose file is the Starter's own, where it need not be copied; returns its size and SHA-256."""
+    if not value.path or account is not None:
+        return None
+    return store.adopt(key, value.path, encoding=_encoding(pickled=value.pickled), note=note)
 
 
 def _put(
-    store: Store, key: str, value: Value, account: Account | None, seal: Seal | None = None, *, digest: hashlib._Hash | None = None
+    store: Store,
+    key: str,
+    value: Value,
+    account: Account | None,
+    seal: Seal | None = None,
+    *,
+    digest: hashlib._Hash | None = None,
+    is_kept: bool = False,
 ) -> int:
-    """Stores a value; returns its size. digest: of what is read from its file."""
+    """Stores a value; returns its size. digest: of what is read from its file. is_kept: the file stays its user's, to be changed."""
     encoding = _encoding(pickled=value.pickled)
-    beside: dict[str, Note] = {} if seal is None else {"note": seal(key, encoding)}
+    note = seal(key, encoding) if seal is not None else b""
     if not value.path:
-        store.put(key, value.data, encoding=encoding, **beside)  # type: ignore[arg-type]
+        store.put(key, value.data, encoding=encoding, note=note)
         return len(value.data)
+    if not is_kept and (made := _adopted(store, key, value, account, note)) is not None:
+        return made[0]
     size = 0
 
     def chunks(file: BinaryIO) -> Iterator[bytes]:
@@ -372,7 +391,7 @@ def _put(
             yield data
 
     with open(open_regular(value.path, account), "rb") as file:
-        store.put(key, chunks(file), encoding=encoding, **beside)  # type: ignore[arg-type]
+        store.put(key, chunks(file), encoding=encoding, note=note)
     return size
 
 
