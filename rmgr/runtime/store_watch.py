@@ -159,10 +159,17 @@ class WatchedStore(Store):
         self._through(lambda store: store.put(key, value, **told))
 
     def adopt(
-        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+        self,
+        key: str,
+        path: str,
+        *,
+        encoding: Encoding = Encoding.RAW,
+        note: Note = b"",
+        sha256: bytes = b"",
+        timeout_s: float = 30.0,
     ) -> tuple[int, bytes] | None:
         """See `Store.adopt`."""
-        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, timeout_s=timeout_s))
+        return self._through(lambda store: store.adopt(key, path, encoding=encoding, note=note, sha256=sha256, timeout_s=timeout_s))
 
     def adopts_above(self, directory: str) -> int | None:
         """See `Store.adopts_above`; None while the store is away."""
@@ -183,9 +190,11 @@ class WatchedStore(Store):
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
         self._through(lambda store: store.put_many(rows, replaces=replaces, **told))
 
-    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    def fetch(
+        self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0
+    ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`."""
-        return self._through(lambda store: store.fetch(key, path, timeout_s=timeout_s))
+        return self._through(lambda store: store.fetch(key, path, is_compared=is_compared, timeout_s=timeout_s))
 
     def stream(self, key: str, *, timeout_s: float = 30.0) -> Iterator[bytes] | None:
         """See `Store.stream`."""

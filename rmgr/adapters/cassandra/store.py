@@ -193,7 +193,14 @@ class CassandraStore(Store):
         """See `Store.about_many`. One request a key, 64 at a time; small values travel with what is known of them."""
         return self._reader.about_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s))
 
-    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    def fetch(
+        self,
+        key: str,
+        path: str,
+        *,
+        is_compared: bool = True,  # noqa: ARG002 - it passes here anyway
+        timeout_s: float = 30.0,
+    ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. A value above 64 KiB becomes the file, four chunks at a time."""
         check_key(key)
         return self._reader.fetch(key, path, CallDeadline(timeout_s))

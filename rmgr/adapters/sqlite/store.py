@@ -120,14 +120,21 @@ class SqliteStore(Store):
             self._put_rows([row._replace(inline=b"".join(parts))], size + _ROW_BYTES, overwrite=True, deadline=deadline)
 
     def adopt(
-        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+        self,
+        key: str,
+        path: str,
+        *,
+        encoding: Encoding = Encoding.RAW,
+        note: Note = b"",
+        sha256: bytes = b"",
+        timeout_s: float = 30.0,
     ) -> tuple[int, bytes] | None:
         """See `Store.adopt`. Above 512 KiB, on the store's own file system."""
         check_key(key)
         if (size := os.stat(path, follow_symlinks=False).st_size) <= CHUNK_BYTES:
             return None
         check_size(key, size)
-        row = ManifestRow(key, 0, b"", encoding.value, None, 0, 0, None)
+        row = ManifestRow(key, size, sha256, encoding.value, None, 0, 0, None)
         return self._large.adopt(row, path, deadline=CallDeadline(timeout_s), mark=partial(marked, encoding, note))
 
     def adopts_above(self, directory: str) -> int | None:
@@ -211,12 +218,14 @@ class SqliteStore(Store):
             found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
         return found
 
-    def fetch(self, key: str, path: str, *, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
+    def fetch(
+        self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0
+    ) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
         deadline = CallDeadline(timeout_s)
         row = self._select(key, deadline)
-        if row is not None and row.chunks and self._large.fetch(row, path, deadline):
+        if row is not None and row.chunks and self._large.fetch(row, path, deadline, is_compared=is_compared):
             return None, row.sha256
         if row is None or row.chunks:  # replaced just now
             return super().fetch(key, path, timeout_s=deadline.left_s()) if row is not None else None

@@ -71,13 +71,14 @@ class ValueFiles:
         self._put(row, make, overwrite=overwrite, deadline=deadline, mark=mark)
 
     def adopt(self, row: ManifestRow, source: str, *, deadline: CallDeadline, mark: Callable[[bytes], str]) -> tuple[int, bytes] | None:
-        """As `put` of the file `source`, which gets a second name here. Returns its size and SHA-256; None: it cannot have one.
+        """As `put` of the file `source`, which gets a second name here; `row.sha256`: if it is known.
 
-        Raises: StoreUnavailable; OSError when it cannot be read. Cost: reading and hashing it, and an fsync.
+        Returns: its size and SHA-256; None: it cannot have another name. Raises: StoreUnavailable; OSError when it cannot be read.
+        Cost: reading and hashing it, unless that is known, and an fsync.
         """
-        doing = f"put {row.key!r}"
         with open(os.open(source, _OLD), "rb", buffering=0) as file:
-            return self._put(row, lambda path: self._link(path, source, file, deadline, doing), overwrite=True, deadline=deadline, mark=mark)
+            make = lambda path: self._link(path, source, file, row, deadline)  # noqa: E731 - beside its use
+            return self._put(row, make, overwrite=True, deadline=deadline, mark=mark)
 
     def _put(
         self,
@@ -103,12 +104,12 @@ class ValueFiles:
             raise
         manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
         try:
-            self._writer.write(
-                lambda connection: table.end_upload(connection, manifest, overwrite=overwrite),
-                deadline,
-                weight_bytes=_ROW_BYTES,
-                doing=doing,
-            )
+            if overwrite:
+                self._writer.insert([manifest], deadline, weight_bytes=_ROW_BYTES, doing=doing)
+            else:
+                self._writer.write(
+                    lambda connection: table.end_upload(connection, manifest), deadline, weight_bytes=_ROW_BYTES, doing=doing
+                )
         except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
             _remove(path)
             raise  # of other errors it may not be known whether it is committed: then a sweep finds out
@@ -149,9 +150,12 @@ class ValueFiles:
             raise self._file.os_error(error, f"{doing} in") from error
         return size, known or digest.digest()
 
-    def _link(self, path: Path, source: str, file: io.FileIO, deadline: CallDeadline, doing: str) -> tuple[int, bytes] | None:
+    def _link(
+        self, path: Path, source: str, file: io.FileIO, row: ManifestRow, deadline: CallDeadline
+    ) -> tuple[int, bytes] | None:
         """The file `source`, which is open, durable under a second name; (size, SHA-256), None where it gets no name."""
-        made = self._hash(file, deadline, doing)
+        doing = f"put {row.key!r}"
+        made = (row.size, row.sha256) if row.sha256 else self._hash(file, deadline, doing)
         try:
             fd, folder = self._create(path, lambda folder: _linked(file, source, path.name, folder))
         except OSError:  # another file system, or one without such names
@@ -250,8 +254,10 @@ class ValueFiles:
                     raise data_lost(row.key, f"{row.size:,} bytes read, the hash differs")
                 yield piece
 
-    def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline) -> bool:
+    def fetch(self, row: ManifestRow, path: str, deadline: CallDeadline, *, is_compared: bool) -> bool:
         """Makes `path` a second name of the file of `row`, or a copy, which is read through and compared. False: it was just replaced.
+
+        is_compared: False: a second name is enough, somebody else compares.
 
         Raises: DataLost, StoreUnavailable; OSError when it cannot be copied.
         """
@@ -262,6 +268,10 @@ class ValueFiles:
         except OSError:  # another file system, or one without such names; or there is no such file
             copy = open(os.open(path, _NEW, 0o600), "wb", buffering=0)  # noqa: SIM115 - closed below
         try:
+            if copy is None and not is_compared:
+                if (size := os.stat(path).st_size) != row.size:
+                    raise data_lost(row.key, f"{size:,} of {row.size:,} bytes found")
+                return True
             with copy or nullcontext():
                 return self._compare(row, path if copy is None else self._path(row.generation), copy, deadline)
         except FileNotFoundError:

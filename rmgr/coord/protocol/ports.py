@@ -145,13 +145,21 @@ class Store(Protocol):
         """
 
     def adopt(
-        self, key: str, path: str, *, encoding: Encoding = Encoding.RAW, note: Note = b"", timeout_s: float = 30.0
+        self,
+        key: str,
+        path: str,
+        *,
+        encoding: Encoding = Encoding.RAW,
+        note: Note = b"",
+        sha256: bytes = b"",
+        timeout_s: float = 30.0,
     ) -> tuple[int, bytes] | None:
         """As `put` of a file that nobody changes any more, and that becomes the value without being copied. Its name stays.
 
+        sha256: of its bytes, where the caller knows it: with another one the value cannot be read (`DataLost`).
         Returns: its size and SHA-256; None: it cannot become one, `put` it. Raises: OSError when it cannot be read.
         """
-        del key, path, encoding, note, timeout_s  # only some adapters keep files
+        del key, path, encoding, note, sha256, timeout_s  # only some adapters keep files
         return None
 
     def adopts_above(self, directory: str) -> int | None:
@@ -192,10 +200,12 @@ class Store(Protocol):
         key: str,
         path: str,  # noqa: ARG002 - only some adapters make a file
         *,
+        is_compared: bool = True,  # noqa: ARG002
         timeout_s: float = 30.0,
     ) -> tuple[bytes | None, bytes] | None:
         """A value for who wants large ones as a file: not copied where the store has it as a file of this machine.
 
+        is_compared: False: whoever reads the file compares its hash.
         Returns: (the value, or None: it is the file `path`, never to be changed; its SHA-256, which was compared), None when it is absent.
         Raises: OSError (a full disk). There is no file then.
         """

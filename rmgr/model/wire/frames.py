@@ -310,11 +310,14 @@ class TaskItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True,
 
 
 class KeyedInput(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Value of one input key. path: file with the bytes instead."""
+    """Value of one input key. path: file with the bytes instead. sha256: of these, to be compared, where nobody has done that; then
+    key: the input key."""
 
     data: bytes = b""
     pickled: bool = False
     path: str = ""
+    sha256: bytes = b""
+    key: str = ""
 
 
 class KeyedCall(msgspec.Struct, frozen=True, array_like=True):
@@ -348,12 +351,13 @@ ToWorker = TaskBatch | Granted
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """One result value. path: spool file that now belongs to the receiver, instead of data."""
+    """One result value. path: spool file that now belongs to the receiver, instead of data. sha256: of the bytes in it."""
 
     data: bytes = b""
     pickled: bool = True
     path: str = ""
     size: int = 0  #: bytes in the spool file
+    sha256: bytes = b""
 
 
 class TaskExtra(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rmgr.errors import PickleFailed, RmgrError
+from rmgr.errors import DataLost, PickleFailed, RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.wire.frames import MAX_INLINE_VALUE, KeyedCall, TaskBatch, TaskExtra, TaskItem, Value
@@ -68,7 +68,7 @@ class FunctionCache:
 
 
 def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:
-    """(args, kwargs, number of output values or -1) of one call. Raises: whatever unpickling raises."""
+    """(args, kwargs, number of output values or -1) of one call. Raises: DataLost, and whatever unpickling raises."""
     payload = item.payload
     if item.path:
         with open(item.path, "rb", buffering=0) as file:
@@ -83,8 +83,10 @@ def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str
     for given in call.inputs:
         data = given.data
         if given.path:
-            with open(given.path, "rb") as file:
+            with open(given.path, "rb", buffering=0) as file:
                 data = file.read()
+            if given.sha256 and _hash(data) != given.sha256:
+                raise DataLost(f"the stored value of the input key {given.key!r} is damaged: {len(data):,} bytes read, the hash differs")
         values.append(pickle.loads(data) if given.pickled else data)  # noqa: S301 - as above
     return tuple(values), {}, call.outputs
 
@@ -147,10 +149,24 @@ class ResultWriter:
             write_whole(fd, data)
         finally:
             os.close(fd)
-        return Value(path=path, size=len(data), pickled=pickled)
+        return Value(path=path, size=len(data), pickled=pickled, sha256=_hash(data))
+
+
+def _hash(data: bytes) -> bytes:
+    from hashlib import sha256  # a worker without large values does without OpenSSL
+
+    return sha256(data).digest()
 
 
 def failure(error: BaseException, reason: Reason) -> TaskExtra:
     """What is reported of a call that raised."""
     data, line = dump_exception(error)
     return TaskExtra(reason=reason, error=data, summary=line)
+
+
+def not_begun(error: BaseException, path: str, *, keyed: bool = False) -> TaskExtra:
+    """What is reported of a call that could not begin. path: its file. keyed: it may have several."""
+    if isinstance(error, DataLost):
+        return TaskExtra(reason=Reason.DATA_LOST, summary=error.message)
+    is_removed = isinstance(error, FileNotFoundError) and (keyed or error.filename == path)  # a file of the Starter
+    return failure(error, Reason.NODE_LOST if is_removed else Reason.START_FAILED)

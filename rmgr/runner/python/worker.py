@@ -55,7 +55,7 @@ from rmgr.runner.host.environment import TaskEnvironment
 from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, keep_memory
 from rmgr.runner.host.outputs import open_output, take
 from rmgr.runner.python.blocking import TaskTerminated, gate
-from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
+from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure, not_begun
 from rmgr.runner.python.versions import check_versions
 from rmgr.runner.remote import dump_exception
 
@@ -238,7 +238,7 @@ class WorkerProcess:
         try:
             function = self._leave if in_ranks else self._functions.get(batch)  # one for ranks is not read here: it may begin MPI
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-            broken = failure(error, Reason.NODE_LOST if _is_missing(error, batch.path) else Reason.START_FAILED)
+            broken = not_begun(error, batch.path)
         wall = time.time_ns() - clock(CLOCK)
         for item in batch.items:
             seq = item.seq
@@ -287,7 +287,7 @@ class WorkerProcess:
         try:
             args, kwargs, outputs = arguments(item, keyed=keyed)
         except BaseException as error:  # noqa: BLE001 - a pickle may raise anything
-            return b"", True, failure(error, Reason.NODE_LOST if _is_missing(error, item.path, keyed=keyed) else Reason.START_FAILED)
+            return b"", True, not_begun(error, item.path, keyed=keyed)
         try:
             self._in_call = True
             if self._missed == item.seq:
@@ -472,11 +472,6 @@ class WorkerProcess:
 
 
 _NOTHING = TaskExtra()
-
-
-def _is_missing(error: BaseException, path: str, *, keyed: bool = False) -> bool:
-    """A file of the Starter was removed. keyed: it may be one of several."""
-    return isinstance(error, FileNotFoundError) and (keyed or error.filename == path)
 
 
 def _terminated(extra: TaskExtra | None, reason: Reason) -> TaskExtra:

@@ -359,7 +359,7 @@ def _adopted(store: Store, key: str, value: Value, account: Account | None, note
     """Stores a value whose file is the Starter's own, where it need not be copied; returns its size and SHA-256."""
     if not value.path or account is not None:
         return None
-    return store.adopt(key, value.path, encoding=_encoding(pickled=value.pickled), note=note)
+    return store.adopt(key, value.path, encoding=_encoding(pickled=value.pickled), note=note, sha256=value.sha256)
 
 
 def _put(

@@ -121,12 +121,13 @@ class TaskFiles:
             Path(files[-1]).write_bytes(found_in.data)
         elif self._accounts is not None:
             to_file(store, user_key, found_in, files[-1], share)  # handed over to its user; what is fetched may be the store's own
-        elif (found := store.fetch(found_in.row, files[-1])) is None:
+        elif (found := store.fetch(found_in.row, files[-1], is_compared=False)) is None:
             raise NotFound(f"the value of the input key {user_key!r} is gone")
         else:
             found_in.check(user_key, found[1])
-            if found[0] is not None:
-                Path(files[-1]).write_bytes(found[0])
+            if found[0] is None:
+                return KeyedInput(pickled=found_in.pickled, path=files[-1], sha256=found[1], key=user_key)
+            Path(files[-1]).write_bytes(found[0])
         return KeyedInput(pickled=found_in.pickled, path=files[-1])
 
     def _stage_command(self, store: Store, block: ClaimedBlock, share: StagingShare) -> Staged:
