@@ -26,8 +26,9 @@ import cloudpickle  # noqa: F401 - loaded before the fork, so that every worker 
 
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
-from rmgr.model.wire import frames
-from rmgr.model.wire.frames import FrameError, FrameReader, Setup, ToSpawner
+from rmgr.model.wire import frames, stream
+from rmgr.model.wire.frames import Setup, ToSpawner
+from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.runner.command.command import DirectoryGone, Launcher
 from rmgr.runner.command.queue import Commands
 from rmgr.runner.host import dispositions
@@ -346,7 +347,7 @@ class Spawner:
 
     def _send(self, frame: object, fds: list[int] | None = None) -> None:
         """Queues a frame: a Starter that is stopped must not stop the spawner."""
-        self._outbox.append((frames.encode(frame), fds or []))
+        self._outbox.append((stream.encode(frame), fds or []))
         if len(self._outbox) == 1:
             self._push()
 
@@ -412,7 +413,7 @@ def main(fd: int, *, closed: bool = False) -> None:
     try:
         os.chdir(setup.directory)
     except OSError as error:
-        control.sendall(frames.encode(frames.Surprise("spawner_failed", f"{error}")))
+        control.sendall(stream.encode(frames.Surprise("spawner_failed", f"{error}")))
         raise SystemExit(1) from None
     if setup.no_new_privs:
         forbid_new_privileges()

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from rmgr.model.wire import frames
+from rmgr.model.wire import frames, stream
 from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)
@@ -32,28 +32,28 @@ def main() -> None:
     control = socket.socket(fileno=int(next(word for word in reversed(sys.argv) if word.isdigit())))
     control.recv(1 << 16)
     attack = os.environ["LC_RMGR_ATTACK"]
-    up = frames.encode(frames.SpawnerUp(pid=os.getpid()))
+    up = stream.encode(frames.SpawnerUp(pid=os.getpid()))
     send(control, up, [create_board()])
-    surprise = frames.encode(frames.Surprise("leftovers", "x"))
+    surprise = stream.encode(frames.Surprise("leftovers", "x"))
     match attack:
         case "descriptors":  # with every message
             for_ever(control, surprise, [DEVNULL])
         case "many":  # in one message
             for_ever(control, surprise, [DEVNULL] * 250)
         case "trickle":  # with bytes of a frame that never ends
-            control.sendall(frames.encode(frames.Surprise("leftovers", "x" * 1_000_000))[:8])
+            control.sendall(stream.encode(frames.Surprise("leftovers", "x" * 1_000_000))[:8])
             for_ever(control, b"x", [DEVNULL])
         case "workers":  # that nobody asked for
-            for_ever(control, frames.encode(frames.WorkerForked(worker=7, pid=os.getpid(), directory="/")), [DEVNULL, create_board()])
+            for_ever(control, stream.encode(frames.WorkerForked(worker=7, pid=os.getpid(), directory="/")), [DEVNULL, create_board()])
         case "pages":  # one after the other
             for_ever(control, up, [create_board()])
         case "flood":
             for_ever(control, surprise * 1000, [])
         case "long":
-            for_ever(control, frames.encode(frames.CommandsReturned(tuple(range(1_000_000)))), [])
+            for_ever(control, stream.encode(frames.CommandsReturned(tuple(range(1_000_000)))), [])
         case "labels":
             for number in range(1000):
-                send(control, frames.encode(frames.Surprise(f"word-{number}")), [])
+                send(control, stream.encode(frames.Surprise(f"word-{number}")), [])
         case "deaf":
             time.sleep(60)
         case "orphan":  # the spawner dies, its socket stays open in a process that nobody finds

@@ -28,7 +28,7 @@ from rmgr.adapters.host.worker import Worker, WorkerListener, WorkerSpec
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import counted
 from rmgr.model.base.version import PROTOCOL
-from rmgr.model.wire import frames
+from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
@@ -299,7 +299,7 @@ class Slot:
 
     def order(self, frame: object) -> bool:
         """Sends a control frame."""
-        return self._channel.send(frames.encode(frame))
+        return self._channel.send(stream.encode(frame))
 
     # -- the selector thread's side ------------------------------------------------------------------------------------
 

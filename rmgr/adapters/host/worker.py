@@ -20,7 +20,7 @@ from rmgr.adapters.host import distrust
 from rmgr.adapters.host.accounts import Account, acting
 from rmgr.adapters.host.channel import Channel, Loop
 from rmgr.model.base.states import Reason
-from rmgr.model.wire import frames
+from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.runner.host.board import SETTLE_S, Board
 from rmgr.runner.host.outputs import read_live
@@ -143,7 +143,7 @@ class Worker:
 
         Raises: FrameError when one task alone is longer than a frame may be (large payloads go in files).
         """
-        data = b"".join(frames.encode(part) for part in _parts(batch))
+        data = b"".join(stream.encode(part) for part in _parts(batch))
         with self._lock:
             if self.is_leaving:
                 return False
@@ -196,7 +196,7 @@ class Worker:
         self.blocked_seq = 0
         self._is_asking = False
         if self._channel is not None:
-            self._channel.send(frames.encode(frames.Granted(seq)))
+            self._channel.send(stream.encode(frames.Granted(seq)))
 
     def live_output(self, seq: int, stream: str, offset: int, limit: int = 64 * 1024) -> tuple[bytes, int] | None:
         """(what the running task `seq` has written to "stdout" or "stderr" from `offset`, the next offset); as of a `Slot`."""

@@ -23,8 +23,8 @@ from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.tls import ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
 from rmgr.model.cluster.identity import Identity, Role
-from rmgr.model.wire.frames import FrameError, FrameReader, encode
 from rmgr.model.wire.line import MAX_BYTES, Message
+from rmgr.model.wire.stream import FrameError, FrameReader, encode
 
 if TYPE_CHECKING:
     from rmgr.adapters.identity.credentials import Credentials

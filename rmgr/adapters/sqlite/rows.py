@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from rmgr.adapters.store_rules import key_exists, now_ms
 from rmgr.coord.protocol.keys import prefix_end
 from rmgr.coord.protocol.ports import NOTHING
 from rmgr.errors import StoreUnavailable
-
-T = TypeVar("T")
 
 #: Keys in one `IN (...)`.
 KEYS_PER_STATEMENT = 256
@@ -33,10 +31,6 @@ _REPLACE = (
     "ON CONFLICT (key) DO UPDATE SET size = excluded.size, sha256 = excluded.sha256, encoding = excluded.encoding,"
     " expires_ms = excluded.expires_ms, generation = excluded.generation, chunks = excluded.chunks, inline = excluded.inline"
 )
-_TAKE = {
-    n: f"DELETE FROM unreferenced WHERE since_ms > ? AND generation IN ({', '.join('?' * n)}) RETURNING generation"
-    for n in _ROWS_PER_STATEMENT
-}
 _INSERT = {n: f"INSERT INTO manifest ({_COLUMNS}) VALUES {', '.join(['(?,?,?,?,?,?,?,?)'] * n)} {_REPLACE}" for n in _ROWS_PER_STATEMENT}
 
 
@@ -93,10 +87,13 @@ def insert(connection: sqlite3.Connection, rows: list[ManifestRow]) -> None:
     """Writes rows in the order given; an existing key is replaced. One statement for up to `MAX_ROWS` rows.
 
     Each statement gives up the interpreter's lock and has to win it back, which costs 5 ms a time beside a thread that
-    computes: so many rows a statement.
+    computes: so many rows a statement, and the last row repeated up to the next prepared size, which changes nothing.
     """
-    for some in _filled(rows):
-        connection.execute(_INSERT[len(some)], [column for row in some for column in row])
+    for start in range(0, len(rows), MAX_ROWS):
+        some = rows[start : start + MAX_ROWS]
+        size = _ROWS_PER_STATEMENT[bisect_left(_ROWS_PER_STATEMENT, len(some))]
+        some += [some[-1]] * (size - len(some))
+        connection.execute(_INSERT[size], [column for row in some for column in row])
 
 
 def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: Mapping[str, bytes] = NOTHING) -> None:
@@ -138,27 +135,16 @@ class Swept(StoreUnavailable):
     """A sweep may have taken what was being written: it is not committed."""
 
 
-def take_generations(connection: sqlite3.Connection, rows: list[ManifestRow]) -> set[int]:
-    """The files of these rows leave `unreferenced`, before the rows come. Returns generations that a sweep may have taken."""
-    lost = {row.generation for row in rows if row.chunks}
-    for some in _filled(sorted(lost)):
-        lost.difference_update(one for (one,) in connection.execute(_TAKE[len(some)], (now_ms(), *some)).fetchall())
-    return lost
-
-
-def swept(manifest: ManifestRow) -> Swept:
-    """The refusal of a row whose file a sweep may have taken."""
-    return Swept(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
-
-
-def end_upload(connection: sqlite3.Connection, manifest: ManifestRow) -> None:
-    """Makes an uploaded value visible, unless there is one: its generation leaves `unreferenced`, its row comes.
+def end_upload(connection: sqlite3.Connection, manifest: ManifestRow, *, overwrite: bool) -> None:
+    """Makes an uploaded value visible: its generation leaves `unreferenced`, its row comes.
 
     Raises: KeyExists; Swept.
     """
-    refuse_existing(connection, [manifest.key])
-    if take_generations(connection, [manifest]):
-        raise swept(manifest)
+    if not overwrite:
+        refuse_existing(connection, [manifest.key])
+    took = connection.execute("DELETE FROM unreferenced WHERE generation = ? AND since_ms > ?", (manifest.generation, now_ms()))
+    if took.rowcount != 1:
+        raise Swept(f"cannot put {manifest.key!r}: it took so long that its first part was swept away", hint="put it again")
     insert(connection, [manifest])
 
 
@@ -177,14 +163,6 @@ def select_unreferenced(connection: sqlite3.Connection, before_ms: int, limit: i
 def forget_unreferenced(connection: sqlite3.Connection, generations: list[int]) -> None:
     """They are gone."""
     connection.executemany("DELETE FROM unreferenced WHERE generation = ?", [(one,) for one in generations])
-
-
-def _filled(items: list[T]) -> Iterator[list[T]]:
-    """Up to `MAX_ROWS` at a time, the last one repeated up to the next prepared size, which changes nothing."""
-    for start in range(0, len(items), MAX_ROWS):
-        some = items[start : start + MAX_ROWS]
-        size = _ROWS_PER_STATEMENT[bisect_left(_ROWS_PER_STATEMENT, len(some))]
-        yield some + [some[-1]] * (size - len(some))
 
 
 def _marks(keys: list[str]) -> str:

@@ -104,12 +104,12 @@ class ValueFiles:
             raise
         manifest = row._replace(size=size, sha256=digest, encoding=column, generation=generation, chunks=-(-size // CHUNK_BYTES))
         try:
-            if overwrite:
-                self._writer.insert([manifest], deadline, weight_bytes=_ROW_BYTES, doing=doing)
-            else:
-                self._writer.write(
-                    lambda connection: table.end_upload(connection, manifest), deadline, weight_bytes=_ROW_BYTES, doing=doing
-                )
+            self._writer.write(
+                lambda connection: table.end_upload(connection, manifest, overwrite=overwrite),
+                deadline,
+                weight_bytes=_ROW_BYTES,
+                doing=doing,
+            )
         except (KeyExists, table.Swept):  # no sweep knows of this file any more, if one came before it was made
             _remove(path)
             raise  # of other errors it may not be known whether it is committed: then a sweep finds out

@@ -17,11 +17,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from itertools import groupby
 from typing import Any, TypeVar
 
 from rmgr.adapters.sqlite.file import PAGE_BYTES, StoreFile, is_busy
-from rmgr.adapters.sqlite.rows import MAX_ROWS, ManifestRow, insert, swept, take_generations
+from rmgr.adapters.sqlite.rows import MAX_ROWS, ManifestRow, insert
 from rmgr.adapters.store_rules import CallDeadline
 from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 
@@ -90,10 +89,7 @@ class Writer:
         _WRITERS.add(self)
 
     def insert(self, rows: list[ManifestRow], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> None:
-        """Inserts rows, replacing existing ones, and returns when they are durable. The fast way: see `_commit_rows`.
-
-        Raises: Swept for a row whose file a sweep may have taken, and as `write`.
-        """
+        """Inserts rows, replacing existing ones, and returns when they are durable. The fast way: see `_commit_rows`."""
         self.wait(self._enqueue(Write(None, rows, weight_bytes, doing), deadline), deadline)
 
     def write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> T:
@@ -254,10 +250,7 @@ class Writer:
             self._room.wait(0.01)  # the lock may be refused at once: no hot loop
 
     def _is_rows_only(self) -> bool:
-        """One statement does it all: no file is to be named, and nothing to be looked at."""
-        if any(write.run is not None or any(row.chunks for row in write.rows) for write in self._group):
-            return False
-        return sum(len(write.rows) for write in self._group) <= MAX_ROWS
+        return sum(len(write.rows) if write.run is None else MAX_ROWS + 1 for write in self._group) <= MAX_ROWS
 
     def _commit_rows(self, connection: sqlite3.Connection) -> list[_Ended]:
         """Everything in one statement, which is its own transaction.
@@ -273,9 +266,15 @@ class Writer:
         """Ends the open transaction with the writes of `group`; rolls it back when it raises."""
         ended: list[_Ended] = []
         try:
-            for is_insert, some in groupby(group, key=lambda write: write.run is None):
-                writes = list(some)
-                ended += self._inserted(connection, writes) if is_insert else [self._done(connection, write) for write in writes]
+            for write in group:
+                if write.run is None:
+                    insert(connection, write.rows)
+                    ended.append((write, None, None))
+                    continue
+                try:
+                    ended.append((write, write.run(connection), None))
+                except RmgrError as refused:
+                    ended.append((write, None, refused))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -284,23 +283,6 @@ class Writer:
             raise
         self._count_pages(group)
         return ended
-
-    def _inserted(self, connection: sqlite3.Connection, writes: list[Write]) -> list[_Ended]:
-        """Rows of many writes with two statements, however many files they name."""
-        lost = take_generations(connection, [row for write in writes for row in write.rows])
-        ended: list[_Ended] = []
-        for write in writes:
-            gone = next((row for row in write.rows if row.chunks and row.generation in lost), None)
-            ended.append((write, None, swept(gone) if gone is not None else None))
-        insert(connection, [row for write, _, refused in ended if refused is None for row in write.rows])
-        return ended
-
-    def _done(self, connection: sqlite3.Connection, write: Write) -> _Ended:
-        assert write.run is not None
-        try:
-            return write, write.run(connection), None
-        except RmgrError as refused:
-            return write, None, refused
 
     def _commit_one_by_one(self) -> list[_Ended]:
         """The group failed as a whole (a full disk, say): each write gets its own commit and its own error."""

@@ -1,7 +1,7 @@
 """Messages on a node: Starter <-> spawner (control socket) and Starter <-> Python worker (data socket).
 
-A frame is a 4-byte little-endian length and one MessagePack value: a struct as array whose first element is its tag.
-Both ends run the same version of rmgr, so fields may change freely; nothing here is stored.
+Each is a frame (`wire/stream.py`): a struct as array whose first element is its tag. Both ends run the same version of rmgr,
+so fields may change freely; nothing here is stored.
 
 `seq` names one attempt of one task on this node. It is given by the Starter's side, never 0, and grows in the order
 in which work is sent to one spawner or worker: "everything after seq n" is how work is taken back.
@@ -10,14 +10,10 @@ Times named `_us` are microseconds, `started_us` since the epoch; `_ns` are CLOC
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
-
 import msgspec
 
 from rmgr.model.base.states import Reason
 
-#: Largest frame either side accepts; a longer one means a broken stream.
-MAX_FRAME = 64 * 1024 * 1024
 #: Arguments above this travel in a file that the frame names.
 MAX_INLINE_PAYLOAD = 1024 * 1024
 #: A result value above this travels in a spool file that the frame names.
@@ -26,7 +22,6 @@ MAX_INLINE_VALUE = 1024 * 1024
 MAX_INLINE_OUTPUT = 4 * 1024
 #: A function blob up to this rides in every batch that needs it; a larger one is a file.
 MAX_INLINE_FUNCTION = 16 * 1024
-HEADER = 4
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -440,67 +435,3 @@ class Leaving(msgspec.Struct, frozen=True, array_like=True, tag=66):
 
 
 FromWorker = TaskEnds | Skipped | WorkerUp | WorkerRefused | Blocked | Unblocking | Leaving
-
-
-# -- codec --------------------------------------------------------------------------------------------------------------
-
-
-class FrameError(ValueError):
-    """The stream is broken: a frame too long, or one that does not decode."""
-
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(frame: object) -> bytes:
-    """One frame with its header. Raises: FrameError above MAX_FRAME. Cost: O(size)."""
-    buffer = bytearray(HEADER)
-    _encoder.encode_into(frame, buffer, HEADER)
-    if (size := len(buffer) - HEADER) > MAX_FRAME:
-        raise FrameError(f"a frame of {size} bytes is longer than {MAX_FRAME}")
-    buffer[:HEADER] = size.to_bytes(HEADER, "little")
-    return bytes(buffer)
-
-
-F = TypeVar("F")
-
-
-class FrameReader(Generic[F]):
-    """Cuts a byte stream into frames of one direction (`kind`: one of the unions above)."""
-
-    def __init__(self, kind: object) -> None:
-        self._decode = msgspec.msgpack.Decoder(kind).decode
-        self._buffer = bytearray()
-
-    @property
-    def pending(self) -> int:
-        """Bytes of an incomplete frame."""
-        return len(self._buffer)
-
-    def feed(self, data: bytes | memoryview) -> list[F]:
-        """All frames that `data` completes. Raises: FrameError. Cost: O(len(data)) amortised."""
-        buffer = self._buffer
-        if buffer:
-            buffer += data
-        frames: list[F] = []
-        view = memoryview(buffer or data)  # what comes whole is not copied
-        start, end = 0, len(view)
-        try:
-            while end - start >= HEADER:
-                size = int.from_bytes(view[start : start + HEADER], "little")
-                if size > MAX_FRAME:
-                    raise FrameError(f"a frame of {size} bytes is announced, the limit is {MAX_FRAME}")
-                if end - start - HEADER < size:
-                    break
-                start += HEADER
-                frames.append(self._decode(view[start : start + size]))
-                start += size
-        except msgspec.MsgspecError as error:
-            raise FrameError(f"a frame does not decode: {error}") from error
-        finally:
-            view.release()
-        if buffer:
-            del buffer[:start]
-        elif start < end:
-            buffer += data[start:]
-        return frames

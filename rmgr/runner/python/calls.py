@@ -144,11 +144,8 @@ class ResultWriter:
 
     def _spool(self, seq: int, number: int, data: bytes, pickled: bool) -> Value:
         path = os.path.join(self._directory, f"v{seq}.{number}")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            write_whole(fd, data)
-        finally:
-            os.close(fd)
+        with open(path, "wb", buffering=0) as file:
+            write_whole(file.fileno(), data)
         return Value(path=path, size=len(data), pickled=pickled, sha256=_hash(data))
 
 

@@ -33,8 +33,6 @@ from rmgr.model.wire.frames import (
     NO_OUTPUT,
     BatchShape,
     Blocked,
-    FrameError,
-    FrameReader,
     Granted,
     Leaving,
     Output,
@@ -47,8 +45,8 @@ from rmgr.model.wire.frames import (
     Unblocking,
     WorkerRefused,
     WorkerUp,
-    encode,
 )
+from rmgr.model.wire.stream import FrameError, FrameReader, encode
 from rmgr.runner.current import running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment

@@ -198,14 +198,6 @@ def test_each_input_is_read_once_and_each_output_written_once_by_calls_for_many(
     ]
 
 
-def test_large_inputs_travel_as_files(rig: Rig) -> None:
-    rig.start()
-    rig.store.put(keys.named("big"), b"B" * 3_000_000)
-    number = rig.submit(len, keyed=[KeyedPayload(("big",), ("size",))] * 3)
-    assert {outcome.state for outcome in rig.outcomes(number, 3).values()} == {State.COMPLETED}
-    assert rig.spool_is_empty()
-
-
 def test_a_missing_input_key_fails_the_task_and_names_it(rig: Rig) -> None:
     rig.start()
     rig.store.put(keys.named("there"), b"1")

@@ -21,7 +21,7 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import EpochRecord
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command, OnDisconnect
-from rmgr.model.wire import frames
+from rmgr.model.wire import frames, stream
 from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
@@ -352,15 +352,15 @@ def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypa
 def test_what_cannot_be_handed_to_a_worker_ends_alone_and_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.start()
     rig.wait_registered()
-    before = frames.encode
+    before = stream.encode
     poison = b"a payload that no frame bears"
 
     def encode(message: Any) -> bytes:
         if isinstance(message, frames.TaskBatch) and any(item.payload == poison for item in message.items):
-            raise frames.FrameError("a frame of 70 MiB is longer than 64 MiB")
+            raise stream.FrameError("a frame of 70 MiB is longer than 64 MiB")
         return before(message)
 
-    monkeypatch.setattr(frames, "encode", encode)
+    monkeypatch.setattr(stream, "encode", encode)
     refused = rig.submit(lambda _: 1, [poison])
     outcome = rig.outcomes(refused, 1)[0]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.START_FAILED)

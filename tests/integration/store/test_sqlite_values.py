@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rmgr.adapters.sqlite.store import STAGE_BYTES, SqliteStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
+from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, KeyExists, StoreUnavailable
 from tests.harness.store_adapters import flip_bit, pattern, value_file
 
@@ -152,3 +154,83 @@ def test_a_damaged_file_gets_no_second_name(store: SqliteStore, path: Path, tmp_
     with pytest.raises(DataLost):
         store.fetch("k", str(tmp_path / "second"))
     assert not (tmp_path / "second").exists()
+
+
+# -- files that become values ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A file in the directory of the store, as a worker leaves it."""
+    file = tmp_path / "made"
+    file.write_bytes(LARGE)
+    return file
+
+
+def test_a_file_becomes_a_value_without_being_copied(store: SqliteStore, path: Path, made: Path) -> None:
+    digest = hashlib.sha256(LARGE).digest()
+    store.put("replaced", bytes(CHUNK_BYTES + 1))
+    for key, known in (("new", b""), ("replaced", digest)):
+        assert store.adopt(key, str(made), encoding=Encoding.PICKLE, sha256=known) == (len(LARGE), digest)
+        assert store.get(key) == (LARGE, "pickle")
+        file = value_file(path, key)
+        assert file is not None
+        assert file.samefile(made)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o400
+    made.unlink()
+    assert store.get("new") == (LARGE, "pickle")
+    store.sweep()
+    assert len(files(path)) == 2
+
+
+def test_a_file_whose_hash_was_said_wrong_cannot_be_read(store: SqliteStore, made: Path) -> None:
+    store.adopt("k", str(made), sha256=bytes(32))
+    with pytest.raises(DataLost, match="'k'"):
+        store.get("k")
+
+
+def test_a_small_file_and_one_of_another_file_system_are_to_be_put(store: SqliteStore, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.write_bytes(bytes(CHUNK_BYTES))
+    assert store.adopt("small", str(made)) is None
+    made.write_bytes(LARGE)
+    monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid cross-device link")))
+    assert store.adopt("large", str(made)) is None
+    assert store.keys() == []
+    with pytest.raises(FileNotFoundError):
+        store.adopt("none", str(made.with_name("none")))
+
+
+def test_a_file_that_is_exchanged_meanwhile_becomes_no_value(
+    store: SqliteStore, path: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.link
+
+    def exchanged(source: str, *args: Any, **options: Any) -> None:
+        made.with_name("other").write_bytes(LARGE[::-1])
+        made.with_name("other").replace(made)
+        real(source, *args, **options)
+
+    monkeypatch.setattr(os, "link", exchanged)
+    assert store.adopt("k", str(made)) is None
+    assert store.get("k") is None
+    assert files(path) == set()
+
+
+def test_directories_of_its_own_file_system_are_worth_files(store: SqliteStore, tmp_path: Path) -> None:
+    assert store.adopts_above(str(tmp_path)) == CHUNK_BYTES
+    assert store.adopts_above("/proc") is None
+
+
+def test_a_value_that_is_fetched_by_who_compares_it_is_not_read(store: SqliteStore, path: Path, tmp_path: Path) -> None:
+    store.put("k", LARGE)
+    damaged = value_file(path, "k")
+    assert damaged is not None
+    flip_bit(damaged, 7)
+    assert store.fetch("k", str(tmp_path / "here"), is_compared=False) == (None, hashlib.sha256(LARGE).digest())
+    with pytest.raises(DataLost, match="hash differs"):
+        store.fetch("k", str(tmp_path / "there"))
+    damaged.chmod(0o600)
+    os.truncate(damaged, 9)
+    with pytest.raises(DataLost, match="9 of 1,"):
+        store.fetch("k", str(tmp_path / "again"), is_compared=False)
+    assert [name.exists() for name in (tmp_path / "here", tmp_path / "there", tmp_path / "again")] == [True, False, False]

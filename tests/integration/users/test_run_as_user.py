@@ -289,7 +289,8 @@ def forge(path: str, how: str) -> None:
     import gc
     import os as system
 
-    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value, encode
+    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, Value
+    from rmgr.model.wire.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
@@ -304,7 +305,8 @@ def babble(kind: str) -> None:
     import gc
     import os as system
 
-    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra, encode
+    from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra
+    from rmgr.model.wire.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))

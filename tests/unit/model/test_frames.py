@@ -7,15 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.model.base.states import Reason
-from rmgr.model.wire import frames
+from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import (
     BatchShape,
     CommandBatch,
     CommandEnd,
     CommandEnds,
     CommandItem,
-    FrameError,
-    FrameReader,
     Output,
     TaskBatch,
     TaskEnd,
@@ -23,8 +21,8 @@ from rmgr.model.wire.frames import (
     TaskExtra,
     TaskItem,
     Value,
-    encode,
 )
+from rmgr.model.wire.stream import FrameError, FrameReader, encode
 
 TASKS = TaskBatch(
     shape=BatchShape(submission=42, environ={"A": "ü"}),
@@ -80,7 +78,7 @@ def test_frames_arrive_however_the_stream_is_cut(cuts: list[int]) -> None:
 
 def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
     with pytest.raises(FrameError, match="announced"):
-        FrameReader(frames.ToWorker).feed((frames.MAX_FRAME + 1).to_bytes(4, "little"))
+        FrameReader(frames.ToWorker).feed((stream.MAX_FRAME + 1).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x91\x63", b"\x92\x28\x01", b"\x93"])
@@ -96,7 +94,7 @@ def test_a_silent_success_is_small() -> None:
 def test_a_worker_writes_task_ends_by_hand_as_the_codec_would() -> None:
     from rmgr.runner.python.worker import _ends_header
 
-    ends = [encode(end)[frames.HEADER :] for end in ENDS.ends]
+    ends = [encode(end)[stream.HEADER :] for end in ENDS.ends]
     body = b"".join(ends)
     assert FrameReader(frames.FromWorker).feed(_ends_header(len(ends), len(body)) + body) == [ENDS]
 

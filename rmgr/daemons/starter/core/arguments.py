@@ -17,7 +17,7 @@ import msgspec
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
-from rmgr.model.wire.frames import MAX_FRAME
+from rmgr.model.wire.stream import MAX_FRAME
 from rmgr.runtime import machine
 
 #: A row above this is never in memory.
