@@ -3,7 +3,8 @@
 Tried only when everything sent before is final, and with the node that ran the last of it. The block fits that node, which
 shows its idle marker with the commit of the last outcome. Whether the node is still idle the multi itself finds out.
 When it is refused, the block is queued, and the next tries wait longer. When several in a row were taken, a direct line to
-the Starter pays (`submitter/lines.py`). It announces the block while the HAND is on its way. Lives on the Submitter's thread.
+the Starter pays (`submitter/lines.py`). It announces the block while the HAND is on its way, and a keyed one while its output keys
+are claimed: the Starter reads its inputs meanwhile. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ class Handing:
         fits = record.state is NodeState.UP and record.takes_handed
         return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
 
-    def announce(self, multi: Multi) -> None:
-        """Announces a HAND that is on its way to its Starter."""
+    def announce(self, multi: Multi, *, is_early: bool = False) -> None:
+        """Announces a HAND to its Starter: it is on its way, or is_early: will be soon."""
         lines = self._lines
         line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
-            line.send(Hint(self._node, made.path.rpartition("/")[2], made.data))
+            line.send(Hint(self._node, made.path.rpartition("/")[2], made.data, is_early))
 
     def taken(self) -> None:
         """It was committed."""

@@ -203,6 +203,8 @@ class Sender:
 
         def claimed(done: tuple[dict[int, RmgrError], float]) -> None:
             current.refused, took_s = done
+            if current.refused:
+                current.multi = None  # it is made without them
             if took_s < _CLAIM_S / 2:
                 self._claimed_blocks = min(MOST_BLOCKS, 2 * self._claimed_blocks)
             elif took_s > 2 * _CLAIM_S:
@@ -210,6 +212,9 @@ class Sender:
             self._admit()
 
         self._step(loop.io(work), claimed, self._claim)
+        if current.multi is None and (multi := self._multi(current)).name == "HAND":
+            current.multi = multi
+            self._handing.announce(multi, is_early=True)
 
     def _admit(self) -> None:
         current = self._round

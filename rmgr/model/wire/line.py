@@ -8,12 +8,16 @@ import msgspec
 MAX_BYTES = 64 * 1024
 
 
-class Hint(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Client to Starter: a block is being handed to `node`. block: name of its znode. data: what will stand in it."""
+class Hint(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, tag=1):
+    """Client to Starter: a block is being handed to `node`. block: name of its znode. data: what will stand in it.
+
+    is_early: its commit is not on its way yet, for its output keys are being claimed.
+    """
 
     node: str
     block: str
     data: bytes
+    is_early: bool = False
 
 
 class Ahead(msgspec.Struct, frozen=True, array_like=True, tag=2):

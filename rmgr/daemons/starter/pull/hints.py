@@ -1,15 +1,16 @@
 """Hears on direct lines which blocks clients hand over, and tells clients early how these ended (`adapters/rpc/line.py`).
 
-A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced while
-it waits for the answer. Only what was read is run: a hint that is wrong, late or lost changes nothing. The client that
-gave it is told what is committed of the block: the fragment when the COMPLETE goes out, its number once it is committed.
+A hint makes the Starter ask ZooKeeper for the block at once, instead of after a watch; and verify what is announced, and read its
+inputs, while it waits for the answer. An early one, given before the block is committed, has only the latter effect. Only what was
+read from ZooKeeper is run: a hint that is wrong, late or lost changes nothing. The client that gave it is told what is committed of
+the block: the fragment when the COMPLETE goes out, its number once it is committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -114,6 +115,7 @@ class Hints:
         self._read = read
         self._announced: dict[BlockKey, Announced] = {}
         self._asking: set[BlockKey] = set()
+        self._early: set[BlockKey] = set()  #: announced before they are asked for, and not looked at yet
 
     def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
         """On the line's thread: asks before anything else is done. generation: of the registration."""
@@ -123,6 +125,11 @@ class Hints:
             line.close()
             return
         if key.seq != HANDED_SEQ or key in self._asking or len(self._asking) >= _MOST:
+            return
+        if hint.is_early:
+            if key not in self._announced and len(self._announced) + len(self._early) < _MOST:
+                self._early.add(key)
+                self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
             return
         self._asking.add(key)
         asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
@@ -157,7 +164,12 @@ class Hints:
     def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""
         now_s = machine.monotonic()
+        self._early.discard(key)
         self.settle(now_s)
+        known = self._announced.get(key)
+        if known is not None and known.line is line and known.data == data:
+            self._announced[key] = replace(known, until_s=now_s + _KEEP_S)
+            return
         info = self._shared.records.get(key.submission)
         if info is None or len(self._announced) >= _MOST:
             return
