@@ -212,9 +212,10 @@ class Sender:
             self._admit()
 
         self._step(loop.io(work), claimed, self._claim)
-        if current.multi is None and (multi := self._multi(current)).name == "HAND":
-            current.multi = multi
-            self._handing.announce(multi, is_early=True)
+        if current.multi is None:  # signed meanwhile; a node that it is handed to may read its inputs
+            current.multi = self._multi(current)
+            if current.is_handed:
+                self._handing.announce(current.multi, is_early=True)
 
     def _admit(self) -> None:
         current = self._round

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from msgspec.structs import replace as replace_fields
+
+from rmgr.coord.ops.work import HANDED_SEQ
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
@@ -13,9 +19,11 @@ from rmgr.daemons.starter.pull.hints import Hints
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.wire.line import Hint
 
 FUNCTION = "f" * 64
-DATA = encode_block(BlockData(function=FUNCTION, keyed=True, payloads=(encode_keyed(KeyedPayload(("in",), ("out",))),)))
+BLOCK = BlockData(function=FUNCTION, keyed=True, payloads=(encode_keyed(KeyedPayload(("in",), ("out",))),))
+DATA = encode_block(BLOCK)
 
 
 class Stager:
@@ -69,3 +77,47 @@ def test_what_never_comes_or_is_another_one_is_given_back() -> None:
     assert hints.meet(a_key(), b"something else") is None
     hints.reset()
     assert [what for what, _ in stager.told] == ["meet", "forget"]
+
+
+def test_an_early_hint_has_inputs_read_and_asks_for_nothing() -> None:
+    hints, stager, line, asked = listening()
+    early = Hint("n1", paths.block_name(handed(0)), DATA, is_early=True)
+    hints.heard(line, early, 1)
+    hints.heard(line, early, 1)  # said twice it is read once
+    assert [what for what, _ in stager.told] == ["meet"]
+    assert asked == []
+    hints.heard(line, Hint("n1", early.block, DATA), 1)  # its commit is on its way
+    assert asked == [paths.running_block("n1", handed(0))]
+    block = hints.meet(handed(0), DATA)
+    assert stager.told == [("meet", block)], "what was read early is what it begins with"
+
+
+def test_early_hints_of_a_node_are_bounded() -> None:
+    hints, stager, line, asked = listening()
+    for first in range(100):
+        data = encode_block(replace_fields(BLOCK, base=first))
+        hints.heard(line, Hint("n1", paths.block_name(handed(first)), data, is_early=True), 1)
+    assert [what for what, _ in stager.told] == ["meet"] * 8
+    hints.settle(time.monotonic() + 60)
+    assert [what for what, _ in stager.told] == ["meet"] * 8 + ["forget"] * 8
+    assert asked == []
+
+
+def listening() -> tuple[Hints, Stager, Any, list[str]]:
+    """Hints of n1 whose user's line is open, and what they ask ZooKeeper for."""
+    hints, stager = announced(by="ann")
+    hints.reset()
+    stager.told.clear()
+    asked: list[str] = []
+
+    def get(path: str) -> Future[None]:
+        asked.append(path)
+        return Future()
+
+    shared: Any = hints._shared
+    shared.coordinator, shared.post = SimpleNamespace(get=get), lambda call: call()
+    return hints, stager, SimpleNamespace(peer=SimpleNamespace(name="ann"), close=lambda: None), asked
+
+
+def handed(first: int) -> BlockKey:
+    return replace(a_key(first), seq=HANDED_SEQ)
