@@ -231,7 +231,7 @@ BOOK.add(
 BOOK.add(AclRecord, generation=_COUNT, roles=mapping(text(64), many(text(255), 16), 32))
 BOOK.add(SealedSecret, generation=_COUNT, sealed=_SEALED)
 BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
-BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES))
+BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES), is_early=flag)
 BOOK.add(Ahead, serial=_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES))
 BOOK.add(Told, serial=_COUNT, submission=NUMBER, number=_COUNT)
 
