@@ -214,7 +214,7 @@ def stop(session: Session, directory: str | None) -> None:
     state = _find(directory)
     if state is None:
         if directory:
-            raise NotFound(f"there is no cluster in {directory}", hint="rmgr dev status tells where one runs")
+            raise NotFound(f"there is no cluster in {directory}", hint="rmgr dev status shows where one runs")
         if session.json:
             emit({"dir": "", "stopped": False, "killed": []})
         else:
@@ -294,7 +294,7 @@ def _process(name: str, directory: str | None) -> tuple[DevState, DevProcess]:
     """A cluster and its process of that id. Raises NotFound."""
     state = _find(directory)
     if state is None:
-        raise NotFound(f"there is no cluster in {directory or 'the default directory'}", hint="rmgr dev status tells where one runs")
+        raise NotFound(f"there is no cluster in {directory or 'the default directory'}", hint="rmgr dev status shows where one runs")
     for process in state.processes:
         if process.id == name:
             return state, process

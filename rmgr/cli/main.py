@@ -166,13 +166,13 @@ def _nothing_is_left() -> bool:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Carries out one command line and returns its exit code; what goes wrong is told on stderr or as JSON."""
+    """Carries out one command line and returns its exit code; what goes wrong is reported on stderr or as JSON."""
     if "_RMGR_COMPLETE" in os.environ:
         from click.shell_completion import shell_complete
 
         return shell_complete(cli, {}, "rmgr", "_RMGR_COMPLETE", os.environ["_RMGR_COMPLETE"])
     if not {*SECTIONS["Daemons"], "dev"}.intersection(argv):
-        # gRPC's own words about failed handshakes are for the logs of daemons; people are told by the error. Read at its import.
+        # gRPC's own words about failed handshakes are for the logs of daemons; people see the error. Read at its import.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     session = Session()
     try:

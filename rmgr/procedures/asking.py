@@ -28,7 +28,7 @@ from rmgr.runtime import machine
 _Request = TypeVar("_Request", CancelRequest, StopRequest)
 _Answer = TypeVar("_Answer")
 _NO_LEADER = DeadlineExceeded(
-    "no leader has answered in time: it cancels the tasks as soon as one leads", hint="rmgr status tells whether a WatchDog leads"
+    "no leader has answered in time: it cancels the tasks as soon as one leads", hint="rmgr status shows whether a WatchDog leads"
 )
 #: Ranges in one request: far below what a znode holds.
 _RANGES = 500
@@ -117,7 +117,7 @@ def _wait(coordinator: Coordinator, request: _Request, path: str, deadline_s: fl
         left_s = _left_s(deadline_s, slow)
         found = coordinator.get(path, watch=changed.set, timeout_s=left_s).result(left_s + 1)
         if found is None:
-            raise CoordinationUnavailable("the answer of the leader is gone", hint="rmgr tasks ID tells what has happened")
+            raise CoordinationUnavailable("the answer of the leader is gone", hint="rmgr tasks ID shows what has happened")
         answer = validity.decode(found.data, type(request), path)
         if answer.answered:
             return answer

@@ -103,7 +103,7 @@ def check_same(found: Meta | None, cluster_id: str) -> Meta:
     """What was found, for who was here before. Raises WrongCluster when ZooKeeper holds another cluster by now, or none."""
     if found is None or found.cluster_id != cluster_id:
         told = "was wiped" if found is None else f"belongs to cluster {found.cluster_id} now"
-        raise WrongCluster(f"ZooKeeper {told}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor tells more")
+        raise WrongCluster(f"ZooKeeper {told}; cluster {cluster_id} was there", hint="restore its data; rmgr doctor reports more")
     return found
 
 

@@ -137,5 +137,5 @@ def _committed(coordinator: Coordinator, multis: list[tuple[Multi, list[int]]], 
 def _left(deadline_s: float) -> float:
     left = deadline_s - machine.monotonic()
     if left <= 0:
-        raise DeadlineExceeded("the tasks could not be cancelled in time", hint="rmgr tasks ID tells which ones were")
+        raise DeadlineExceeded("the tasks could not be cancelled in time", hint="rmgr tasks ID shows which ones were")
     return left

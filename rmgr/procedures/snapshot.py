@@ -163,7 +163,7 @@ def read_whole(
         if again is None:
             raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
         if again.version == done.version:
-            return paged, fragments  # they are gone for good: what is there is told
+            return paged, fragments  # they are gone for good: what is there is returned
         done = again
 
 

@@ -10,7 +10,7 @@ from rmgr.model.base.version import Release
 from rmgr.model.cluster.node import Meta
 
 #: What to do where the tree of a known cluster is not there.
-WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor tells more"
+WIPED = "ZooKeeper was wiped, or it is another one: restore its data, or give rmgr a new data store; rmgr doctor reports more"
 
 #: What to do where the data store of a known cluster holds nothing.
 EMPTIED = (

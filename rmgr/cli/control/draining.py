@@ -30,7 +30,7 @@ _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
     exits=f"{_EXITS} (then none of several is drained); with --migrate: 1 a job stays there (it says why), 6 not known within --timeout",
 )
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
-@click.option("--reason", metavar="TEXT", default="", help="told to those who ask why nothing runs there")
+@click.option("--reason", metavar="TEXT", default="", help="shown to users who ask why nothing runs there")
 @click.option("--migrate", is_flag=True, help="placed jobs there are asked to save their state, and go on elsewhere; waits for them")
 def drain(session: Session, nodes: tuple[str, ...], reason: str, migrate: bool) -> None:
     """Lets nodes finish what they have and take nothing new. Drained again, the reason is replaced."""

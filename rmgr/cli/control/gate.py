@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rmgr.procedures.control import Changed
 
 _EXITS = """\
-0 ok (what had ended already is told, and no error), 2 usage, 3 no such id, 4 not yours,
+0 ok (what had ended already is listed, and is no error), 2 usage, 3 no such id, 4 not yours,
 5 ZooKeeper cannot be reached"""
 
 #: What one command does to one submission: (reach, number, timeout in s).
@@ -44,7 +44,7 @@ Change = Callable[["ControlReach", int, float], "Changed"]
     exits=_EXITS,
 )
 @click.argument("selectors", nargs=-1, metavar="[SELECTOR]...")
-@click.option("--reason", metavar="TEXT", default="", help="told by show and explain")
+@click.option("--reason", metavar="TEXT", default="", help="shown by show and explain")
 @filter_options
 def cancel(session: Session, selectors: tuple[str, ...], reason: str, chosen: Filter) -> None:
     """Ends work: what waits ends at once, what runs is killed (SIGTERM, then SIGKILL)."""
@@ -95,7 +95,7 @@ def cancel_targets(session: Session, targets: Sequence[Target], *, reason: str) 
 
 
 def _order_kill(session: Session, number: int, reason: str) -> None:
-    """Without a leader nobody else tells the Starters: the orders that it would give."""
+    """Writes the orders that a leader would give to the Starters, while there is none."""
     from rmgr.coord.ops.leader import order
     from rmgr.coord.protocol import paths
     from rmgr.model.base.states import Reason

@@ -55,7 +55,7 @@ COLUMNS = (
     rmgr limits -o +where,advice
     rmgr limits ann                       for an operator
     rmgr limits --json | jq '.limits[] | select(.refused > 0)'""",
-    exits="0 ok, 4 of others only operators are told, 5 ZooKeeper or the gateway cannot be reached",
+    exits="0 ok, 4 only operators see those of others, 5 ZooKeeper or the gateway cannot be reached",
 )
 @click.argument("user", required=False, default="")
 @table_options

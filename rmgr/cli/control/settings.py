@@ -51,7 +51,7 @@ _MOST = 10**12
 _SUFFIXES = ("_us", "_bytes")
 #: Units of durations, the largest that fits first.
 _UNITS = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"))
-#: The longest that a row of the data store may be told to live (Cassandra's limit is 20 years).
+#: The longest that a row of the data store may be given to live (Cassandra's limit is 20 years).
 _MAX_ROW_US = 19 * 365 * 24 * 3_600_000_000
 
 
@@ -67,7 +67,7 @@ def read_settings_file(path: Path) -> ClusterSettings:
 
 
 def parse_settings(text: str, name: str) -> ClusterSettings:
-    """Settings from TOML text; `name` is told in errors. Raises ConfigError."""
+    """Settings from TOML text; `name` is named in errors. Raises ConfigError."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -171,7 +171,7 @@ def zookeeper_servers(session: Session) -> Checks:
     for look in looks:
         name = f"zookeeper {look.server}"
         if look.finding is not ServerFinding.SERVES:
-            fix = fixes.get(look.finding, "is it running? its log tells; several servers: a quorum of them must run")
+            fix = fixes.get(look.finding, "is it running? see its log; several servers: a quorum of them must run")
             yield CheckResult(name=name, ok=look.finding is ServerFinding.ANSWERS, detail=look.what, fix=fix)
             continue
         version = look.fact("Zookeeper version:").split("-", 1)[0].split(",", 1)[0]
@@ -192,7 +192,7 @@ _DIVERGED_FIX = (
 
 
 def _measured(name: str, server: str, tls: ssl.SSLContext | None, *, is_secured: bool = False) -> Checks:
-    """What a server tells of itself beyond `srvr`; to others, too."""
+    """Checks what a server reports of itself beyond `srvr`, and to whom."""
     from rmgr.adapters.zookeeper.wire import four_letter
     from rmgr.errors import Unavailable
 
@@ -295,7 +295,7 @@ _STORE_FIX = (
 )
 
 
-_READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? its log tells"
+_READ_ONLY_FIX = "it answers, and takes no writes: are the user's rights (MODIFY) and its disks in order? see its log"
 
 
 def _driver() -> CheckResult:

@@ -55,7 +55,7 @@ def _scores() -> CheckResult:
 
 
 def judged(status: str, score: str) -> CheckResult:
-    """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc tells of this process."""
+    """Whether a Starter that is root keeps work among the OOM killer's first choices. status, score: as /proc has them for this process."""
     held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
     if held >> _SYS_RESOURCE & 1:
         return CheckResult(name="oom scores", ok=True, detail="work goes before daemons when memory runs out")

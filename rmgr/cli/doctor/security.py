@@ -45,7 +45,7 @@ def credentials(session: Session) -> Iterator[CheckResult]:
 def talkative(name: str, words: set[str]) -> Iterator[CheckResult]:
     """A server that answers more four-letter words than rmgr needs: addresses of clients and paths on its disk, to whoever asks."""
     if words:
-        detail = f"tells everybody who reaches it about itself and its clients ({', '.join(sorted(words))})"
+        detail = f"shows itself and its clients to everybody who reaches it ({', '.join(sorted(words))})"
         yield CheckResult(name=f"{name} words", ok=True, detail=detail, fix="4lw.commands.whitelist=srvr in zoo.cfg: rmgr needs no other")
 
 

@@ -21,7 +21,7 @@ from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import PolicyView, QueueView, StatusView
 
 _EXITS = "0 ok, 3 no such node, 5 ZooKeeper cannot be reached"
-#: Where what `status` tells begins.
+#: Where the answer of `status` begins.
 _INDENT = 11
 
 

@@ -101,13 +101,13 @@ def _wanted(selectors: tuple[str, ...]) -> set[int]:
         raise UsageError("purge comes right after history", hint="rmgr history purge --older-than 90d --json")
     selection = parse(selectors)
     if selection.tasks or selection.every or selection.last:
-        raise UsageError("history is told by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")
+        raise UsageError("history is listed by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")
     ranged = {array.index_at(i) for array in selection.ranges for i in range(len(array))}
     return set(selection.ids) | ranged
 
 
 def _newest_first(session: Session, user: str | None):  # type: ignore[no-untyped-def]
-    """Ended work that is still in memory, then what the store tells, each submission once."""
+    """Ended work that is still in memory, then what the store has, each submission once."""
     told: set[int] = set()
     try:
         recent = [job for job in session.query().jobs(ended=True, user=user or "") if job.state.is_final]

@@ -20,7 +20,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.views import JobView, TaskView
 
 _TASK_PAGE = 10_000
-#: The leader tells of so many at once (`adapters.rpc.MAX_JOBS_PER_REPLY`).
+#: The leader answers for so many at once (`adapters.rpc.MAX_JOBS_PER_REPLY`).
 _MOST_JOBS = 3000
 
 
@@ -50,7 +50,7 @@ def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bo
         else:
             table(found, columns.job_columns(now_us()), layout)
             if len(found) >= _MOST_JOBS:
-                session.note(f"the newest {_MOST_JOBS} are shown; rmgr history tells of ended ones, ids and filters of others")
+                session.note(f"the newest {_MOST_JOBS} are shown; see ended ones with rmgr history, others with ids or filters")
             if not found and not watch:
                 session.note("nothing waits or runs" + ("" if ended else "; -a shows what has ended, -A everyone's"))
 

@@ -33,7 +33,7 @@ _LONGEST_S = 60.0
 
 
 def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
-    """Tries every law and tells what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
+    """Tries every law and reports what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
     make, drawn = _loaded(name, params)
     if all(getattr(stage.policy, "for_calls", False) for stage in make()):
         report = calls_laws.check(make, worlds=worlds, seed=seed)
@@ -48,7 +48,7 @@ def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int
             drawn=drawn,
             on_progress=lambda done: display.update(Counts(total=worlds, final=done)),
         )
-    if report.is_lawful:  # tried last: a policy that breaks another law tells nothing here
+    if report.is_lawful:  # tried last: a policy that breaks another law shows nothing here
         report = replace(report, findings=(*report.findings, _hashes(name, params, min(worlds, MOST_HASHED), seed)))
     _conclude(session, report, name, params)
 

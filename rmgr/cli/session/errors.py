@@ -21,7 +21,7 @@ _MOST_TOLD = 1500
 
 
 class WorkEnded(Exception):
-    """A command ends with this exit code and has told everything already (the work's own code, mostly)."""
+    """A command ends with this exit code and has reported everything already (the work's own code, mostly)."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -77,7 +77,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         told = {"code": code, "message": message, "hint": hint}
         try:
             sys.stdout.write(json.dumps({"schema": "rmgr/1", "error": told | ({"token": token} if token else {})}) + "\n")
-        except OSError:  # a full disk behind stdout: then at least people are told
+        except OSError:  # a full disk behind stdout: then at least people see it
             _tell(message, hint, verbose=verbose)
     else:
         _tell(message, hint or (f"send it again, safely: --token {token}" if token else ""), verbose=verbose)
@@ -104,7 +104,7 @@ def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - o
     from rmgr.cli.display.render import folded, paint, printable
 
     if not sys.stdout.closed:
-        with suppress(OSError):  # `flush` tells
+        with suppress(OSError):  # `flush` reports it
             sys.stdout.flush()
     sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {folded(printable(message), sys.stderr, begin=6, indent=6)}\n")
     for line in hint.splitlines():
@@ -129,7 +129,7 @@ def _excerpt(error: UnicodeEncodeError) -> str:
 
 
 def _clipped(text: str) -> str:
-    """What was typed is told back, but not the whole of a large file that was pasted by mistake."""
+    """What was typed is repeated, but not the whole of a large file that was pasted by mistake."""
     return text if len(text) <= _MOST_TOLD else f"{text[: _MOST_TOLD * 2 // 3]} [...] {text[-_MOST_TOLD // 3 :]}"
 
 

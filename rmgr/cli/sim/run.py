@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmgr.sim.runs.experiment import Experiment
     from rmgr.sim.workload.jobs import Workload
 
-#: Measures that are told when they are not 0.
+#: Measures that are printed when they are not 0.
 _HAPPENED = {
     "jobs_failed": "jobs failed",
     "jobs_cancelled": "jobs cancelled",
@@ -145,7 +145,7 @@ def run(
         penalty_us=penalty,
         configure=policy_files.load,
     )
-    experiment.check()  # a wrong name is told before a long trace is read
+    experiment.check()  # a wrong name is refused before a long trace is read
     for place in (out, record):
         if place is not None:
             refuse_existing(place)

@@ -138,7 +138,7 @@ def sweep(
         for seed in seeds
     )
     for experiment in experiments[:: len(seeds)]:
-        experiment.check()  # a wrong name, and a wrong event, is told before anything runs
+        experiment.check()  # a wrong name, and a wrong event, is refused before anything runs
     if not is_model(source):
         experiments[0].workload()  # a trace that cannot be used, too
     versions = (("rmgr", rmgr_version()), ("python", platform.python_version()))

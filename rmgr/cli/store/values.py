@@ -188,7 +188,7 @@ def shown(key: str) -> str:
 
 
 def parts_of(source: Path) -> Iterator[bytes]:
-    """The bytes of a file, or of stdin for `-`; opened at once, so that a missing file is told before anything is done."""
+    """The bytes of a file, or of stdin for `-`; opened at once, so that a missing file is reported before anything is done."""
     if str(source) == "-":
         if sys.stdin.isatty():
             sys.stderr.write("rmgr: reading the value from the terminal; Ctrl-D ends it\n")

@@ -75,7 +75,7 @@ def wait(session: Session, selectors: tuple[str, ...], progress: bool, chosen: F
 def until_ended(
     session: Session, follow: Follow, *, progress: bool, on_end: Callable[[FollowedEnd], None] = lambda _: None, title: str = ""
 ) -> None:
-    """Waits for all that is followed; tells when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
+    """Waits for all that is followed; reports when ZooKeeper goes away. Raises DeadlineExceeded, KeyboardInterrupt."""
     from rmgr.client.progress import Counts, ProgressDisplay
 
     patience_s: float | None = time.monotonic() + PATIENCE_S

@@ -60,7 +60,7 @@ class Authenticity:
             return signer
         who = signer.identity
         if who.role is not Role.STARTER:
-            return f"it was signed by {who.role} {who.name}, and only Starters tell how tasks ended"
+            return f"it was signed by {who.role} {who.name}, and only Starters report how tasks ended"
         statement = fragment_statement(fragment, cluster_id=self._cluster_id, submission=submission, data=data)
         if not signer.verify(fragment.seal.signature, statement):
             return f"it is not what Starter {who.name} signed"

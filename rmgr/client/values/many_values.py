@@ -1,6 +1,6 @@
 """Many values by name in few round trips: put, read and deleted in steps of bounded size, each with its owner as a single one.
 
-A step that cannot be done whole for some of its keys falls back to them one by one, which tells cases apart (`client/values/stored.py`).
+A step that cannot be done whole for some of its keys falls back to them one by one, which distinguishes the cases (`client/values/stored.py`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _put(values: StoredValues, given: Mapping[str, bytes], encoding: Encoding, *
                 values.check_writable(keys.user_key(row), about)
             if not overwrite:
                 raise
-            for row, data in free:  # somebody has come between: what it is now is told one by one
+            for row, data in free:  # somebody has come between: what it is now is found one by one
                 values.put_row(keys.user_key(row), encoding, data, overwrite=True, timeout=timeout)
     if there:
         values.write_rows([(row, rows[row]) for row in there], encoding, overwrite=True, owners=owners, timeout=timeout)
