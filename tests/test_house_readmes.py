@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,9 +60,9 @@ def test_the_map_names_every_package() -> None:
 
 # -- plain English --------------------------------------------------------------------------------------------------------------
 
-#: Words of a sentence, in READMEs and documents for users; what stands in backticks is one word.
+#: Words of a sentence in a document; what stands in backticks is one word.
 MOST_WORDS = 25
-PLAIN = sorted({*READMES, "rmgr/docs/cli.md", "rmgr/docs/guide.md", "rmgr/docs/policies.md"})
+PLAIN = sorted(str(path.relative_to(ROOT)) for path in files(".md"))
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -82,6 +83,31 @@ def test_sentences_are_short(name: str) -> None:
 def test_a_long_sentence_is_found_and_code_is_not_counted() -> None:
     long = " ".join(["word"] * (MOST_WORDS + 1))
     assert list(sentences(f"Short. {long}.\n\n```\n{long}\n```\n\n| {long} |\n")) == ["Short.", f"{long}.", ""]
+
+
+#: A user, a process and a reader are "the user", "it" and "they"; names of tests and people are in backticks, or are names.
+_SOMEBODY = re.compile(r"\b(he|his|him|himself|she|hers?|herself)\b", re.IGNORECASE)
+#: Ann is the user of the examples.
+_ANNS = re.compile(r"her work ends now")
+
+
+@pytest.mark.parametrize("path", sorted(files(".md")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_speak_of_users_and_they(path: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert [line for line in text.splitlines() if _SOMEBODY.search(line)] == []
+
+
+def test_first_lines_and_texts_for_users_speak_of_users_and_they() -> None:
+    found = [f"{shown(path, line)} {text}" for path in sources() for line, text in _first_lines(tree_of(path)) if _SOMEBODY.search(text)]
+    for path in sources():
+        docstrings = {id(node.value) for node in ast.walk(tree_of(path)) if isinstance(node, ast.Expr)}
+        found += [
+            f"{shown(path, node.lineno)} {node.value}"
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+            if _SOMEBODY.search(_ANNS.sub("", node.value))
+        ]
+    assert found == []
 
 
 #: Openings that make a first line a riddle: it says what the thing does or is ("Maps a caller's certificate to a user").

@@ -112,13 +112,13 @@ def check_exposure(credentials: Credentials | None, *, listen: str, metrics: str
         return
     if not is_loopback(listen):
         raise ConfigError(
-            f"--listen {listen}: other machines reach this daemon there, and nobody is asked who he is",
+            f"--listen {listen}: other machines reach this daemon there, and nobody has to prove an identity",
             hint="listen on 127.0.0.1, name credentials with [security] dir (rmgr admin init makes them), "
             "or type --insecure where everybody on the network may do anything",
         )
     if not is_loopback(metrics):
         raise ConfigError(
-            f"--metrics {metrics}: other machines read them there, and nobody is asked who he is",
+            f"--metrics {metrics}: other machines read them there, and nobody has to prove an identity",
             hint="serve them on 127.0.0.1, name credentials with [security] dir (then TLS is spoken, and a certificate asked for), "
             "or type --insecure where everybody on the network may read the names of nodes and queues",
         )

@@ -235,7 +235,7 @@ class Wrapped:
 
 
 class Doorkeeper(grpc.ServerInterceptor):
-    """Lets a call through when `METHODS` has it for the caller's role, and he was not revoked; ends his streams when he is.
+    """Lets a call through when `METHODS` has it for the caller's role, and the caller was not revoked; ends open streams on revocation.
 
     Args:
         cluster: the trust domain that certificates must name. is_revoked: told a key_id.

@@ -118,7 +118,7 @@ class WaitingRoom:
 
 
 class Requests(grpc.ServerInterceptor):
-    """Stands between who looks at the caller and who counts what he does. Args: threads: of the server; an eighth of them waits."""
+    """Stands between the look at the caller and the count of its calls. Args: threads: of the server; an eighth of them waits."""
 
     def __init__(self, threads: int, most_s: float = REQUEST_S) -> None:
         self._room = WaitingRoom(max(1, threads // 8), most_s)

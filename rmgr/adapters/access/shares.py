@@ -1,4 +1,4 @@
-"""Places in a server that its users share: none of them may have them all, however many he asks for or does not give back."""
+"""Places in a server that its users share: none may have them all, however many one asks for or does not give back."""
 
 from __future__ import annotations
 

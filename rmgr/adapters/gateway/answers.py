@@ -34,7 +34,7 @@ def refused(kind: str) -> Future[Any]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCommit:
-    """A change that a client may make. then: called when it has been made, before he is told; met: with the conflict otherwise.
+    """A change that a client may make. then: called when it has been made, before the answer; met: with the conflict otherwise.
     Both must not block."""
 
     multi: Multi

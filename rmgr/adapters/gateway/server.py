@@ -50,7 +50,7 @@ _LOOK_S = 0.5
 
 
 class GatewayPort(Protocol):
-    """Decides for the daemon, and counts. Called on threads of the server. caller: who the client is, as his certificate says."""
+    """Decides for the daemon, and counts. Called on threads of the server. caller: who the client is, as its certificate says."""
 
     endpoint: str
     store: Store

@@ -25,7 +25,7 @@ _INHERITED = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A local user. groups: all of his groups, the first one too."""
+    """A local user. groups: all of the user's groups, the first one too."""
 
     name: str
     uid: int

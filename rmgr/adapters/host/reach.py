@@ -1,4 +1,4 @@
-"""Finds what keeps a user from a file: the directory that is closed to his account, and the command that opens it.
+"""Finds what keeps a user from a file: the directory that is closed to the user's account, and the command that opens it.
 
 Looked at with his rights (`acting`), so groups and access lists count as they do for the kernel.
 """

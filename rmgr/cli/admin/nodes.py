@@ -115,7 +115,7 @@ def identities(session: Session, authority: str | None) -> None:
     examples="""\
     rmgr admin revoke n4 --reason 'stolen'
     rmgr admin revoke ann --role user
-    rmgr admin revoke ann --work cancel        # also later: her keys are revoked already, her work ends now
+    rmgr admin revoke ann --work cancel        # also later: ann's keys are revoked already, her work ends now
     rmgr admin revoke 5f0c2b61c0ffee00c0ffee00c0ffee00      # one key""",
     exits=_EXITS,
 )

@@ -1,4 +1,4 @@
-"""The look of `rmgr doctor` at what holds work in its bounds on this machine, and what it is not kept from where the system cannot."""
+"""Checks for `rmgr doctor` what holds work in its bounds on this machine, and from what nothing keeps it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Many values by name in few round trips: put, read and deleted in steps of bounded size, each with its owner as a single one.
 
-A step that cannot be done whole for some of its keys falls back to them one by one, which distinguishes the cases (`client/values/stored.py`).
+A step that cannot be done whole for some of its keys falls back to them one by one (`client/values/stored.py`).
 """
 
 from __future__ import annotations

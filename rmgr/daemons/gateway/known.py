@@ -192,5 +192,5 @@ class KnownToCaller:
         key_id, written = self._cluster.certified(pem)
         mine = self._caller.identity
         if mine is None or not mine.key_id or key_id != mine.key_id:
-            raise PermissionDenied("IDENTIFY: that is not the certificate of your own key", hint="everybody publishes his own")
+            raise PermissionDenied("IDENTIFY: that is not the certificate of your own key", hint="every gateway publishes its own")
         return key_id, written

@@ -52,7 +52,7 @@ class QuotaRoom:
             usable = most - most // _OF_DAEMONS
             is_little = has + more <= usable // _LITTLE
             if more > 0 and most > 0 and taken + more > (usable if is_little else usable - usable // _KEPT):
-                return f"of {most} {what} below {place} {taken} are used, he has {has} and wants {more} more"
+                return f"of {most} {what} below {place} {taken} are used, this user has {has} and wants {more} more"
         return ""
 
     def add(self, place: str, new: Quota) -> None:

@@ -1,4 +1,4 @@
-"""The data store as one client of a gateway may use it: values by name have owners (`decisions/ownership.py`), whatever his program does.
+"""The data store as one client of a gateway may use it: values by name have owners (`decisions/ownership.py`), whatever it does.
 
 Everything but `name/`, `share/`, `final/` and `led/` passes through: `submitter_rows` has said before what he may do there. What
 he puts is his own and carries his own deed; a free name is taken in one step with the look whether it is free.

@@ -1,4 +1,4 @@
-"""From who calls, as his certificate says, to what he may, and what is written down where he may not: for leader, Starters, gateways."""
+"""Maps a caller's certificate to a person and permissions, and logs what was refused: for leader, Starters and gateways."""
 
 from __future__ import annotations
 

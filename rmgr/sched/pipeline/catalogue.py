@@ -85,7 +85,7 @@ POLICIES: Mapping[str, Entry] = {
     "priority": Entry(policy=HeadBlocking, summary="the jobs' own priority; the head blocks", preset={"order": "priority"}),
     "fair_share": Entry(
         policy=HeadBlocking,
-        summary="whose account, then who himself, has used least of his share; the head blocks",
+        summary="whose account, then whose user, has used least of its share; the head blocks",
         preset={"order": "fair_share"},
     ),
     "first_fit": Entry(policy=FirstFit, summary="every waiting job that fits starts, in order of arrival; large ones may starve"),

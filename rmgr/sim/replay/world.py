@@ -1,4 +1,4 @@
-"""A recorded run as a workload, a machine and events, so that another policy can be tried on it, and as a result to compare with.
+"""A recorded run as a workload, a machine and events that another policy can be tried on, and as a result to compare with.
 
 Jobs that had not ended when the log did are left out: nobody knows how long they run. A job that moved counts with all the work it kept.
 Nodes that were drained or failed, windows, limits and cancellations happen again at their times.

@@ -1,4 +1,4 @@
-"""Keeps the lists of names that wait in place queues and stand on nodes, and says which of them may have changed since the last turn."""
+"""Keeps the lists of names that wait in place queues and stand on nodes. Says which of them may have changed since the last turn."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ArgumentsPiece:
 
 
 class OwnPiece(ArgumentsPiece):
-    """A part of a file of the user whose work it is: he reads it himself, and the Starter, who need not believe it any more, never does."""
+    """A part of a file that belongs to the user of the work, whose workers read it; the Starter, which cannot trust it, never does."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Looks, as the user, whether his work can run on this node, before any of it is claimed; else names what is closed to him.
+"""Checks with a user's rights whether the user's work can run on this node, before any of it is claimed; else names what is closed.
 
 Without this his slots would die again and again, for their spawners cannot even load. A refusal is published with the node's
 troubles (`starter/health/trouble.py`). What the node has of the user's work goes back to its queue, and is taken again seconds after

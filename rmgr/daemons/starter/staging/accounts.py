@@ -54,7 +54,7 @@ def runs_as_user(security: SecurityConfig, *, euid: int) -> bool:
             raise ConfigError('[security] run_as = "user" takes a Starter that is root', hint='start it as root, or say run_as = "self"')
         case "user" if not security.dir:
             raise ConfigError(
-                '[security] run_as = "user" takes a secured cluster: nobody proves who he is in an open one',
+                '[security] run_as = "user" takes a secured cluster: in an open one nobody proves an identity',
                 hint='name the credentials, [security] dir = DIR, or say run_as = "self"',
             )
         case "user":

@@ -333,7 +333,7 @@ class Stager:
         if short is None and now_s > self._logged_s + _LOGGED_S:
             self._logged_s = now_s
             why = "staged files fill their room on this node's disk ([starter] staging_cap_bytes)"
-            why = f"staged files of {user} fill his room on this node's disk ([starter] staging_cap_user_bytes)" if user else why
+            why = f"staged files of {user} fill that user's room on this node's disk ([starter] staging_cap_user_bytes)" if user else why
             limit = self._room.cap_user_bytes if user else self._room.cap_bytes
             self._log.warning("staging_waits", task_id=f"{block.key.submission}_{index}", why=why, limit=limit)
         if short is None or place <= (order.get(short.block, len(order)), short.index):

@@ -96,7 +96,7 @@ CLAIMS = (
 
 
 def judged(runs: Runs, loads: Sequence[Fraction], seeds: Sequence[int]) -> tuple[list[PaperCheck], Table]:
-    """Each claim as a check (the share of seeds in which it holds, a row for each queue and load), and a table of every verdict."""
+    """Judges each claim: a check with the share of seeds in which it holds, a row for each queue and load; and a table of every verdict."""
     checks: list[PaperCheck] = []
     rows: list[tuple[str | int | float | None, ...]] = []
     letters: Counter[str] = Counter()
