@@ -146,7 +146,7 @@ def test_no_daemon_listens_to_the_network_unguarded(cluster: DevCluster, tmp_pat
     unguarded = shell(cluster, tmp_path, "", RMGR_INSECURE="1")  # must be typed: a variable is no word
     for options in (("--listen", "0.0.0.0:0"), ("--metrics", "0.0.0.0:0")):
         ended = unguarded(role, *options)
-        assert (ended.code, "--insecure" in ended.err, "nobody is asked" in ended.err) == (2, True, True), ended
+        assert (ended.code, "--insecure" in ended.err, "nobody has to prove an identity" in ended.err) == (2, True, True), ended
 
 
 def test_a_guarded_daemon_shows_its_measurements_to_other_machines_by_tls_only(cluster: DevCluster, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_loopback_needs_no_word(listen: str) -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:7071", "[::]:7071", "10.0.0.5:7071", "gate.example:7071", ":7071"])
 def test_anywhere_else_needs_insecure_to_be_typed(listen: str) -> None:
     for listens, metrics in ((listen, "127.0.0.1:0"), ("127.0.0.1:0", listen)):
-        with pytest.raises(ConfigError, match="nobody is asked") as caught:
+        with pytest.raises(ConfigError, match="nobody has to prove an identity") as caught:
             check_exposure(None, listen=listens, metrics=metrics, insecure=False)
         assert "--insecure" in caught.value.hint
     check_exposure(None, listen=listen, metrics=listen, insecure=True)

@@ -57,7 +57,7 @@ def test_the_last_of_a_quota_is_for_those_who_have_little_of_it() -> None:
     world = Filled(1_600_000)
     world.room.refresh()
     assert 1_100_000 < world.fill("mallory", 9_800) * 10_000 <= 1_125_000
-    assert "who have less in it than mallory: of 1600000 bytes below /queues 1120000 are used, he has 1120000" in world.said
+    assert "who have less in it than mallory: of 1600000 bytes below /queues 1120000 are used, this user has 1120000" in world.said
     assert [world.fill(f"u{number}", 800) for number in range(15)] == [23] * 15
     assert world.there < 1_500_000
     world.use.check("ann", waits(800))
