@@ -183,7 +183,7 @@ def read_work(
         ignore_sbatch: run a script with #SBATCH lines without them.
     Raises: UsageError naming option, or file and line of a directive.
     """
-    if not words:
+    if not words or not words[0]:  # "" is what a shell makes of "$UNSET"
         raise UsageError("there is nothing to run", hint=f"{ctx.command_path} -- CMD ARGS..." + (", or a script" if script else ""))
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):

@@ -104,6 +104,9 @@ def test_output_files_are_written_on_the_node(sh: Shell) -> None:
     ("words", "code", "told"),
     [
         (["submit"], 2, "nothing to run"),
+        (["submit", ""], 2, "nothing to run"),
+        (["submit", "-n", "2", "--", ""], 2, "nothing to run"),
+        (["run", "--", "", "x"], 2, "nothing to run"),
         (["submit", "nope.sh"], 2, "no script nope.sh"),
         (["submit", "-q", "defualt", "--", "true"], 3, "did you mean 'default'"),
         (["submit", "-c", "99", "--", "true"], 2, "the largest node"),
