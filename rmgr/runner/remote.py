@@ -37,7 +37,8 @@ class _Travelling:
 class _Uncalled:
     """Pickles as an exception of the same class, arguments and attributes, whose constructor is not called when it is built again.
 
-    What builds it is Python's own (`__new__` of its built-in base): clients of any release can read it.
+    What builds it is Python's own (`__new__` of its built-in base): clients of any release can read it. Exceptions among its arguments,
+    as those of a group, travel in the same way where they need it.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -46,7 +47,29 @@ class _Uncalled:
     def __reduce__(self) -> tuple[object, ...]:
         kind = type(self.error)
         base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
-        return base.__new__, (kind, *self.error.args), {**self.error.__dict__, "args": self.error.args}
+        args = tuple(_portable(arg) for arg in self.error.args)
+        return base.__new__, (kind, *args), {**self.error.__dict__, "args": args}
+
+
+def _portable(arg: object) -> object:
+    """An argument of an exception, where exceptions that cannot be built again by their constructor are `_Uncalled`."""
+    if isinstance(arg, list | tuple) and type(arg) in {list, tuple}:
+        return type(arg)(_portable(part) for part in arg)
+    if isinstance(arg, BaseException) and _pickled(arg, arg) is None:
+        return _Uncalled(arg)
+    return arg
+
+
+def _pickled(carried: object, error: BaseException, text: str = "") -> bytes | None:
+    """The pickle of `carried` with its traceback, or None where what comes out of it is not of the type of `error`."""
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        try:
+            data: bytes = dumps(_Travelling(carried, text), _PROTOCOL)
+            if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
+                return data
+        except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
+            continue
+    return None
 
 
 def dump_value(value: object) -> bytes:
@@ -76,13 +99,9 @@ def dump_exception(error: BaseException) -> tuple[bytes, str]:
     text = format_traceback(error)
     line = summary(error)
     for carried in (error, _Uncalled(error)):
-        for dumps in (pickle.dumps, cloudpickle.dumps):
-            try:
-                data = dumps(_Travelling(carried, text), _PROTOCOL)
-                if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
-                    return data, line
-            except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
-                continue
+        data = _pickled(carried, error, text)
+        if data is not None:
+            return data, line
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
     return pickle.dumps(_Travelling(carrier, text), _PROTOCOL), line
 
@@ -100,12 +119,13 @@ def format_traceback(error: BaseException) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """ "Type: message", one line, at most 500 characters."""
+    """ "Type: message", one line of valid Unicode, at most 500 characters."""
     try:
         message = " ".join(str(error).split())
     except BaseException:  # noqa: BLE001 - __str__ of user classes
         message = "(its message cannot be shown)"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = text.encode("utf-8", "backslashreplace").decode()  # a file's name may have halves of characters, which no message carries
     return text if len(text) <= 500 else text[:497] + "..."
 
 

@@ -233,6 +233,24 @@ def _raise_keyword_only() -> None:
     raise error
 
 
+def _raise_group() -> None:
+    raise ExceptionGroup("several", [NeedsTwoError(1, 2), ValueError("three")])
+
+
+def test_exceptions_of_a_group_keep_their_types(node: WorkNode, worker: Worker) -> None:
+    error = error_of(node.ended(node.call(worker, _raise_group)))
+    assert isinstance(error, ExceptionGroup)
+    assert [(type(one).__name__, str(one)) for one in error.exceptions] == [("NeedsTwoError", "1 and 2"), ("ValueError", "three")]
+
+
+def test_an_exception_with_half_a_character_keeps_type_and_worker(node: WorkNode, worker: Worker) -> None:
+    end = node.ended(node.call(worker, open, "/nonexistent/\udcff"))
+    error = error_of(end)
+    assert isinstance(error, FileNotFoundError)
+    assert error.filename == "/nonexistent/\udcff"
+    assert node.result(node.call(worker, int, "7")) == 7
+
+
 def test_an_exception_that_cannot_travel_keeps_its_name_message_and_traceback(node: WorkNode, worker: Worker) -> None:
     error = error_of(node.ended(node.call(worker, _raise_unpicklable)))
     assert isinstance(error, RemoteError)
