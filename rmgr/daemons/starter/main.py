@@ -229,7 +229,7 @@ def build(
         )
         if capacity.resources.get(GPU):
             runner.environ[CUDA] = ""  # of work that asks for none
-        runner.inline_bytes = min(MAX_INLINE_VALUE, store.adopts_above(str(runner.directory)) or MAX_INLINE_VALUE)
+        runner.inline_bytes = min(MAX_INLINE_VALUE, store.adopts_above(str(directory)) or MAX_INLINE_VALUE)
         runners.append(runner)
         for reaped in runner.reaped:
             log.warning("leftover_ended", node=name, detail=reaped)
