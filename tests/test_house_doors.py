@@ -26,9 +26,6 @@ OWNERS = {
     "SubmissionHandle": {"client.submission.handle", "client.submitter.engine"},
 }
 
-#: What the client's API is built on: here and through a gateway it is the same.
-PORTS = {"HandlePort", "SubmitterPort"}
-
 
 def parts() -> list[Path]:
     return [path for path in sources() if path.relative_to(PACKAGE).parts[0] in {"cli", "client", "daemons"}]
@@ -69,7 +66,7 @@ def named_in(path: Path) -> set[str]:
 
 def test_a_protocol_has_few_names() -> None:
     assert len(protocols()) > 20
-    wide = {name: sorted(names_of(name)) for name in protocols().keys() - PORTS if len(names_of(name)) > MOST}
+    wide = {name: sorted(names_of(name)) for name in protocols() if len(names_of(name)) > MOST}
     assert wide == {}, f"more than {MOST} names: it is an owner by another name"
 
 

@@ -73,7 +73,7 @@ class Connection:
 
     def __repr__(self) -> str:
         words = {SessionState.CONNECTED: "connected", SessionState.SUSPENDED: "nobody answers", SessionState.LOST: "connecting"}
-        state = words[self.submitter.session_state]
+        state = words[self.submitter.cluster.session_state]
         state = "closed" if self.is_closed else "of the parent process" if self.is_forked else state
         return f"<rmgr.Connection to {self.where}: {state}>"
 
@@ -93,7 +93,7 @@ class Connection:
             return "this connection belongs to the parent process: call rmgr.connect() after a fork"
         if self.is_closed:
             return "the connection was closed"
-        return "" if self.submitter.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
+        return "" if self.submitter.cluster.session_state is SessionState.CONNECTED else "ZooKeeper does not answer"
 
     def check_usable(self) -> None:
         """Raises NotConnected when it brings nothing any more."""

@@ -75,8 +75,8 @@ class Core(Tasks):
         environment = python_environment(
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )
-        draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.user, ends_with_owner=True)
-        self._draft = admit(draft, submitter.settings(timeout_s=timeout_s), submitter.nodes(timeout_s=timeout_s))
+        draft = draft_of(options, work=Work.PYTHON, python=environment, user=submitter.cluster.user, ends_with_owner=True)
+        self._draft = admit(draft, submitter.cluster.settings(timeout_s=timeout_s), submitter.cluster.nodes(timeout_s=timeout_s))
         self._opening = SubmissionOpening(submitter, self._draft, timeout_s=timeout_s)
         self._throttle = Throttle(self, cap) if cap is not None else None
         self._adding = threading.Lock()
@@ -144,7 +144,7 @@ class Core(Tasks):
     def slots(self) -> int:
         """Calls that the cluster can run at once."""
         request = self._draft.request
-        nodes = [node for node in self.connection.submitter.nodes() if node.state is NodeState.UP]
+        nodes = [node for node in self.connection.submitter.cluster.nodes() if node.state is NodeState.UP]
         return max(1, sum(node.capacity.cores // request.cores for node in nodes))
 
     # -- from the Submitter

@@ -154,7 +154,7 @@ class LiveEcho:
         self._write(cutter.rest(index))
 
     def _write(self, lines: Iterable[Line]) -> None:
-        several = self._core.handle is not None and self._core.handle.next_index > 1
+        several = self._core.handle is not None and self._core.handle.view.next_index > 1
         for line in lines:
             stream = sys.stdout if line.stream == keys.STREAMS[0] else sys.stderr
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no such stream

@@ -47,8 +47,8 @@ class Listener(Protocol):
         """Nothing more will come: the submission is gone, was taken over, or the Submitter was closed."""
 
 
-class HandlePort(Protocol):
-    """One submission that this Submitter looks after (or only follows)."""
+class SubmissionView(Protocol):
+    """State of one submission, as the client knows it."""
 
     number: int
     progress: Progress  #: written by the Submitter's thread; reading single fields is safe anywhere
@@ -64,6 +64,14 @@ class HandlePort(Protocol):
     @property
     def reign(self) -> str:
         """Guid under which the tasks added now are submitted: part of the pointers to their outputs."""
+
+
+class HandlePort(Protocol):
+    """One submission that this Submitter looks after (or only follows)."""
+
+    @property
+    def view(self) -> SubmissionView:
+        """Its state."""
 
     def add(self, spec: TaskSpec, payloads: list[bytes], *, solid: bool = False, row: str = "") -> int:
         """Adds tasks; they become durable with one of the next commits (`flush` waits for it). One caller at a time.
@@ -113,18 +121,16 @@ class FirstTasks:
     made: Callable[[HandlePort], None] = _nobody
 
 
-class SubmitterPort(Protocol):
-    """A Submitter."""
-
-    store: Store
-
-    @property
-    def guid(self) -> str:
-        """Names this Submitter as the owner of its submissions."""
+class ClusterView(Protocol):
+    """The cluster and the caller, as a Submitter sees them."""
 
     @property
     def session_state(self) -> SessionState:
         """Whether the coordination service answers."""
+
+    @property
+    def user(self) -> str:
+        """The user in whose name work is submitted, from the credentials; "" where there are none."""
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
         """Queues and limits, at most 5 s old."""
@@ -132,9 +138,15 @@ class SubmitterPort(Protocol):
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
         """Records of the nodes, at most 5 s old."""
 
+
+class SubmitterPort(Protocol):
+    """A Submitter."""
+
+    store: Store
+
     @property
-    def user(self) -> str:
-        """The user in whose name work is submitted, from the credentials; "" where there are none."""
+    def cluster(self) -> ClusterView:
+        """Its cluster."""
 
     def open(self, draft: Submission, listener: Listener, *, timeout_s: float, first: FirstTasks | None = None) -> HandlePort:
         """SUBMIT: `draft` (its id is ignored) becomes a submission, owned by this Submitter.

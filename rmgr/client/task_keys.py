@@ -50,12 +50,12 @@ class TaskKeys:
 
         Raises: KeyExists, StoreUnavailable.
         """
-        sent = handle.progress.tail.next
+        sent = handle.view.progress.tail.next
         if len(self._unsent) > _MANY_UNSENT:
             self._unsent = {key: index for key, index in self._unsent.items() if index >= sent}
         for key in outputs:
             if self._unsent.get(key, -1) >= sent:
-                task = f"{handle.number}_{self._unsent[key]}"
+                task = f"{handle.view.number}_{self._unsent[key]}"
                 raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")
             if key in self._values.seen:
                 self._values.check_free(key, timeout=timeout_s)

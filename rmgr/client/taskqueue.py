@@ -123,11 +123,11 @@ class TaskQueue(FollowsOutput):
             token=token,
         )
         environment = python_environment(python=python, modules=ship(submitter.store, modules, timeout_s=timeout))
-        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.user)
-        draft = admit(draft, submitter.settings(timeout_s=timeout), submitter.nodes(timeout_s=timeout))
+        draft = draft_of(options, work=Work.PYTHON, python=environment, function=digest, user=submitter.cluster.user)
+        draft = admit(draft, submitter.cluster.settings(timeout_s=timeout), submitter.cluster.nodes(timeout_s=timeout))
         tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
-        if token or submitter.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
-            draft = tasks.opened().submission
+        if token or submitter.cluster.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
+            draft = tasks.opened().view.submission
         self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), asked=asked)
 
     def _begin(
@@ -170,10 +170,10 @@ class TaskQueue(FollowsOutput):
         connection = connection or connect()
         tasks = Tasks(connection, keep_all=True)
         handle = tasks.handle = connection.submitter.attach(number, tasks, own=True, timeout_s=timeout)
-        if handle.submission.work is not Work.PYTHON:
+        if handle.view.submission.work is not Work.PYTHON:
             raise UsageError(f"submission {number} runs commands, it is not a TaskQueue", hint=f"rmgr wait {number}")
         made = cls.__new__(cls)
-        made._begin(connection, tasks, handle.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
+        made._begin(connection, tasks, handle.view.submission, overwrite=overwrite, attached=True)  # noqa: SLF001 - a constructor of this class
         return made
 
     def own(self, timeout: float | None = None) -> int:
@@ -183,7 +183,7 @@ class TaskQueue(FollowsOutput):
             queue that was completed has all its tasks.
         Raises: StateConflict when the owner lives on, or the queue was cancelled.
         """
-        progress = self._handle.progress
+        progress = self._handle.view.progress
         if not progress.tail.complete:
             try:
                 self._tasks.wait_room(block=True, timeout_s=timeout)
@@ -203,12 +203,12 @@ class TaskQueue(FollowsOutput):
     @property
     def id(self) -> int:
         """Number of the submission, as `rmgr jobs` shows it. (Recorded by this call, if nothing was submitted before.)"""
-        return self._handle.number
+        return self._handle.view.number
 
     @property
     def name(self) -> str:
         """`taskq-0000000042`: what another process attaches to."""
-        return taskq_name(self._handle.number)
+        return taskq_name(self._handle.view.number)
 
     @property
     def function(self) -> str:
@@ -216,7 +216,7 @@ class TaskQueue(FollowsOutput):
         return self._record.function
 
     def __len__(self) -> int:
-        return 0 if self._tasks.handle is None else max(self._handle.next_index, self._handle.progress.total)
+        return 0 if self._tasks.handle is None else max(self._handle.view.next_index, self._handle.view.progress.total)
 
     def __repr__(self) -> str:
         where = f"{self._function_name} at {self.connection.where}"
@@ -278,7 +278,7 @@ class TaskQueue(FollowsOutput):
         if not self._handle.wait_sent(index, timeout):
             raise SubmitUnknown(
                 f"task {self.id}_{index} is not known to be durable within {timeout:g} s",
-                token=self._handle.submission.token,
+                token=self._handle.view.submission.token,
                 task_id=f"{self.id}_{index}",
                 hint="it is sent again in the background while this process lives",
             )

@@ -75,19 +75,19 @@ class Tasks:
     @property
     def number(self) -> int:
         """The submission."""
-        return self.handle.number if self.handle is not None else 0
+        return self.handle.view.number if self.handle is not None else 0
 
     @property
     def ended(self) -> str:
         """`3 of 8`: how many have ended, for people."""
         handle = self.handle
-        total = 0 if handle is None else max(handle.next_index, handle.progress.total)
-        return f"{0 if handle is None else handle.progress.final} of {total}"
+        total = 0 if handle is None else max(handle.view.next_index, handle.view.progress.total)
+        return f"{0 if handle is None else handle.view.progress.final} of {total}"
 
     @property
     def request(self) -> Request | None:
         """What each task asked for."""
-        return self.handle.submission.request if self.handle is not None else None
+        return self.handle.view.submission.request if self.handle is not None else None
 
     # -- adding (one caller at a time)
 
@@ -113,10 +113,10 @@ class Tasks:
                 return self._open_with(self._opening, spec, payloads, futures)
             self.opened()
         handle = self.handle_or_raise()
-        first = handle.next_index
+        first = handle.view.next_index
         for index, future in enumerate(futures, first):
             future.index = index
-        if spec.resubmit != handle.submission.resubmit:
+        if spec.resubmit != handle.view.submission.resubmit:
             self._unusual.update(range(first, first + len(payloads)))
         if outputs:
             self._outputs[first] = outputs
@@ -134,7 +134,7 @@ class Tasks:
                 for payload in payloads:
                     self._add_one(handle, spec, payload)
         except BaseException:
-            for index in range(handle.next_index, first + len(futures)):
+            for index in range(handle.view.next_index, first + len(futures)):
                 self._pending.pop(index, None)
             raise
         return first
@@ -269,9 +269,9 @@ class Tasks:
         handle = self.handle
         if handle is None:
             return Counts(total=0, final=0, failed=0, cancelled=0)
-        progress = handle.progress
+        progress = handle.view.progress
         counts = Counts(
-            total=max(handle.next_index, progress.total),
+            total=max(handle.view.next_index, progress.total),
             final=progress.final,
             failed=progress.counts[State.FAILED],
             cancelled=progress.counts[State.CANCELLED],
@@ -296,9 +296,9 @@ class Tasks:
     def waited(self) -> Waited:
         """The answer of `wait_all`, or TaskFailed."""
         handle = self.opened()
-        counts = {str(state): count for state, count in handle.progress.counts.items()}
+        counts = {str(state): count for state, count in handle.view.progress.counts.items()}
         failed = sorted(self._failed)
-        expected = handle.submission.resubmit
+        expected = handle.view.submission.resubmit
         fatal = [index for index in failed if expected != (index in self._unusual)]
         if fatal:
             raise self._failure(fatal)
@@ -320,7 +320,7 @@ class Tasks:
     def future(self, index: int) -> Future:
         """A future of a task that exists. Raises NotFound."""
         handle = self.opened()
-        if not 0 <= index < max(handle.next_index, handle.progress.total):
+        if not 0 <= index < max(handle.view.next_index, handle.view.progress.total):
             raise NotFound(f"there is no task {self.number}_{index}")
         with self._keeping:
             settled = self._kept.get(index) if self._kept is not None else None
@@ -354,7 +354,7 @@ class Tasks:
         sent = sorted(by_index.keys() - gone)
         if sent:
             cancel = self.connection.submitter.cancel_tasks
-            gone.update(cancel(handle.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
+            gone.update(cancel(handle.view.number, sent, reason="", running=False, timeout_s=_CANCEL_S))
         ended = [by_index[index] for index in sorted(gone)]
         for future in ended:
             future.mark_cancelled()
@@ -368,7 +368,7 @@ class Tasks:
             if (future := self._pending.get(index)) is not None:
                 future.mark_cancelled()
         if sent := sorted(set(indices) - gone):
-            gone.update(self.connection.submitter.cancel_tasks(handle.number, sent, reason=reason, running=True, timeout_s=timeout_s))
+            gone.update(self.connection.submitter.cancel_tasks(handle.view.number, sent, reason=reason, running=True, timeout_s=timeout_s))
         return sorted(gone)
 
     def call_soon(self, callback: Callable[[], None]) -> None:

@@ -96,7 +96,7 @@ def send_all(host: CommandHost, entries: Sequence[ListedJob], drafts: Sequence[C
     submitter = host.submitter()
     mine = token or machine.guid()
     handle = submitter.open(_anchor(drafts[0].record, mine, name), SilentListener(), timeout_s=seconds_left(deadline_s))
-    anchor = handle.submission
+    anchor = handle.view.submission
     if not _is_sent(anchor, submitter.guid, mine):
         failpoint("list.before_entries")
     try:

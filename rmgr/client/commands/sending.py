@@ -188,12 +188,12 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
     if not options.token:  # a token of the user's may stand for a submission that is in already
         check_room(submitter.coordinator, draft.settings, record.queue, waiting_blocks(record, draft.tasks))
     handle = submitter.open(record, SilentListener(), timeout_s=seconds_left(deadline_s))
-    known = handle.next_index
-    if known or handle.progress.tail.complete:  # the token had been used before
-        return Sent(submission=handle.submission, tasks=known, created=False)
+    known = handle.view.next_index
+    if known or handle.view.progress.tail.complete:  # the token had been used before
+        return Sent(submission=handle.view.submission, tasks=known, created=False)
     try:
         if options.outputs:
-            pointers = _pointers(draft, handle.number, handle.reign)
+            pointers = _pointers(draft, handle.view.number, handle.view.reign)
             submitter.values.claim_outputs(pointers, overwrite=False, timeout=host.left_s(30.0) or 30.0)
         handle.add(TaskSpec(resubmit=record.resubmit, retries=record.retries), list(draft.payloads))
         handle.complete()
@@ -202,9 +202,9 @@ def send_in_parts(host: CommandHost, submitter: CommandSubmitter, record: Submis
         raise
     except RmgrError as error:
         handle.complete()  # all or nothing: what is in does not run on without the rest
-        cancel_submission(submitter, handle.number, detail=error.message)
+        cancel_submission(submitter, handle.view.number, detail=error.message)
         raise
-    return Sent(submission=handle.submission, tasks=draft.tasks, created=True)
+    return Sent(submission=handle.view.submission, tasks=draft.tasks, created=True)
 
 
 def _pointers(draft: CheckedRequest, number: int, reign: str) -> list[tuple[str, Any]]:

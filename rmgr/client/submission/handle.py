@@ -114,6 +114,11 @@ class SubmissionHandle:
     # -- from callers
 
     @property
+    def view(self) -> SubmissionHandle:
+        """See `ports.HandlePort`."""
+        return self
+
+    @property
     def next_index(self) -> int:
         """Index that the next added task gets; stable under `lock`."""
         return self._sender.buffer.next_index

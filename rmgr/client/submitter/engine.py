@@ -95,22 +95,27 @@ class Engine:
     # -- ports.SubmitterPort
 
     @property
-    def user(self) -> str:
+    def cluster(self) -> Engine:
         """See `ports.SubmitterPort`."""
+        return self
+
+    @property
+    def user(self) -> str:
+        """See `ports.ClusterView`."""
         return self.signer.user if self.signer is not None else ""
 
     @property
     def session_state(self) -> SessionState:
-        """See `ports.SubmitterPort`."""
+        """See `ports.ClusterView`."""
         return self._state
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `ports.SubmitterPort`."""
+        """See `ports.ClusterView`."""
         self.check_usable()
         return self._records.settings(timeout_s=timeout_s)
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `ports.SubmitterPort`."""
+        """See `ports.ClusterView`."""
         self.check_usable()
         return self._records.nodes(timeout_s=timeout_s)
 

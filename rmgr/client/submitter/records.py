@@ -32,13 +32,13 @@ class ClusterRecords:
         self._nodes: tuple[float, list[NodeRecord]] = (-math.inf, [])
 
     def settings(self, *, timeout_s: float = 10.0) -> ClusterSettings:
-        """See `ports.SubmitterPort`."""
+        """See `ports.ClusterView`."""
         if _is_old(self._settings):
             self._settings = machine.monotonic(), self._read_settings(timeout_s)
         return self._settings[1]
 
     def nodes(self, *, timeout_s: float = 10.0) -> list[NodeRecord]:
-        """See `ports.SubmitterPort`."""
+        """See `ports.ClusterView`."""
         if _is_old(self._nodes):
             self._nodes = machine.monotonic(), self._read_nodes(timeout_s)
         return self._nodes[1]
