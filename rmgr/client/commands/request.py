@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -112,8 +113,10 @@ def read_entries(file: str) -> list[bytes]:
 
 
 def command_of(request: CommandRequest) -> Command:
-    """The command as it is recorded; script and uploads are named later, by their hashes. Raises UsageError (`python`)."""
+    """The command as it is recorded; script and uploads are named later, by their hashes. Raises UsageError (`python`, names of files)."""
     options = request.options
+    _check_files("--input", options.inputs, absolute=False)
+    _check_files("--output", options.outputs, absolute=True)
     moved = bool(options.cwd or options.uploads or options.inputs)
     words = tuple(request.words)
     if request.script is None:
@@ -131,6 +134,17 @@ def command_of(request: CommandRequest) -> Command:
         input_files=tuple(options.inputs),
         output_files=tuple(options.outputs),
     )
+
+
+def _check_files(option: str, pairs: Iterable[tuple[str, str]], *, absolute: bool) -> None:
+    """Raises UsageError for a file that the Starter would refuse after the work has been queued. absolute: a whole path may stand there."""
+    for key, name in pairs:
+        way = os.path.normpath(name)
+        if way in {".", ".."} or way.startswith("../") or (os.path.isabs(way) and not absolute):
+            raise UsageError(
+                f"{option}: the file name {name[:80]!r} leads out of the work directory",
+                hint=f"name a file below it: {option} {key}={os.path.basename(way.rstrip('.')) or 'FILE'}",
+            )
 
 
 def whole_path(word: str) -> str:

@@ -120,6 +120,8 @@ def test_output_files_are_written_on_the_node(sh: Shell) -> None:
         (["submit", "-n", "40", "--", "true"], 2, "are more than partition default ever has"),
         (["submit", "-N", "2", "-q", "default", "--", "true"], 2, "-q batch"),
         (["submit", "-N", "2", "--nodelist", "n1,nn2", "--", "true"], 3, "did you mean 'n2'?"),
+        (["submit", "--output", "k=../x", "--", "true"], 2, "'../x' leads out of the work directory"),
+        (["submit", "--input", "k=/etc/x", "--", "true"], 2, "'/etc/x' leads out of the work directory"),
         (["submit", "--env", "=x", "--", "true"], 2, "is not an environment variable"),
         (["submit", "--no-resubmit", "--retries", "2", "--", "true"], 2, "exclude each other"),
         (["submit", "--each-line", "absent", "--", "true"], 2, "cannot be read"),
