@@ -28,7 +28,7 @@ from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size,
 DEFAULT_CHROOT = "/rmgr/default"
 
 #: One server in HOSTS: a name or an address (IPv6 in brackets), and a port.
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::\d{1,5})?")
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,/\[\]]+)(?::(?P<port>\d{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,8 @@ class ClusterConfig:
             )
         hosts, slash, path = self.zk.partition("/")
         for host in hosts.split(","):
-            if not _ADDRESS.fullmatch(host.strip()):
+            found = _ADDRESS.fullmatch(host.strip())
+            if found is None or not 0 < int(found["port"] or 2181) < 65536:
                 raise UsageError(f"{host!r} in --zk {self.zk} is not HOST or HOST:PORT", hint="as in --zk zk1:2181,zk2:2181/rmgr/NAME")
         return hosts, f"/{path.rstrip('/')}" if slash and path.strip("/") else DEFAULT_CHROOT
 

@@ -22,6 +22,7 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["--zk", "host:99999", "jobs"], "'host:99999' in --zk host:99999 is not HOST or HOST:PORT"),
         (["--zk", "host:x", "jobs"], "'host:x' in --zk host:x is not HOST or HOST:PORT"),
         (["--zk", "h1:2181,,h2", "jobs"], "is not HOST or HOST:PORT"),
         (["--store", "mysql:foo", "jobs"], "'mysql:foo' is not the URL of a store"),
