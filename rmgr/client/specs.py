@@ -60,6 +60,10 @@ class Options:
     token: str = ""
 
 
+#: Starters refuse records with longer ones (`coord.validity`).
+_MOST_CHARACTERS = {"name": 1000, "token": 10_000}
+
+
 def draft_of(
     options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", user: str = "", **fields: object
 ) -> Submission:
@@ -72,6 +76,12 @@ def draft_of(
         value = getattr(options, name)
         if type(value) is not int or value < least:
             raise UsageError(f"{name} = {value!r} is not a number from {least}")
+    for what, most in _MOST_CHARACTERS.items():
+        text = getattr(options, what)
+        if not isinstance(text, str) or len(text) > most or "\0" in text or text != text.encode("utf-8", "replace").decode():
+            raise UsageError(f"{what} = {text!r:.80} is not text of at most {most} characters, or has NUL or half a character")
+    if isinstance(options.features, str):
+        raise UsageError(f"features = {options.features!r} is not a list of names", hint=f"features={options.features.split(',')!r}")
     if options.launch not in LAUNCHES:
         raise UsageError(f"launch = {options.launch!r} is none of {', '.join(map(repr, LAUNCHES))}")
     if options.processes > 1 or options.nodes:

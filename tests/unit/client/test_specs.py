@@ -6,6 +6,7 @@ import os
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,12 @@ def test_options_become_a_record_in_its_units() -> None:
     for bad in (Options(time="soon"), Options(memory="lots"), Options(cores=0), Options(cores=1.5), Options(on_disconnect="x")):  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             draft_of(bad, work=Work.PYTHON)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"name": 5}, {"name": "a" * 1001}, {"name": "a\0b"}, {"name": "half \udcff"}, {"token": "half \udcff"}, {"features": "avx,gpu"}]
+)
+def test_words_that_no_starter_would_believe_are_refused_before_anything_is_submitted(bad: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(bad))} = "):
+        draft_of(Options(**{"name": "a", **bad}), work=Work.PYTHON)
+    assert draft_of(Options(name="é" * 1000, features=("avx",)), work=Work.PYTHON).name == "é" * 1000
