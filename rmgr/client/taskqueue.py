@@ -256,6 +256,7 @@ class TaskQueue(FollowsOutput):
         """
         if isinstance(inputs, str) or isinstance(outputs, str):
             raise UsageError("inputs and outputs are lists of keys", hint='inputs=["in/7"], outputs=["out/7"]')
+        check_names(inputs, outputs)
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace, trusted(trust)))
@@ -263,7 +264,6 @@ class TaskQueue(FollowsOutput):
         self._tasks.wait_room(block=block, timeout_s=timeout)
         wait_s = 30.0 if timeout is None else max(1.0, timeout)
         with self._adding:
-            check_names(inputs, outputs)
             if outputs and not replace:
                 self._keys.check_free(outputs, self._handle, timeout_s=wait_s)
             if check:

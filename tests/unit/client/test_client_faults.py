@@ -28,6 +28,8 @@ from rmgr.model.tasks.submission import Command, Work
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.memory import MemoryCoordinator
 
+TRUE = Command(argv=("true",))
+
 
 def double(x: int) -> int:
     return 2 * x
@@ -83,7 +85,7 @@ def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> N
         coordinator = MemoryCoordinator(cluster.tree)
         coordinator.lose_reply(1)
         coordinator.lose_request(2)
-        draft = draft_of(Options(name=f"n{nth}"), work=Work.COMMAND)
+        draft = draft_of(Options(name=f"n{nth}", queue="default"), work=Work.COMMAND, command=TRUE)
         made = submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60, complete=True)
         assert made.submission.id == nth
         coordinator.close()
@@ -91,7 +93,7 @@ def test_a_submission_whose_answers_are_lost_is_made_once(cluster: Cluster) -> N
 
 
 def test_whether_it_was_committed_is_unknown_only_when_nobody_can_say(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft = draft_of(Options(name="x", token="t-1", queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
+    draft = draft_of(Options(name="x", token="t-1", queue="default"), work=Work.COMMAND, command=TRUE)
     silent = MemoryCoordinator(cluster.tree)
     silent.pause()
     with pytest.raises(CoordinationUnavailable):
@@ -133,7 +135,7 @@ def test_many_who_submit_at_once_get_numbers_of_their_own(cluster: Cluster) -> N
     def submit_some() -> None:
         coordinator = MemoryCoordinator(cluster.tree)
         for _ in range(10):
-            draft = draft_of(Options(name="x"), work=Work.COMMAND)
+            draft = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=TRUE)
             numbers.append(submitting.submit(coordinator, draft, owner="", deadline_s=time.monotonic() + 60).submission.id)
         coordinator.close()
 
@@ -153,7 +155,7 @@ def test_the_thousandth_submission_gets_a_directory(cluster: Cluster) -> None:
     assert ids is not None
     cluster.coordinator.commit(Multi(name="SKIP", ops=(Set(paths.IDS, encode_record(2345), ids.version),), proof=Gone("/x"))).result(60)
     for expected in (2345, 2346):
-        draft = draft_of(Options(name="x"), work=Work.COMMAND)
+        draft = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=TRUE)
         made = submitting.submit(cluster.coordinator, draft, owner="", deadline_s=time.monotonic() + 60)
         assert made.submission.id == expected
     assert sorted(cluster.coordinator.children(f"{paths.SUBS}/2").result(60) or []) == ["2345", "2346"]

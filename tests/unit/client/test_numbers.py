@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rmgr.client.specs import Options, draft_of
-from rmgr.client.submitter.submitting import Numbers, Submitted, submit
+from rmgr.client.submitter.submitting import Numbers, Submitted, ToSubmit, submit, submit_many
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.ports import Coordinator
+from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import Command, Work
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
@@ -67,3 +69,13 @@ def test_a_number_is_made_once_although_its_answer_is_lost(coordinator: Counting
     coordinator.lose_reply(1)
     assert send(coordinator, numbers).submission.id == 2
     assert send(coordinator, numbers).submission.id == 3
+
+
+def test_what_no_starter_would_believe_is_refused_before_anything_is_submitted(coordinator: Counting) -> None:
+    good = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
+    for bad in (replace(good, retries=-1), replace(good, name="half \udcff"), replace(good, command=None)):
+        with pytest.raises(UsageError, match="this cannot be submitted: the submission: "):
+            submit(coordinator, bad, owner="", deadline_s=time.monotonic() + 60)
+        with pytest.raises(UsageError, match="this cannot be submitted"):
+            submit_many(coordinator, [ToSubmit(draft=bad, blocks=(), tasks=0)], deadline_s=time.monotonic() + 60)
+    assert submit(coordinator, good, owner="", deadline_s=time.monotonic() + 60).submission.id == 1
