@@ -60,10 +60,6 @@ class Options:
     token: str = ""
 
 
-#: Starters refuse records with longer ones (`coord.validity`).
-_MOST_CHARACTERS = {"name": 1000, "token": 10_000}
-
-
 def draft_of(
     options: Options, *, work: Work, python: PythonEnvironment | None = None, function: str = "", user: str = "", **fields: object
 ) -> Submission:
@@ -76,10 +72,10 @@ def draft_of(
         value = getattr(options, name)
         if type(value) is not int or value < least:
             raise UsageError(f"{name} = {value!r} is not a number from {least}")
-    for what, most in _MOST_CHARACTERS.items():
+    for what in ("name", "token"):
         text = getattr(options, what)
-        if not isinstance(text, str) or len(text) > most or "\0" in text or text != text.encode("utf-8", "replace").decode():
-            raise UsageError(f"{what} = {text!r:.80} is not text of at most {most} characters, or has NUL or half a character")
+        if not isinstance(text, str) or "\0" in text or text != text.encode("utf-8", "replace").decode():
+            raise UsageError(f"{what} = {text!r:.80} is not text, or has NUL or half a character")
     if isinstance(options.features, str):
         raise UsageError(f"features = {options.features!r} is not a list of names", hint=f"features={options.features.split(',')!r}")
     if options.launch not in LAUNCHES:

@@ -73,7 +73,7 @@ def test_a_number_is_made_once_although_its_answer_is_lost(coordinator: Counting
 
 def test_what_no_starter_would_believe_is_refused_before_anything_is_submitted(coordinator: Counting) -> None:
     good = draft_of(Options(name="x", queue="default"), work=Work.COMMAND, command=Command(argv=("true",)))
-    for bad in (replace(good, retries=-1), replace(good, name="half \udcff"), replace(good, command=None)):
+    for bad in (replace(good, retries=-1), replace(good, name="half \udcff"), replace(good, name="a" * 1001), replace(good, command=None)):
         with pytest.raises(UsageError, match="this cannot be submitted: the submission: "):
             submit(coordinator, bad, owner="", deadline_s=time.monotonic() + 60)
         with pytest.raises(UsageError, match="this cannot be submitted"):
