@@ -86,16 +86,16 @@ def test_a_leader_that_is_cut_off_steps_down_within_its_lease(tmp_path: Path, ch
         watchdog = WatchdogThread(server.hosts, chroot, session_timeout_s=3.0)
         try:
             watchdog.wait_event("leadership_began")
-            with FairTimer() as timer:
-                server.pause()
-                try:
+            server.pause()
+            try:
+                with FairTimer() as timer:
                     ended = watchdog.wait_event("leadership_ended")
-                finally:
-                    server.resume()
+                with pytest.raises(Unavailable, match="does not lead"):  # before it can be elected again
+                    watchdog.client.status()
+            finally:
+                server.resume()
             assert ended["why"] == "the lease is over"
             assert timer.elapsed_s <= 3.0
-            with pytest.raises(Unavailable, match="does not lead"):
-                watchdog.client.status()
             assert watchdog.wait_event("leadership_began", count=2)["epoch"] == 2
         finally:
             watchdog.close()
