@@ -62,6 +62,10 @@ class SubmissionView(Protocol):
         """Index that the next added task gets."""
 
     @property
+    def first_unclaimed(self) -> int:
+        """Tasks below it are durable, and their output keys are their own."""
+
+    @property
     def reign(self) -> str:
         """Guid under which the tasks added now are submitted: part of the pointers to their outputs."""
 

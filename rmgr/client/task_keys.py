@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rmgr.client.ports import HandlePort
     from rmgr.client.values.seen import SeenKeys
 
-#: Output keys remembered before those are forgotten whose tasks are durable.
-_MANY_UNSENT = 10_000
+#: Output keys remembered before those are forgotten whose tasks have claimed them.
+_MANY_UNCLAIMED = 10_000
 
 
 class KeyedValues(Protocol):
@@ -39,23 +39,23 @@ class TaskKeys:
 
     def __init__(self, values: KeyedValues) -> None:
         self._values = values
-        self._unsent: dict[str, int] = {}  #: output keys of tasks that may not be durable yet
+        self._unclaimed: dict[str, int] = {}  #: output keys of tasks that may not have claimed them yet
 
     def add(self, outputs: Sequence[str], index: int) -> None:
         """Task `index` writes these keys."""
-        self._unsent.update(dict.fromkeys(outputs, index))
+        self._unclaimed.update(dict.fromkeys(outputs, index))
 
     def check_free(self, outputs: Sequence[str], handle: HandlePort, *, timeout_s: float) -> None:
         """Refuses output keys that are known here to be taken. Reads nothing but those that were seen before.
 
         Raises: KeyExists, StoreUnavailable.
         """
-        sent = handle.view.progress.tail.next
-        if len(self._unsent) > _MANY_UNSENT:
-            self._unsent = {key: index for key, index in self._unsent.items() if index >= sent}
+        claimed = handle.view.first_unclaimed
+        if len(self._unclaimed) > _MANY_UNCLAIMED:
+            self._unclaimed = {key: index for key, index in self._unclaimed.items() if index >= claimed}
         for key in outputs:
-            if self._unsent.get(key, -1) >= sent:
-                task = f"{handle.view.number}_{self._unsent[key]}"
+            if self._unclaimed.get(key, -1) >= claimed:
+                task = f"{handle.view.number}_{self._unclaimed[key]}"
                 raise KeyExists(f"the output key {key!r} exists already: task {task} writes it", hint="overwrite=True replaces it")
             if key in self._values.seen:
                 self._values.check_free(key, timeout=timeout_s)

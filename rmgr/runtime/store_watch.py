@@ -184,11 +184,12 @@ class WatchedStore(Store):
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
-        self._through(lambda store: store.put_many(rows, replaces=replaces, **told))
+        self._through(lambda store: store.put_many(rows, replaces=replaces, decided=decided, **told))
 
     def fetch(
         self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0

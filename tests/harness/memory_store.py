@@ -111,6 +111,7 @@ class MemoryStore(Store):
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`."""

@@ -136,6 +136,7 @@ class CassandraStore(Store):
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. In groups of up to 4 MiB; the rows of a group are seen one by one as they are written."""
@@ -155,7 +156,17 @@ class CassandraStore(Store):
             most = sum(len(group[key]) for key in large)
             manifests = self._upload_all(large, encoding, life, deadline, doing, most=most) if large else {}
             manifests |= {key: small(value, encoding, life, beside[key]) for key, value in group.items() if key not in large}
-            self._write(manifests, life, overwrite=overwrite, replaces=replaces, deadline=deadline, doing=doing, encoding=encoding)
+            told = decided if len(group) == len(beside) else None
+            self._write(
+                manifests,
+                life,
+                overwrite=overwrite,
+                replaces=replaces,
+                decided=told,
+                deadline=deadline,
+                doing=doing,
+                encoding=encoding,
+            )
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
@@ -323,6 +334,7 @@ class CassandraStore(Store):
         deadline: CallDeadline,
         doing: str,
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         encoding: Encoding = Encoding.RAW,
     ) -> None:
         """Makes values visible: scopes, then the index, then the manifests, so that nothing lies there that no listing shows, whoever dies.
@@ -336,6 +348,8 @@ class CassandraStore(Store):
             self._publish(manifests, self._seen(manifests, deadline, doing), life, deadline, doing, is_at_once=is_at_once)
             return
         claim, seen = self._claims.raise_for(list(manifests), deadline, doing, replaces)
+        if decided is not None:
+            decided()
         try:
             self._publish(manifests, seen, life, claim.deadline(deadline), doing, is_at_once=is_at_once)
         finally:

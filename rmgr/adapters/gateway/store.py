@@ -122,6 +122,7 @@ class GatewayStore(Store):
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,  # noqa: ARG002 - it comes no earlier here than the end
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. Rows over 512 KiB go one by one after the others."""

@@ -1,26 +1,67 @@
-"""Claims the output keys of packed blocks before the commit that submits their tasks."""
+"""Claims the output keys of packed blocks, and makes all that a node needs to claim those that are left to it (`leaving.py`).
+
+Left are only keys that are created. One that is overwritten is claimed when its task is submitted and never again, for a later task may
+have overwritten it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
 
 from rmgr.client.submission.packing import Packed
-from rmgr.client.values.claims import Wanted, claim_pointers
 from rmgr.client.values.values import Values
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
-from rmgr.coord.protocol.records import decode_keyed
+from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import RmgrError
+from rmgr.model.tasks.block import KeyedPayload
+from rmgr.procedures.claims import Wanted
+
+#: Output keys of a block that are left to a node, at most: their deeds travel with it.
+_MOST_LEFT = 8
 
 
-def claim(values: Values, number: int, reign: str, blocks: Iterable[Packed]) -> dict[int, RmgrError]:
-    """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why."""
+def claim(
+    values: Values, number: int, reign: str, blocks: Iterable[Packed], *, decided: Callable[[], None] | None = None
+) -> dict[int, RmgrError]:
+    """Writes the pointers of all keyed tasks in `blocks`. Returns those that were refused: index -> why. Raises: StoreUnavailable.
+
+    decided: see `claim_pointers`.
+    """
     fresh: list[Wanted] = []
     anew: list[Wanted] = []
     for block in blocks:
-        if not block.spec.keyed:
-            continue
-        for index, payload in enumerate(block.payloads, block.first):
+        for index, payload in enumerate(block.payloads, block.first) if block.spec.keyed else ():
             keyed = decode_keyed(payload)
-            pointers = [(key, Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
-            (anew if keyed.overwrite else fresh).extend(pointers)
-    return claim_pointers(values, fresh, overwrite=False) | claim_pointers(values, anew, overwrite=True)
+            (anew if keyed.overwrite else fresh).extend(_pointers(keyed, number, index, reign))
+    return values.claim_pointers(fresh, overwrite=False, decided=decided) | values.claim_pointers(anew, overwrite=True)
+
+
+def _pointers(keyed: KeyedPayload, number: int, index: int, reign: str) -> list[Wanted]:
+    return [(key, Pointer(sub=number, index=index, n=n, by=reign)) for n, key in enumerate(keyed.outputs)]
+
+
+def may_leave(block: Packed) -> bool:
+    """Its output keys may be claimed by the node that runs it."""
+    if not block.spec.keyed or block.row or block.to_row or block.count > _MOST_LEFT:
+        return False
+    keyed = list(map(decode_keyed, block.payloads))
+    return not any(one.overwrite for one in keyed) and sum(len(one.outputs) for one in keyed) <= _MOST_LEFT
+
+
+def outputs_of(block: Packed) -> list[str]:
+    """Output keys of its tasks."""
+    return [key for one in block.payloads for key in decode_keyed(one).outputs]
+
+
+def left_by(block: Packed, values: Values, number: int, reign: str) -> Packed:
+    """The block with its output keys left unclaimed by the Submitter with this guid: it signs what the node is to write for its user."""
+    payloads = []
+    for index, payload in enumerate(block.payloads, block.first):
+        keyed = decode_keyed(payload)
+        rows = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in _pointers(keyed, number, index, reign)]
+        payloads.append(encode_keyed(msgspec.structs.replace(keyed, claims_by=reign, deeds=values.pointer_notes(rows))))
+    return replace(block, payloads=tuple(payloads))

@@ -3,8 +3,8 @@
 Tried only when everything sent before is final, and with the node that ran the last of it. The block fits that node, which
 shows its idle marker with the commit of the last outcome. Whether the node is still idle the multi itself finds out.
 When it is refused, the block is queued, and the next tries wait longer. When several in a row were taken, a direct line to
-the Starter pays (`submitter/lines.py`). It announces the block while the HAND is on its way, and a keyed one while its output keys
-are claimed: the Starter reads its inputs meanwhile. Lives on the Submitter's thread.
+the Starter pays (`submitter/lines.py`). It announces the block while the HAND is on its way: the Starter reads its inputs and claims its
+output keys meanwhile. Where the Submitter claims these itself, the block is announced when that begins. Lives on the Submitter's thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.wire.line import Hint, Message
+from rmgr.model.wire.line import Claimed, ClaimStage, Hint, Message
 from rmgr.runtime import machine
 
 #: After a refusal it is not tried for so long (s), doubled with each; after one for want of rights, for much longer.
@@ -93,6 +93,11 @@ class Handing:
         fits = record.state is NodeState.UP and record.takes_handed
         return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
 
+    def hears(self, packed: list[Packed]) -> bool:
+        """They would be handed over, and the Starter be told at once."""
+        lines = self._lines
+        return lines is not None and self.target(packed) is not None and self._known is not None and lines.of(self._known[1]) is not None
+
     def announce(self, multi: Multi, *, is_early: bool = False) -> None:
         """Announces a HAND to its Starter: it is on its way, or is_early: will be soon."""
         lines = self._lines
@@ -100,6 +105,13 @@ class Handing:
         made = multi.ops[-1]
         if line is not None and isinstance(made, Create):
             line.send(Hint(self._node, made.path.rpartition("/")[2], made.data, is_early))
+
+    def say_claimed(self, multi: Multi, stage: ClaimStage) -> None:
+        """Says how far the output keys of the block of a HAND are claimed."""
+        lines, made = self._lines, multi.ops[-1]
+        line = lines.of(self._known[1]) if lines is not None and self._known is not None else None
+        if line is not None and isinstance(made, Create):
+            line.send(Claimed(self._node, made.path.rpartition("/")[2], stage))
 
     def taken(self) -> None:
         """It was committed."""

@@ -18,7 +18,10 @@ from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.follower import Follower
 from rmgr.client.submission.handing import Handing, HintLines
+from rmgr.client.submission.leaving import Leaving
+from rmgr.client.submission.packing import Packed
 from rmgr.client.submission.record_watch import RecordWatch
+from rmgr.client.submission.refusals import Refusals
 from rmgr.client.submission.repair import Repair, SettingsReader
 from rmgr.client.submission.sender import Outlet, Sender
 from rmgr.client.submission.stored import StoredSubmission
@@ -33,8 +36,6 @@ from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.model.wire.line import Ahead, Told
 
 _LOG = logging.getLogger("rmgr.submitter")
-#: Refused tasks that are kept until somebody asks for them, the latest.
-_REFUSED_KEPT = 20_000
 
 
 class HandleKeeper(Protocol):
@@ -90,11 +91,12 @@ class SubmissionHandle:
         self.lock = threading.RLock()
         self._loop = loop
         self._keeper = keeper
-        self._refused: dict[int, RmgrError] = {}  #: tasks that were not submitted because of their output keys, and nobody knows yet
+        self._refusals = Refusals()
         self._handing = Handing(self, loop, lines)
+        leaving = Leaving(self, loop, outlet.values, self._handing)
         is_held = held or stored.submission.phase is Phase.HELD
         self._sender = Sender(
-            self, loop, outlet, self._handing, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
+            self, loop, outlet, self._handing, leaving, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
         )  # fmt: skip
         self._waits = CallerWaits(self, self._sender, self.lock, pending_cap=pending_cap)
         self._follower = Follower(
@@ -132,6 +134,15 @@ class SubmissionHandle:
     def first_unsent(self) -> int:
         """Index of the first task that is not known to be durable."""
         return self._sender.sent
+
+    @property
+    def first_unclaimed(self) -> int:
+        """Tasks below it are durable, and their output keys are their own."""
+        return min(self._sender.claimed, self.progress.tail.next)
+
+    def is_open(self, block: Packed) -> bool:
+        """Tasks of it have not ended."""
+        return any(self.progress.ends.state_of(index) is None for index in range(block.first, block.first + block.count))
 
     @property
     def reign(self) -> str:
@@ -176,10 +187,7 @@ class SubmissionHandle:
     def take_refused(self, index: int | None = None) -> dict[int, RmgrError]:
         """See `ports.HandlePort`."""
         with self.lock:
-            if index is not None:
-                return {index: self._refused.pop(index)} if index in self._refused else {}
-            taken, self._refused = self._refused, {}
-        return taken
+            return self._refusals.take(index)
 
     def complete(self) -> None:
         """See `ports.HandlePort`."""
@@ -225,11 +233,11 @@ class SubmissionHandle:
         self.notify()
         self._progressed()
 
-    def refuse(self, refused: Mapping[int, RmgrError]) -> None:
-        """These tasks ended with the commit that submitted the others. Under the lock."""
-        self._refused.update(refused)
-        while len(self._refused) > _REFUSED_KEPT:  # nobody asks
-            del self._refused[next(iter(self._refused))]
+    def refuse(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
+        """These tasks cannot have their output keys. is_early: the node that they were handed to will say so, too."""
+        with self.lock:
+            open_ones = {index: why for index, why in refused.items() if self.progress.ends.state_of(index) is None}
+            self._refusals.add(open_ones if is_early else refused, is_early=is_early)
 
     def notify(self) -> None:
         """Lets callers that wait look again."""
@@ -266,6 +274,9 @@ class SubmissionHandle:
             _LOG.warning("outcomes_ignored: submission %d, fragment %d: tasks had ended before, or these are no ends", self.number, number)
         self._handing.ran_on = fragment.node
         if fresh:
+            if fragment.attempt and any(outcome.reason is Reason.OUTPUT_EXISTS for outcome in fresh):
+                with self.lock:
+                    self._refusals.read(fresh)
             self.listener.on_outcomes(fragment, fresh)
         self._progressed()
 

@@ -35,6 +35,7 @@ class Round:
         rows: store rows of arguments by the first index of their blocks.
         rows_left: writes of rows that have not ended. refused: tasks whose output keys somebody else has taken, and why.
         multi: the commit, once it is known. is_queued: no node takes it directly.
+        left: the same blocks with their output keys left to the node that they are handed to; none: the Submitter claims them.
     """
 
     packed: list[Packed]
@@ -45,6 +46,7 @@ class Round:
     refused: dict[int, RmgrError] = field(default_factory=dict)
     multi: Multi | None = None
     is_queued: bool = False
+    left: list[Packed] = field(default_factory=list)
 
     @property
     def is_keyed(self) -> bool:
@@ -87,7 +89,7 @@ class Round:
                 memory_mib=memory_mib,
                 row=self.rows.get(item.first, ""),
             )
-            for item in self.packed
+            for item in self.left or self.packed
         ]
         blocks, gone = seal(blocks), self.gone
         return [part for block in blocks for part in _without(block, gone)] if gone else blocks

@@ -19,6 +19,7 @@ from rmgr.client.submission.claiming import claim
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.gauge import FULL_LOOK_S, Gauge
 from rmgr.client.submission.handing import Handing
+from rmgr.client.submission.leaving import Leaving
 from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed
 from rmgr.client.submission.round import Round, RoundFate, fate_of
 from rmgr.client.values import content
@@ -90,6 +91,7 @@ class Sender:
         loop: SubmitterLoop,
         outlet: Outlet,
         handing: Handing,
+        leaving: Leaving,
         tail: Tail,
         tail_version: int,
         *,
@@ -107,6 +109,7 @@ class Sender:
         self._loop = loop
         self._outlet = outlet
         self._handing = handing
+        self.leaving = leaving
         self._pending_cap = pending_cap
         self._version = tail_version
         self._round: Round | None = None
@@ -123,6 +126,12 @@ class Sender:
     def sent(self) -> int:
         """Indices below are durable."""
         return self.tail.next
+
+    @property
+    def claimed(self) -> int:
+        """Indices below are durable, and their output keys are their own or refused."""
+        first = self.leaving.first
+        return self.tail.next if first is None else min(first, self.tail.next)
 
     @property
     def idle(self) -> bool:
@@ -196,6 +205,12 @@ class Sender:
             self._admit()
             return
         loop, values, number = self._loop, self._outlet.values, self._number
+        if not (self.held or current.gone or current.is_queued) and (left := self.leaving.take(current.packed)):
+            current.left = left
+            current.multi = self._multi(current)
+            self._admit()
+            self.leaving.claim(current.packed[0], current.multi)
+            return
 
         def work() -> tuple[dict[int, RmgrError], float]:
             begun_s = machine.monotonic()
@@ -349,7 +364,12 @@ class Sender:
         assert current is not None
         self._handing.refused(path)
         current.multi, current.is_queued = None, True
-        self._commit()
+        if current.left:
+            current.left = []
+            self.leaving.drop()
+            self._claim()
+        else:
+            self._commit()
 
     # -- trouble
 

@@ -51,26 +51,26 @@ class CallerWaits:
             raise self._full_error()
 
     def durable(self, goal: int, timeout_s: float | None) -> None:
-        """Returns when all tasks below `goal` are durable, and the end of the submission, if it has one.
+        """Returns when all tasks below `goal` are durable, with their output keys, and the end of the submission, if it has one.
 
         Raises: QueueFull, SubmitUnknown.
         """
         sender, handle = self._sender, self._handle
-        if self._wait(lambda: sender.sent >= goal and (sender.tail.complete or not sender.want_complete), timeout_s):
+        if self._wait(lambda: sender.claimed >= goal and (sender.tail.complete or not sender.want_complete), timeout_s):
             return
         if sender.full:
             raise self._full_error()
         raise SubmitUnknown(
-            f"tasks {sender.sent}..{goal - 1} of submission {handle.number} are not known to be durable: "
+            f"tasks {sender.claimed}..{goal - 1} of submission {handle.number} are not known to be durable: "
             f"{sender.trouble or 'no answer within the timeout'}",
             token=handle.submission.token,
-            task_id=f"{handle.number}_{sender.sent}",
+            task_id=f"{handle.number}_{sender.claimed}",
             hint="they are sent again in the background while this process lives",
         )
 
     def sent(self, index: int, timeout_s: float | None) -> bool:
         """Whether task `index` is durable, or refused, within the timeout."""
-        return self._wait(lambda: self._sender.sent > index, timeout_s)
+        return self._wait(lambda: self._sender.claimed > index, timeout_s)
 
     def owned(self, timeout_s: float) -> bool:
         """Whether this Submitter owns the submission when that is decided, or after the timeout."""

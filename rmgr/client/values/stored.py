@@ -14,19 +14,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from rmgr.client.values.fates import Fates
 from rmgr.client.values.pickling import dump_value
 from rmgr.client.values.results import load
 from rmgr.client.values.scattered import Payload, Scattered
 from rmgr.client.values.seen import SeenKeys
 from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import Holder, ValueShare
+from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
+from rmgr.procedures.fates import Fates
 
 if TYPE_CHECKING:
     from rmgr.procedures.deeds import Deeds
@@ -270,6 +271,17 @@ class StoredValues:
 
     # -- output keys
 
+    @property
+    def user(self) -> Person | None:
+        """Who claims output keys; None in an open cluster."""
+        return self.deeds.me if self.deeds is not None else None
+
+    def pointer_notes(self, rows: Sequence[tuple[str, bytes]]) -> tuple[bytes, ...]:
+        """Deeds of pointers that are written under free keys, or where one's own stand; none in an open cluster."""
+        if self.deeds is None:
+            return ()
+        return tuple(self.deeds.notes([(row, sha256(data).digest(), "") for row, data in rows], Encoding.POINTER))
+
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """As `Store.get_noted_many`."""
         return self._store.get_noted_many(rows, largest=largest, timeout_s=timeout)
@@ -285,10 +297,13 @@ class StoredValues:
         overwrite: bool = True,
         owners: Mapping[str, Holder | None] = _NOBODYS,
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout: float = 30.0,
     ) -> None:
         """As `write_rows`, of pointers."""
-        self.write_rows(rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, timeout=timeout)
+        self.write_rows(
+            rows, Encoding.POINTER, overwrite=overwrite, owners=owners, replaces=replaces, decided=decided, timeout=timeout
+        )
 
     def write_rows(
         self,
@@ -298,10 +313,13 @@ class StoredValues:
         overwrite: bool,
         owners: Mapping[str, Holder | None] = _NOBODYS,
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout: float,
     ) -> None:
         """Rows with their deeds, as `Store.put_many`. owners: of rows that are somebody else's, who lets us write them."""
         beside: dict[str, Any] = {"replaces": replaces} if replaces else {}
+        if decided is not None:
+            beside["decided"] = decided
         if self.deeds is not None:
             told = [(row, sha256(data).digest(), holder.owner if (holder := owners.get(row)) else "") for row, data in rows]
             beside["notes"] = self.deeds.notes(told, encoding)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rmgr.client.values.stored import StoredValues
 from rmgr.coord.decisions import ownership
 from rmgr.coord.protocol.keys import Pointer
+from rmgr.errors import RmgrError
 
 #: How a caller follows a long call: a display, or a function that is told (how many so far, of how many or 0).
 Progress = bool | Callable[[int, int], None]
@@ -66,14 +67,27 @@ class Values(StoredValues):
         Raises: KeyExists naming a key that has a value, or that another live task will write; PermissionDenied naming one that is
             somebody else's. A key whose task ended without a result, or was never submitted, is free for its owner.
         """
-        from rmgr.client.values.claims import claim_pointers
-
-        for error in claim_pointers(self, list(outputs), overwrite=overwrite, timeout=timeout).values():
+        for error in self.claim_pointers(list(outputs), overwrite=overwrite, timeout=timeout).values():
             raise error
+
+    def claim_pointers(
+        self,
+        wanted: Sequence[tuple[str, Pointer]],
+        *,
+        overwrite: bool,
+        decided: Callable[[], None] | None = None,
+        timeout: float = 30.0,
+    ) -> dict[int, RmgrError]:
+        """As `procedures.claims.claim_pointers`; the keys are known to be taken from now on."""
+        from rmgr.procedures.claims import claim_pointers
+
+        refused = claim_pointers(self, wanted, overwrite=overwrite, decided=decided, timeout=timeout)
+        self.seen.add(key for key, _ in wanted)
+        return refused
 
     def check_free(self, key: str, *, timeout: float = 30.0) -> None:
         """Raises KeyExists when the output key has a value, or when a live task will write it; PermissionDenied: it is somebody else's."""
-        from rmgr.client.values.claims import look
+        from rmgr.procedures.claims import look
 
         for error in look(self, [(key, None)], overwrite=False, timeout=timeout).refused.values():
             raise error

@@ -176,11 +176,14 @@ class Store(Protocol):
         overwrite: bool = True,
         notes: Sequence[bytes] = (),
         replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         """Writes many small values, durable together or in any subset if it fails; the cheap way for bulk. notes: one a row, or none.
 
         replaces: with `overwrite` False, keys that may exist if their value has this SHA-256: looked at and written in one step.
+        decided: with `overwrite` False, called at most once, and only by stores where that comes well before the end: nobody else can
+            create these keys any more, unless this write fails. On the caller's thread.
         Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
         below 512 KiB each nothing is written then.
         """

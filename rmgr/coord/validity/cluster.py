@@ -55,7 +55,7 @@ from rmgr.model.cluster.node import (
 from rmgr.model.cluster.queue import PRIVATE, SHARED, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.block import MOST_ATTEMPTS, MOST_TASKS, PRIORITY_RANGE
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
-from rmgr.model.wire.line import Ahead, Hint, Told
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 _COUNT = whole(0, 1 << 62)
 _PID = whole(0, 1 << 32)
@@ -232,6 +232,7 @@ BOOK.add(AclRecord, generation=_COUNT, roles=mapping(text(64), many(text(255), 1
 BOOK.add(SealedSecret, generation=_COUNT, sealed=_SEALED)
 BOOK.add(Pointer, sub=NUMBER, index=whole(0, MAX_NUMBER), n=whole(0, 99_999), by=GUID)
 BOOK.add(Hint, node=NAME, block=text(100, 1), data=blob(ZNODE_BYTES), is_early=flag)
+BOOK.add(Claimed, node=NAME, block=text(100, 1), stage=member(ClaimStage, *ClaimStage))
 BOOK.add(Ahead, serial=_COUNT, submission=NUMBER, fragment=blob(ZNODE_BYTES))
 BOOK.add(Told, serial=_COUNT, submission=NUMBER, number=_COUNT)
 

@@ -347,7 +347,15 @@ BOOK.add(
     answered=flag,
     moves=whole(0, MOST_ATTEMPTS),
 )
-BOOK.add(KeyedPayload, inputs=many(_KEY, LONG), outputs=many(_KEY, LONG), overwrite=flag, trust=many(text(255), LONG))
+BOOK.add(
+    KeyedPayload,
+    inputs=many(_KEY, LONG),
+    outputs=many(_KEY, LONG),
+    overwrite=flag,
+    trust=many(text(255), LONG),
+    claims_by=GUID,
+    deeds=many(blob(ZNODE_BYTES), LONG),
+)
 BOOK.add(
     Outcome,
     index=_INDEX,

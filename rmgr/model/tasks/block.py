@@ -133,12 +133,18 @@ class BlockData(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class KeyedPayload(msgspec.Struct, frozen=True, array_like=True):
-    """Arguments of a task in the keyed form: keys in the data store, in order. trust: users whose pickles it loads."""
+    """Arguments of a task in the keyed form: keys in the data store, in order. trust: users whose pickles it loads.
+
+    claims_by: guid of the Submitter that has left the claim of the output keys to whoever runs the task; "" = they are claimed.
+    deeds: then, in a secured cluster: of the pointer under each output key, made by the user.
+    """
 
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     overwrite: bool = False
     trust: tuple[str, ...] = ()
+    claims_by: str = ""
+    deeds: tuple[bytes, ...] = ()
 
 
 def pending_indices(key: BlockKey, done: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 #: Bytes of one frame: a block's data with its name, or a fragment's.
@@ -36,4 +38,21 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=3):
     number: int
 
 
-Message = Hint | Ahead | Told
+class ClaimStage(StrEnum):
+    """How far the output keys of a block are claimed that is handed over with its keys left to the node."""
+
+    HERE = "here"  #: the node claims them itself, before it begins
+    AWAITED = "awaited"  #: its client claims them, and will say so
+    DECIDED = "decided"  #: nobody else can have them: tasks may begin, and none may be committed as completed
+    MADE = "made"  #: the tasks have them
+
+
+class Claimed(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Client to Starter: how far it has claimed the output keys of a block that it handed to `node`. HERE: it does not."""
+
+    node: str
+    block: str
+    stage: ClaimStage
+
+
+Message = Hint | Ahead | Told | Claimed

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.client.values.claims import claim_pointers, look
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists
+from rmgr.procedures.claims import claim_pointers, look
 from tests.harness.store_adapters import ADAPTERS, Adapter, ready, run_threads
 from tests.harness.store_ways import WAYS, opened
 
@@ -74,8 +74,8 @@ def test_of_clients_that_want_the_same_keys_each_key_has_one_winner(store: Store
 def test_a_claim_that_is_repeated_finds_its_own(store: Store) -> None:
     values = Values(store, _Nothing())  # type: ignore[arg-type]
     wanted = [(f"out/{n}", Pointer(sub=12, index=n, by="me")) for n in range(5)]
-    assert claim_pointers(values, wanted[:3], overwrite=False) == {}
-    assert claim_pointers(values, wanted, overwrite=False) == {}
+    assert values.claim_pointers(wanted[:3], overwrite=False) == {}
+    assert values.claim_pointers(wanted, overwrite=False) == {}
     assert look(values, list(wanted), overwrite=False).ours == {key for key, _ in wanted}
     assert "out/4" in values.seen
 

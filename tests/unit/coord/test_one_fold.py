@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.cli.waiting.follow import read_ends
-from rmgr.client.values.fates import Fates
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import Progress, claimed_state
 from rmgr.coord.protocol import keys, paths
@@ -28,6 +27,7 @@ from rmgr.model.base.states import TRANSITIONS, State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
+from rmgr.procedures.fates import Fates
 from rmgr.procedures.pointers import locate
 from rmgr.procedures.snapshot import read_progress, read_tasks
 from tests.harness.memory import MemoryCoordinator

@@ -28,6 +28,7 @@ from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import State
 from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
+from rmgr.model.wire.line import ClaimStage
 
 #: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
 MAX_FAILED = 100
@@ -115,6 +116,7 @@ class ClaimedBlock:
     over_limit: dict[int, str] = field(default_factory=dict)  #: why tasks of it are ended with DISK_LIMIT
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
+    claims: ClaimStage = ClaimStage.HERE  #: of output keys that its Submitter has left to this node
     is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:

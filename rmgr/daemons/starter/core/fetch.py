@@ -23,7 +23,7 @@ from rmgr.daemons.starter.core.arguments import Arguments, read_arguments
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import StagingRoom
 from rmgr.daemons.starter.core.uploads import Uploads
-from rmgr.errors import DataLost, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
+from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
 from rmgr.runner.host.kernel import NODE_TROUBLE
@@ -63,7 +63,7 @@ class FetchFailure:
     @classmethod
     def of(cls, error: Exception, words: str) -> FetchFailure:
         """What `error` means for the work; `words` are shown to its user."""
-        theirs = isinstance(error, PermissionDenied | DataLost | NotFound | ValueTooLarge | UsageError | ValueError)
+        theirs = isinstance(error, PermissionDenied | DataLost | KeyExists | NotFound | ValueTooLarge | UsageError | ValueError)
         theirs = theirs or (isinstance(error, OSError) and error.errno in _OF_NAMES)
         gone, refused = isinstance(error, RowGone), isinstance(error, PermissionDenied)
         return cls(reason_of(error), words, blames_node=not theirs, is_final=gone, is_refusal=refused)
@@ -75,6 +75,8 @@ def reason_of(error: Exception) -> Reason:
         return Reason.UNTRUSTED
     if isinstance(error, DataLost):
         return Reason.DATA_LOST
+    if isinstance(error, KeyExists):
+        return Reason.OUTPUT_EXISTS
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return Reason.NODE_LOST  # something removes files of this node
     return Reason.NODE_LOST if isinstance(error, OSError) and error.errno in NODE_TROUBLE else Reason.START_FAILED

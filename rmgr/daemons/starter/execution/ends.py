@@ -407,6 +407,24 @@ class Ends:
         self._conclude(block, index, ending, written, machine.monotonic())
 
     def _conclude(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
+        if ending.reason is Reason.NONE and self._stager.left.has(block):
+            block.writing += 1
+            self._stager.left.when_claimed(block, index, partial(self._claimed, block, index, ending, written))
+        else:
+            self._end(block, index, ending, written, now_s)
+
+    def _claimed(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, refusal: Exception | None) -> None:
+        """It has its output keys; or its client died before it had, and somebody else has them now."""
+        block.writing -= 1
+        if refusal is not None:
+            failure = FetchFailure.of(refusal, refusal.message if isinstance(refusal, RmgrError) else str(refusal))
+            ending.reason, ending.error = failure.reason, failure.error
+            ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
+            self._delete_rows(block, index)
+            written = None
+        self._end(block, index, ending, written, machine.monotonic())
+
+    def _end(self, block: ClaimedBlock, index: int, ending: Ending, written: Written | None, now_s: float) -> None:
         key, record = block.key, block.info.record
         ended = conclude(
             block,

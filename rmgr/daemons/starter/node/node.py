@@ -84,6 +84,7 @@ class NodeAgent:
             blocks=self.blocks,
             log=self.log,
             accounts=accounts,
+            claims=shared.claims,
             values_cap_bytes=shared.values_cap,
             pace=self.pace,
         )

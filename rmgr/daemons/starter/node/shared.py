@@ -21,6 +21,7 @@ from rmgr.daemons.starter.health.reach import Reach
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
 from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
+from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.rows import OutputRows
 from rmgr.model.cluster.queue import ClusterSettings
@@ -65,8 +66,10 @@ class Shared:
     directory: Path = Path()  #: the Starter's own
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     rows: OutputRows = field(init=False)
+    claims: OutputClaims = field(init=False)
 
     def __post_init__(self) -> None:
+        self.claims = OutputClaims(self.io.store, self.coordinator, self.deeds)
         self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
 
     def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:

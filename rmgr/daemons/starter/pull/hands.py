@@ -127,6 +127,7 @@ class Hands:
         if now_s >= self._look_s:
             self.look()
         self.hints.settle(now_s)
+        self.due_s = min(self.due_s, self.hints.due_s)
         for key in list(self._met):
             self._take(key, boards)
 

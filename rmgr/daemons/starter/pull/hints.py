@@ -4,10 +4,14 @@ A hint makes the Starter ask ZooKeeper for the block at once, instead of after a
 inputs, while it waits for the answer. An early one, given before the block is committed, has only the latter effect. Only what was
 read from ZooKeeper is run: a hint that is wrong, late or lost changes nothing. The client that gave it is told what is committed of
 the block: the fragment when the COMPLETE goes out, its number once it is committed.
+
+Of a block whose output keys are left to this node it is the client that claims them, and says so (`staging/left.py`). Its word counts, for
+these are the keys of its own tasks. When it does not come, this node claims them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -20,12 +24,13 @@ from rmgr.adapters.rpc.line import DirectLine, LineServer
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped
+from rmgr.coord.protocol.records import decode_keyed
 from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.wire.line import Ahead, Hint, Message, Told
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 
 #: Announced blocks of one node that have not been met; and for how long they are remembered.
 _MOST, _KEEP_S = 8, 2.0
+#: So long a client may take to claim output keys (s).
+_CLAIM_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ class Hints:
         self._announced: dict[BlockKey, Announced] = {}
         self._asking: set[BlockKey] = set()
         self._early: set[BlockKey] = set()  #: announced before they are asked for, and not looked at yet
+        self._claiming: dict[BlockKey, Announced] = {}  #: their clients are claiming their output keys
 
     def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
         """On the line's thread: asks before anything else is done. generation: of the registration."""
@@ -140,11 +148,37 @@ class Hints:
         """A new registration."""
         for key in list(self._announced):
             self._drop(key)
+        while self._claiming:
+            self._node.stager.left.advance(self._claiming.popitem()[1].block, ClaimStage.HERE)
+
+    @property
+    def due_s(self) -> float:
+        """When `settle` is needed without a new fact (monotonic), inf = never."""
+        return min((claiming.until_s for claiming in self._claiming.values()), default=math.inf)
 
     def settle(self, now_s: float) -> None:
         """What was announced long ago, and never came, is forgotten. Cost: O(announced)."""
         for old in [one for one, announced in self._announced.items() if announced.until_s < now_s]:
             self._drop(old)
+        for key in [one for one, claiming in self._claiming.items() if claiming.until_s <= now_s or not claiming.line.is_open]:
+            self._node.stager.left.advance(self._claiming.pop(key).block, ClaimStage.HERE)
+
+    def claimed(self, line: DirectLine, message: Claimed) -> None:
+        """A client says how far the claim of output keys is. On the line's thread."""
+        try:
+            key = paths.parse_block(message.block)
+        except ValueError:
+            line.close()
+            return
+        self._shared.post(partial(self._advance, line, key, message.stage))
+
+    def _advance(self, line: DirectLine, key: BlockKey, stage: ClaimStage) -> None:
+        claiming = self._claiming.get(key)
+        if claiming is None or claiming.line is not line:
+            return
+        if stage is not ClaimStage.DECIDED:
+            del self._claiming[key]
+        self._node.stager.left.advance(claiming.block, stage)
 
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
         """The block that was announced under `key`, if it is what was read; it is told of from here on."""
@@ -159,6 +193,7 @@ class Hints:
     def _drop(self, key: BlockKey) -> None:
         found = self._announced.pop(key, None)
         if found is not None:
+            self._claiming.pop(key, None)
             self._node.stager.forget(found.block)
 
     def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
@@ -183,12 +218,15 @@ class Hints:
         block.info = info
         if block.data.incarnation or block.is_placed:
             return
-        if self._shared.gate is not None:
-            self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
         self._drop(key)
         self._announced[key] = Announced(line, block, data, now_s + _KEEP_S)
         if _is_his(line, block):
-            self._node.stager.meet(block)
+            if block.data.keyed and any(decode_keyed(one).claims_by for one in block.data.payloads):
+                block.claims = ClaimStage.AWAITED
+                self._claiming[key] = Announced(line, block, data, now_s + _CLAIM_S)
+            self._node.stager.meet(block)  # on other threads, while it is verified here
+        if self._shared.gate is not None:
+            self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
 
     def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
         self._asking.discard(key)
@@ -201,7 +239,9 @@ def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:
 
 
 class HintedHands(Protocol):
-    """Takes hints of one node."""
+    """Takes hints of one node. hints: what clients say beside."""
+
+    hints: Hints
 
     def heard(self, line: DirectLine, hint: Hint) -> None:
         """A client says what it is handing over. On the line's thread."""
@@ -250,9 +290,11 @@ class Switchboard:
         self._loop.close()
 
     def _heard(self, line: DirectLine, message: Message) -> None:
-        node = self._nodes.get(message.node) if isinstance(message, Hint) else None
+        node = self._nodes.get(message.node) if isinstance(message, Hint | Claimed) else None
         if isinstance(message, Hint) and node is not None:
             node.hands.heard(line, message)
+        elif isinstance(message, Claimed) and node is not None:
+            node.hands.hints.claimed(line, message)
         else:
             line.close()
 

@@ -2,12 +2,13 @@
 
 A task's inputs are read once: its message is kept until it has ended here or was given away. Values that are too large for a message,
 alone or together, become files (`Stager`); all others go from the store's answer into the message that the worker gets.
+
+Output keys that their Submitter has left unclaimed (HAND, protocol.md 5) are claimed at the same time. No task starts before both are done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,11 +18,13 @@ from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import GivenUpError, Wish
+from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, TaskReads
+from rmgr.daemons.starter.staging.left import LeftKeys
+from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
-from rmgr.runtime import machine
 
 #: Input values up to this many bytes travel in the message, larger ones as files.
 INLINE_INPUT = 256 * 1024
@@ -29,40 +32,12 @@ INLINE_INPUT = 256 * 1024
 CAP_BYTES = 64 * 1024 * 1024
 
 
-@dataclass(slots=True, eq=False)
-class Want:
-    """A task whose inputs are to be read. need_bytes: taken of the memory until they are here."""
-
-    block: ClaimedBlock
-    index: int
-    wish: Wish
-    keyed: KeyedPayload
-    need_bytes: int
-    since_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.since_s = machine.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """All that a task needs is in these bytes."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class FoundInputs:
-    """The inputs of a task are found, and some of them must become files."""
-
-    inputs: list[Input]
-
-
 class ReadAhead:
     """Reads for one node.
 
     Args:
         arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread.
+        claims: of output keys that are left to this node; None: there are none.
         cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
     """
 
@@ -72,6 +47,7 @@ class ReadAhead:
         inputs: Inputs,
         arrived: Callable[[Want, Message | FoundInputs | Exception], None],
         *,
+        claims: OutputClaims | None = None,
         cap_bytes: int = CAP_BYTES,
     ) -> None:
         self._inputs = inputs
@@ -79,6 +55,7 @@ class ReadAhead:
         self.cap_bytes = cap_bytes
         self.held_bytes = 0
         self._convoy: Convoy[Want] = Convoy(io, self._carry, self._arrived, weight=_weight, most=ROWS_TOGETHER, is_read=True)
+        self.left = LeftKeys(io, claims, self._tell_all_of)
 
     def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
         """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError."""
@@ -88,7 +65,10 @@ class ReadAhead:
         if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
             return False
         self.held_bytes += need_bytes
-        self._convoy.add(Want(block, index, wish, keyed, need_bytes))
+        want = Want(block, index, wish, keyed, need_bytes)
+        if keyed.claims_by and keyed.outputs:
+            self.left.begin(want)
+        self._convoy.add(want)
         return True
 
     @property
@@ -115,7 +95,14 @@ class ReadAhead:
 
     def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> None:
         for number, want in enumerate(wants):
-            self._tell(want, result if isinstance(result, Exception) else result[number])
+            want.found = result if isinstance(result, Exception) else result[number]
+            self._tell_all_of(want)
+
+    def _tell_all_of(self, want: Want) -> None:
+        """Once its inputs are here and its keys are its own, or somebody else's."""
+        if want.found is not None and not want.is_claiming:
+            found, want.found = want.found, None
+            self._tell(want, want.refusal or found)
 
 
 def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:

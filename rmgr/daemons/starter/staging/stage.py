@@ -25,10 +25,13 @@ from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import NoRoom, Wish
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.daemons.starter.staging.ahead import CAP_BYTES, FoundInputs, Message, ReadAhead, Want
+from rmgr.daemons.starter.staging.ahead import CAP_BYTES, ReadAhead
+from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.daemons.starter.staging.left import LeftKeys
 from rmgr.daemons.starter.staging.names import expand, has_own_name
 from rmgr.daemons.starter.staging.task_files import Staged, TaskFiles, remove_files
+from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command
@@ -74,6 +77,7 @@ class Stager:
     Args:
         wake: is called when something was staged. directory: for files and work directories.
         accounts: whose the files are to be, None = the Starter's. uploads: of all nodes of the Starter.
+        claims: see `ReadAhead`.
         on_unstartable: is called with (block, indices, failure) of tasks that cannot be started.
         blocks: the node's claimed blocks, in the order in which they start (the owner's own dictionary).
         values_cap_bytes: memory for inputs that are read ahead. pace: seconds of all slots that a task of a block takes, None = unknown.
@@ -91,11 +95,12 @@ class Stager:
         blocks: Mapping[BlockKey, ClaimedBlock],
         log: Log,
         accounts: Accounts | None = None,
+        claims: OutputClaims | None = None,
         values_cap_bytes: int = CAP_BYTES,
         pace: Callable[[ClaimedBlock], float | None] = lambda _: None,
     ) -> None:
         self._pace = pace
-        self._reading = ReadAhead(io, inputs, self._read, cap_bytes=values_cap_bytes)
+        self._reading = ReadAhead(io, inputs, self._read, claims=claims, cap_bytes=values_cap_bytes)
         self._io = io
         self._files = TaskFiles(inputs, uploads, directory, accounts)
         self._room = uploads.room
@@ -141,6 +146,11 @@ class Stager:
     def held_bytes(self) -> int:
         """Memory for inputs that are read ahead."""
         return self._reading.held_bytes
+
+    @property
+    def left(self) -> LeftKeys:
+        """Output keys that are left to this node."""
+        return self._reading.left
 
     def meet(self, block: ClaimedBlock) -> None:
         """It may be the node's own soon: inputs of its first tasks are read while that is being decided. Else: `forget`."""
@@ -227,6 +237,7 @@ class Stager:
                 self.done(block, index)
             state.needed = False
             del self._states[block]
+        self.left.forget(block)
 
     def outputs_of(self, block: ClaimedBlock, index: int) -> tuple[str, ...]:
         """Output keys of a task in the keyed form."""

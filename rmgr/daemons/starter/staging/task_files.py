@@ -17,9 +17,10 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.room import GivenUpError, StagingShare, Wish, disk_bytes, on_disk
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.accounts import Accounts, hand_over
-from rmgr.daemons.starter.staging.ahead import INLINE_INPUT, FoundInputs, Want, encode_call
+from rmgr.daemons.starter.staging.ahead import INLINE_INPUT, encode_call
 from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.stage_files import inside, make_way, plain, to_file
+from rmgr.daemons.starter.staging.want import FoundInputs, Want
 from rmgr.errors import NotFound
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command

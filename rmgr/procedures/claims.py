@@ -1,23 +1,26 @@
-"""Output keys of tasks that are about to be submitted: pointers written together, before the commit that submits the tasks.
+"""Claims output keys of tasks: writes their pointers, many together.
 
-`submit` refuses at once what this process knows to be taken. What somebody else has taken ends its task FAILED with OUTPUT_EXISTS. Keys
-are created, never overwritten: a key that is free although something stands there (its task ended without a result) is replaced only
-if that still stands there, so of several who want a key one has it, whoever dies. Called on a thread that may wait for the store; may
-be repeated after a failure.
+The Submitter does it before the commit that submits the tasks. For a task that it hands straight to a node, the Starter does, before
+the task begins. A task whose key somebody else has taken ends FAILED with OUTPUT_EXISTS. Keys are created, never overwritten: a key that
+is free although something stands there (its task ended without a result) is replaced only if that still stands there. So of several who
+want a key one has it, whoever dies. Called on a thread that may wait for the store. May be repeated after a failure, by anybody: the
+pointer of a task is always the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from rmgr.client.values.stored import StoredValues
 from rmgr.coord.decisions.ownership import Holder
+from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
-from rmgr.coord.protocol.ports import Encoding
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding
 from rmgr.errors import KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.base.states import State
+from rmgr.procedures.fates import Fates
 
 #: Pointers of one write: below the size up to which a refused write leaves nothing behind.
 _ROWS = 2000
@@ -27,10 +30,48 @@ _POINTER_BYTES = 4096
 _TRIES = 8
 #: Characters of a key that an error shows.
 _SHOWN = 100
-_HINT = "overwrite=True replaces it; or choose another key"
+#: What to do about a key that somebody else has.
+HOW_TO_REPLACE = "overwrite=True replaces it; or choose another key"
 
 #: An output key and what is to stand under it.
 Wanted = tuple[str, Pointer]
+_NOBODYS: Mapping[str, Holder | None] = {}
+
+
+class KeyTable(Protocol):
+    """Rows of the data store under the keys of users. fates: of the tasks behind pointers."""
+
+    fates: Fates
+
+    @property
+    def user(self) -> Person | None:
+        """Who claims; None in an open cluster, where keys are everybody's."""
+        ...
+
+    def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
+        """As `Store.get_noted_many`."""
+        ...
+
+    def about(self, rows: Sequence[str], *, timeout: float = 30.0) -> dict[str, About]:
+        """As `Store.about_many`."""
+        ...
+
+    def check_writable(self, key: str, about: About) -> Holder | None:
+        """Whose what was found there is, None where nobody asks. Raises PermissionDenied, KeyExists: it is not to be replaced."""
+        ...
+
+    def write_pointers(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        overwrite: bool = True,
+        owners: Mapping[str, Holder | None] = _NOBODYS,
+        replaces: Mapping[str, bytes] = NOTHING,
+        decided: Callable[[], None] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        """As `Store.put_many` of pointers. owners: of rows that are somebody else's, who lets us write them."""
+        ...
 
 
 @dataclass(slots=True)
@@ -46,8 +87,17 @@ class KeyState:
     replaces: dict[str, bytes] = field(default_factory=dict)
 
 
-def claim_pointers(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float = 30.0) -> dict[int, RmgrError]:
+def claim_pointers(
+    values: KeyTable,
+    wanted: Sequence[Wanted],
+    *,
+    overwrite: bool,
+    decided: Callable[[], None] | None = None,
+    timeout: float = 30.0,
+) -> dict[int, RmgrError]:
     """Writes pointers under their keys; of a task with a key that cannot be had none. Returns those: index -> why.
+
+    decided: called at most once, as soon as nobody else can have any of free keys: they are written a moment later.
 
     Cost: one write of the store for 2,000 keys that are free; a look and another one where some are not.
     Raises: StoreUnavailable, also when others go on taking the same keys; then some are written, and it may be repeated.
@@ -55,15 +105,17 @@ def claim_pointers(values: StoredValues, wanted: Sequence[Wanted], *, overwrite:
     refused: dict[int, RmgrError] = {}
     for at in range(0, len(wanted), _ROWS):
         some = wanted[at : at + _ROWS]
-        if overwrite and values.deeds is None:
+        if overwrite and values.user is None:
             values.write_pointers(_rows(some), timeout=timeout)
         else:
-            refused |= _claim_some(values, some, overwrite=overwrite, timeout=timeout)
-    values.seen.add(key for key, _ in wanted)
+            told = decided if len(some) == len(wanted) else None
+            refused |= _claim_some(values, some, overwrite=overwrite, decided=told, timeout=timeout)
     return refused
 
 
-def _claim_some(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bool, timeout: float) -> dict[int, RmgrError]:
+def _claim_some(
+    values: KeyTable, wanted: Sequence[Wanted], *, overwrite: bool, decided: Callable[[], None] | None, timeout: float
+) -> dict[int, RmgrError]:
     refused: dict[int, RmgrError] = {}
     left, found = list(wanted), KeyState()
     for _ in range(_TRIES):
@@ -71,7 +123,10 @@ def _claim_some(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bo
         if not rows:
             return refused
         try:
-            values.write_pointers(rows, overwrite=False, owners=found.holders, replaces=found.replaces, timeout=timeout)
+            told = decided if not refused else None
+            values.write_pointers(
+                rows, overwrite=False, owners=found.holders, replaces=found.replaces, decided=told, timeout=timeout
+            )
         except KeyExists:
             pass
         else:
@@ -90,7 +145,7 @@ def _claim_some(values: StoredValues, wanted: Sequence[Wanted], *, overwrite: bo
     raise StoreUnavailable(f"others are taking the output key {left[0][0]!r} at the same time", hint="it is tried again")
 
 
-def look(values: StoredValues, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
+def look(values: KeyTable, wanted: Sequence[tuple[str, Pointer | None]], *, overwrite: bool, timeout: float = 30.0) -> KeyState:
     """What stands under output keys, each with the pointer that is to stand there.
 
     Cost: one read of the store, and one of each submission that they point to.
@@ -105,7 +160,7 @@ def look(values: StoredValues, wanted: Sequence[tuple[str, Pointer | None]], *, 
         data, about = there[row]
         try:
             found.holders[row] = values.check_writable(key, about)
-        except PermissionDenied as error:
+        except (PermissionDenied, KeyExists) as error:
             found.refused[key] = error
             continue
         if overwrite:
@@ -121,7 +176,7 @@ def look(values: StoredValues, wanted: Sequence[tuple[str, Pointer | None]], *, 
     return found
 
 
-def _judge(values: StoredValues, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
+def _judge(values: KeyTable, pointers: dict[str, Pointer], found: KeyState, timeout: float) -> None:
     """Refuses the keys whose tasks have written their value, or will."""
     fates = dict(zip(pointers, values.fates.fates(pointers.values(), timeout), strict=True))
     kept = values.about([keys.final(pointers[key]) for key, fate in fates.items() if fate == "gone"], timeout=timeout)
@@ -131,17 +186,17 @@ def _judge(values: StoredValues, pointers: dict[str, Pointer], found: KeyState, 
             continue
         del found.replaces[row]
         if fate == "denied":
-            found.refused[key] = PermissionDenied(f"the output key {key!r} points to a task of somebody else", hint=_HINT)
+            found.refused[key] = PermissionDenied(f"the output key {key!r} points to a task of somebody else", hint=HOW_TO_REPLACE)
             continue
         verb = "writes" if fate == "open" else "wrote"
         found.refused[key] = _exists(values, key, found.holders[row], f"task {pointer.sub}_{pointer.index} {verb} it")
 
 
-def _exists(values: StoredValues, key: str, holder: Holder | None, what: str) -> KeyExists:
+def _exists(values: KeyTable, key: str, holder: Holder | None, what: str) -> KeyExists:
     shown = key if len(key) <= _SHOWN else f"{key[: _SHOWN // 2]}...{key[-_SHOWN // 2 :]}"
-    is_anothers = holder is not None and holder.owner and values.deeds is not None and not values.deeds.me.owns(holder.owner)
+    is_anothers = holder is not None and holder.owner and values.user is not None and not values.user.owns(holder.owner)
     whose = f", it {holder.told}" if is_anothers and holder is not None else ""
-    return KeyExists(f"the output key {shown!r} exists already: {what}{whose}", hint=_HINT)
+    return KeyExists(f"the output key {shown!r} exists already: {what}{whose}", hint=HOW_TO_REPLACE)
 
 
 def _rows(pointers: Sequence[Wanted]) -> list[tuple[str, bytes]]:

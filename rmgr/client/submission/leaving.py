@@ -1,0 +1,95 @@
+"""Claims output keys of a block beside its HAND, not before it: a task alone does not wait for two commits in turn.
+
+The keys are left to the node, with all that it needs to claim them if this process dies. It begins nothing before it is told over the
+direct line that they are claimed, or has claimed them itself. Lives on the Submitter's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rmgr.client.submission.claiming import claim, left_by, may_leave, outputs_of
+from rmgr.client.submission.doors import SubmitterLoop
+from rmgr.client.submission.handing import Handing
+from rmgr.client.submission.packing import Packed
+from rmgr.client.values.values import Values
+from rmgr.coord.protocol.multi import Multi
+from rmgr.errors import RmgrError, Unavailable
+from rmgr.model.wire.line import ClaimStage
+
+_RETRY_S = 0.2
+
+
+class LeavingSubmission(Protocol):
+    """The submission whose blocks are handed over."""
+
+    number: int
+
+    def is_open(self, block: Packed) -> bool:
+        """Tasks of it have not ended."""
+        ...
+
+    def refuse(self, refused: Mapping[int, RmgrError], *, is_early: bool = False) -> None:
+        """These tasks cannot have their output keys. is_early: their node will say so, too."""
+        ...
+
+    def notify(self) -> None:
+        """Wakes who waits for a change."""
+        ...
+
+
+class Leaving:
+    """Of one submission. At most one block at a time: a HAND is tried only when everything before it is final."""
+
+    def __init__(self, handle: LeavingSubmission, loop: SubmitterLoop, values: Values, handing: Handing) -> None:
+        self._handle = handle
+        self._loop = loop
+        self._values = values
+        self._handing = handing
+        self._block: Packed | None = None
+
+    @property
+    def first(self) -> int | None:
+        """Index of the first task that may not have its output keys yet; None: no keys are left to a node."""
+        return self._block.first if self._block is not None and self._handle.is_open(self._block) else None
+
+    def take(self, packed: list[Packed]) -> list[Packed]:
+        """The same blocks with their keys left to the node that they would be handed to; none: their keys are claimed before."""
+        if len(packed) != 1 or not may_leave(packed[0]) or not self._handing.hears(packed):
+            return []
+        self._values.seen.add(outputs_of(packed[0]))
+        return [left_by(packed[0], self._values, self._handle.number, self._loop.guid)]
+
+    def claim(self, block: Packed, multi: Multi) -> None:
+        """Claims its keys while its HAND, `multi`, is on its way."""
+        self._block = block
+        number, guid, values = self._handle.number, self._loop.guid, self._values
+        decided = lambda: self._loop.post(lambda: self._say(block, multi, ClaimStage.DECIDED))  # noqa: E731
+        asked = self._loop.io(lambda: claim(values, number, guid, [block], decided=decided))
+        asked.add_done_callback(lambda _: self._loop.post(lambda: self._claimed(block, multi, asked.result)))
+
+    def drop(self) -> None:
+        """The HAND was refused."""
+        self._block = None
+
+    def _say(self, block: Packed, multi: Multi, stage: ClaimStage) -> None:
+        if self._block is block:
+            self._handing.say_claimed(multi, stage)
+
+    def _claimed(self, block: Packed, multi: Multi, result: Callable[[float], dict[int, RmgrError]]) -> None:
+        if self._block is not block:
+            return
+        try:
+            refused = result(0)
+        except Unavailable:
+            if self._handle.is_open(block):  # its node tries, too
+                self._loop.after(self._loop.jitter(_RETRY_S), lambda: self.claim(block, multi) if self._block is block else None)
+            return
+        except RmgrError as error:
+            refused = dict.fromkeys(range(block.first, block.first + block.count), error)
+        self._say(block, multi, ClaimStage.HERE if refused else ClaimStage.MADE)
+        self._block = None
+        if refused:
+            self._handle.refuse(refused, is_early=True)
+        self._handle.notify()
