@@ -33,7 +33,7 @@ from rmgr.model.tasks.outcome import FailedRange, Fragment, FragmentSeal, Outcom
 from rmgr.model.tasks.placing import Allocation, NodeHold, PlacingSeal, Reserved, Rigid
 from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRequest
 from rmgr.model.tasks.submission import Command, Condition, Dependency, Paged, PythonEnvironment, Submission, Tail, Upload, Work
-from rmgr.model.wire.line import Ahead, Hint, Told
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 SHA = "0123456789abcdef" * 4
 _PAST = PastAttempt(attempt=1, node="n1", reason=Reason.NODE_LOST)
@@ -108,6 +108,7 @@ SAMPLES: tuple[Any, ...] = (
     Hint(node="n1", block="b", data=b"x"),
     Ahead(serial=1, submission=1, fragment=b"x"),
     Told(serial=1, submission=1, number=1),
+    Claimed(node="n1", block="b", stage=ClaimStage.MADE),
 )
 
 #: What may stand in no field at all, whatever it is for: as JSON, and (where MessagePack can say it) as a value.

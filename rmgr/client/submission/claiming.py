@@ -1,4 +1,4 @@
-"""Claims the output keys of packed blocks, and makes all that a node needs to claim those that are left to it (`leaving.py`).
+"""Claims the output keys of packed blocks, and makes all that a node needs to claim those that are left to it (`handed_keys.py`).
 
 Left are only keys that are created. One that is overwritten is claimed when its task is submitted and never again, for a later task may
 have overwritten it.

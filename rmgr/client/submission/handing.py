@@ -93,10 +93,12 @@ class Handing:
         fits = record.state is NodeState.UP and record.takes_handed
         return (self._node, version) if fits and packed[0].count * handle.submission.request.cores <= record.capacity.cores else None
 
-    def hears(self, packed: list[Packed]) -> bool:
-        """They would be handed over, and the Starter be told at once."""
-        lines = self._lines
-        return lines is not None and self.target(packed) is not None and self._known is not None and lines.of(self._known[1]) is not None
+    def takes_left(self, packed: list[Packed]) -> bool:
+        """They would be handed over with their output keys left to the node, which would be told at once."""
+        if self._lines is None or self.target(packed) is None or self._known is None:
+            return False
+        record = self._known[1]
+        return record.takes_left and self._lines.of(record) is not None
 
     def announce(self, multi: Multi, *, is_early: bool = False) -> None:
         """Announces a HAND to its Starter: it is on its way, or is_early: will be soon."""

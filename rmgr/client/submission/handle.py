@@ -17,8 +17,8 @@ from rmgr.client.identity.authentic import Authenticity
 from rmgr.client.ports import Listener, TaskSpec
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.follower import Follower
+from rmgr.client.submission.handed_keys import HandedKeys
 from rmgr.client.submission.handing import Handing, HintLines
-from rmgr.client.submission.leaving import Leaving
 from rmgr.client.submission.packing import Packed
 from rmgr.client.submission.record_watch import RecordWatch
 from rmgr.client.submission.refusals import Refusals
@@ -93,10 +93,10 @@ class SubmissionHandle:
         self._keeper = keeper
         self._refusals = Refusals()
         self._handing = Handing(self, loop, lines)
-        leaving = Leaving(self, loop, outlet.values, self._handing)
+        handed_keys = HandedKeys(self, loop, outlet.values, self._handing)
         is_held = held or stored.submission.phase is Phase.HELD
         self._sender = Sender(
-            self, loop, outlet, self._handing, leaving, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
+            self, loop, outlet, self._handing, handed_keys, stored.tail, stored.tail_version, held=is_held, pending_cap=pending_cap
         )  # fmt: skip
         self._waits = CallerWaits(self, self._sender, self.lock, pending_cap=pending_cap)
         self._follower = Follower(

@@ -14,7 +14,7 @@ _KEPT = 20_000
 
 
 class Refusals:
-    """Of one submission."""
+    """Refused tasks of one submission."""
 
     def __init__(self) -> None:
         self._refused: dict[int, RmgrError] = {}

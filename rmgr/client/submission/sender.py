@@ -18,8 +18,8 @@ from rmgr.client.identity.signing import Seal, Signer, unsealed
 from rmgr.client.submission.claiming import claim
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.gauge import FULL_LOOK_S, Gauge
+from rmgr.client.submission.handed_keys import HandedKeys
 from rmgr.client.submission.handing import Handing
-from rmgr.client.submission.leaving import Leaving
 from rmgr.client.submission.packing import MOST_BLOCKS, Buffer, Packed
 from rmgr.client.submission.round import Round, RoundFate, fate_of
 from rmgr.client.values import content
@@ -91,7 +91,7 @@ class Sender:
         loop: SubmitterLoop,
         outlet: Outlet,
         handing: Handing,
-        leaving: Leaving,
+        handed_keys: HandedKeys,
         tail: Tail,
         tail_version: int,
         *,
@@ -109,7 +109,7 @@ class Sender:
         self._loop = loop
         self._outlet = outlet
         self._handing = handing
-        self.leaving = leaving
+        self._handed_keys = handed_keys
         self._pending_cap = pending_cap
         self._version = tail_version
         self._round: Round | None = None
@@ -130,7 +130,7 @@ class Sender:
     @property
     def claimed(self) -> int:
         """Indices below are durable, and their output keys are their own or refused."""
-        first = self.leaving.first
+        first = self._handed_keys.first
         return self.tail.next if first is None else min(first, self.tail.next)
 
     @property
@@ -205,11 +205,11 @@ class Sender:
             self._admit()
             return
         loop, values, number = self._loop, self._outlet.values, self._number
-        if not (self.held or current.gone or current.is_queued) and (left := self.leaving.take(current.packed)):
+        if not (self.held or current.gone or current.is_queued) and (left := self._handed_keys.take(current.packed)):
             current.left = left
             current.multi = self._multi(current)
             self._admit()
-            self.leaving.claim(current.packed[0], current.multi)
+            self._handed_keys.claim(current.packed[0], current.multi)
             return
 
         def work() -> tuple[dict[int, RmgrError], float]:
@@ -366,7 +366,7 @@ class Sender:
         current.multi, current.is_queued = None, True
         if current.left:
             current.left = []
-            self.leaving.drop()
+            self._handed_keys.drop()
             self._claim()
         else:
             self._commit()

@@ -97,6 +97,7 @@ BOOK.add(
     protocol=_PROTOCOL,
     life=GUID,
     takes_handed=flag,
+    takes_left=flag,
     line=WORD,
     metrics=WORD,
     leaves=flag,

@@ -47,6 +47,7 @@ class NodeRecord:
     takes_handed: bool = False  #: it looks for blocks that a Submitter hands it while it shows its idle marker
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = it has none
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
+    takes_left: bool = False  #: of these it claims the output keys if the Submitter does not
     leaves: bool = False  #: its Starter writes down that it ends in good order: gone without that word, it has died
     newer: Newer = newer()
 

@@ -39,7 +39,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class ClaimStage(StrEnum):
-    """How far the output keys of a block are claimed that is handed over with its keys left to the node."""
+    """Stages of the claim of output keys that are left to the node to which their block is handed."""
 
     HERE = "here"  #: the node claims them itself, before it begins
     AWAITED = "awaited"  #: its client claims them, and will say so

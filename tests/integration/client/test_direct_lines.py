@@ -36,7 +36,7 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
-from rmgr.model.wire.line import Ahead, Hint, Message, Told
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from tests.harness.bundles import session_bundles
 from tests.harness.starter_rig import Rig, wait_for
 
@@ -370,7 +370,16 @@ def replace_function(data: BlockData) -> BlockData:
     return msgspec.structs.replace(data, function="0" * 64, retries=3)
 
 
-@pytest.mark.parametrize("hint", [Hint("nobody", "x", b""), Hint("n1", "x", b""), Told(1, 2, 3)])
+@pytest.mark.parametrize(
+    "hint",
+    [
+        Hint("nobody", "x", b""),
+        Hint("n1", "x", b""),
+        Told(1, 2, 3),
+        Claimed("nobody", "x", ClaimStage.MADE),
+        Claimed("n1", "x", ClaimStage.MADE),
+    ],
+)
 def test_who_says_what_cannot_be_loses_the_line_and_the_node_works_on(rig: Rig, loop: Loop, hint: Any) -> None:
     rig.spawn()
     post = Post()

@@ -185,9 +185,7 @@ class Ends:
             counts[0] += 1
             counts[1] += elapsed_us
             if end.extra is None and len(data) <= MAX_INLINE_VALUE and not has_flushed(end.seq):
-                quick.append(
-                    Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past)
-                )
+                quick.append(Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past))
             else:
                 counts[2] += 1
                 ending = of_task(end)
@@ -418,7 +416,8 @@ class Ends:
         block.writing -= 1
         if refusal is not None:
             failure = FetchFailure.of(refusal, refusal.message if isinstance(refusal, RmgrError) else str(refusal))
-            ending.reason, ending.error = failure.reason, failure.error
+            ending.reason = Reason.NODE_LOST if failure.blames_node else failure.reason
+            ending.error = failure.error
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             self._delete_rows(block, index)
             written = None
@@ -485,4 +484,3 @@ def _remove(ending: Ending) -> None:
 def cancelled(index: int, words: str) -> Outcome:
     """The outcome of a task that was cancelled before it started."""
     return Outcome(index=index, state=State.CANCELLED, reason=Reason.USER_CANCEL, error=words)
-

@@ -176,6 +176,7 @@ class Registry:
                 protocol=release().protocol,
                 key_id=self._identity.key_id,
                 takes_handed=True,
+                takes_left=True,
                 line=self._identity.line,
                 metrics=self._identity.metrics,
                 leaves=True,

@@ -16,6 +16,7 @@ from rmgr.daemons.starter.staging.claims import Left, OutputClaims
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER
 from rmgr.daemons.starter.staging.want import Want
+from rmgr.errors import CoordinationUnavailable, StoreUnavailable
 from rmgr.model.wire.line import ClaimStage
 
 #: What waits for the claim of a task: told why it cannot have its keys, or None.
@@ -23,7 +24,7 @@ Waiting = Callable[[Exception | None], None]
 
 
 class LeftKeys:
-    """Of one node; the owner's thread.
+    """Keeps the tasks of one node whose keys were left; the owner's thread.
 
     Args: claims: None: nobody leaves keys here. told: gets each task whose beginning waits for its claim no more.
     """
@@ -94,7 +95,10 @@ class LeftKeys:
     def _carry(self, store: Store, wants: list[Want]) -> dict[tuple[int, int], Exception]:
         """On an IO thread."""
         asks = [Left(want.block, want.index, want.keyed) for want in wants if want.wish.is_wanted]
-        return self._claims.claim(store, asks) if self._claims is not None and asks else {}
+        try:
+            return self._claims.claim(store, asks) if self._claims is not None and asks else {}
+        except CoordinationUnavailable as error:  # who has a key cannot be known now: tried again, as without the store
+            raise StoreUnavailable(error.message) from error
 
     def _arrived(self, wants: list[Want], result: dict[tuple[int, int], Exception] | Exception) -> None:
         for want in wants:

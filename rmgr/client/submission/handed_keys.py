@@ -17,11 +17,12 @@ from rmgr.client.values.values import Values
 from rmgr.coord.protocol.multi import Multi
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.wire.line import ClaimStage
+from rmgr.runtime.failpoint import failpoint
 
 _RETRY_S = 0.2
 
 
-class LeavingSubmission(Protocol):
+class KeyedSubmission(Protocol):
     """The submission whose blocks are handed over."""
 
     number: int
@@ -39,10 +40,10 @@ class LeavingSubmission(Protocol):
         ...
 
 
-class Leaving:
-    """Of one submission. At most one block at a time: a HAND is tried only when everything before it is final."""
+class HandedKeys:
+    """Claims for one submission. The keys of one block at most are left: a HAND is tried when all before it is final."""
 
-    def __init__(self, handle: LeavingSubmission, loop: SubmitterLoop, values: Values, handing: Handing) -> None:
+    def __init__(self, handle: KeyedSubmission, loop: SubmitterLoop, values: Values, handing: Handing) -> None:
         self._handle = handle
         self._loop = loop
         self._values = values
@@ -56,7 +57,7 @@ class Leaving:
 
     def take(self, packed: list[Packed]) -> list[Packed]:
         """The same blocks with their keys left to the node that they would be handed to; none: their keys are claimed before."""
-        if len(packed) != 1 or not may_leave(packed[0]) or not self._handing.hears(packed):
+        if len(packed) != 1 or not may_leave(packed[0]) or not self._handing.takes_left(packed):
             return []
         self._values.seen.add(outputs_of(packed[0]))
         return [left_by(packed[0], self._values, self._handle.number, self._loop.guid)]
@@ -65,8 +66,18 @@ class Leaving:
         """Claims its keys while its HAND, `multi`, is on its way."""
         self._block = block
         number, guid, values = self._handle.number, self._loop.guid, self._values
-        decided = lambda: self._loop.post(lambda: self._say(block, multi, ClaimStage.DECIDED))  # noqa: E731
-        asked = self._loop.io(lambda: claim(values, number, guid, [block], decided=decided))
+
+        def decided() -> None:  # on an IO thread
+            failpoint("submitter.handed_decided")
+            self._loop.post(lambda: self._say(block, multi, ClaimStage.DECIDED))
+
+        def work() -> dict[int, RmgrError]:
+            failpoint("submitter.before_handed_claim")
+            refused = claim(values, number, guid, [block], decided=decided)
+            failpoint("submitter.handed_claimed")
+            return refused
+
+        asked = self._loop.io(work)
         asked.add_done_callback(lambda _: self._loop.post(lambda: self._claimed(block, multi, asked.result)))
 
     def drop(self) -> None:

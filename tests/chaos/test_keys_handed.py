@@ -1,0 +1,165 @@
+"""Output keys that a client claims beside its HAND, when it or the Starter dies meanwhile, and when two clients want the same ones: each
+key has one value, of a committed attempt, and no task that has a key has run twice (a ledger outside of the cluster counts).
+
+each store: one cluster for its tests: 1 WatchDog, 1 Starter of 2 cores, T = 4 s; secured with SQLite, open with Cassandra
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.bench.measuring import connected
+from rmgr.client.connection import Connection
+from rmgr.dev.cluster import DevCluster
+from tests.harness.starter_rig import wait_for
+from tests.places import ROOT
+
+pytestmark = pytest.mark.chaos
+
+TASKS = 12
+#: One task after another: the first ones are queued, the others are handed over, and soon over a direct line.
+PROGRAM = """
+import json, sys
+from rmgr import TaskQueue
+from rmgr.errors import KeyExists, RmgrError
+ledger, prefix, who, token, tasks = sys.argv[1:6]
+def work(value):
+    import os
+    with open(ledger, "a") as file:
+        file.write(f"{who} {value}\\n")
+    return [who, 2 * value]
+queue = TaskQueue(work, token=token)
+told = {}
+for n in range(queue.own(60), int(tasks)):
+    try:
+        future = queue.submit([f"{prefix}/in/{n}"], [f"{prefix}/out/{n}"])
+        told[n] = getattr(future.exception(60), "reason", "")
+    except KeyExists:
+        told[n] = "AT_ONCE"
+queue.close()
+try:
+    queue.wait_all(timeout=60)
+except RmgrError:
+    pass
+print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "cassandra"])
+def town(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DevCluster, Connection]]:
+    request.getfixturevalue("zookeeper_parts")
+    store = ""
+    if is_cassandra := request.param == "cassandra":
+        node = request.getfixturevalue("cassandra")
+        from rmgr.adapters.cassandra.setup.init import init_store
+        from rmgr.adapters.cassandra.url import parse_url
+
+        store = f"cassandra://{node.contact}/k{uuid.uuid4().hex[:16]}?replication_factor=1"
+        init_store(parse_url(store), timeout_s=60)
+    directory = tmp_path_factory.mktemp("handed")
+    cluster = DevCluster(
+        directory, nodes=1, cores=2, watchdogs=1, store=store, session_timeout_s=4.0, heap_mb=128, secured=not is_cassandra
+    )
+    with cluster, connected(cluster) as connection:
+        yield cluster, connection
+
+
+class Story:
+    """Some inputs, the keys that clients want, and what their tasks did."""
+
+    def __init__(self, cluster: DevCluster, connection: Connection, directory: Path) -> None:
+        self._cluster = cluster
+        self.store = connection.store
+        self.prefix = uuid.uuid4().hex[:8]
+        self._ledger = directory / "ledger"
+        self._ledger.touch()
+        self.store.put_many({f"{self.prefix}/in/{n}": n for n in range(TASKS)})
+
+    def client(self, who: str, *, failpoint: str = "") -> subprocess.Popen[str]:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RMGR_") or key == "RMGR_ZOOKEEPER_LIB"}
+        environment |= self._cluster.environment() | {"PYTHONPATH": str(ROOT)}
+        if failpoint:
+            environment["RMGR_FAILPOINT"] = failpoint
+        words = [str(self._ledger), self.prefix, who, f"{self.prefix}-{who}", str(TASKS)]
+        command = [sys.executable, "-c", PROGRAM, *words]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def values(self) -> dict[int, tuple[str, int]]:
+        """(who wrote it, what) under each output key."""
+        names = {f"{self.prefix}/out/{n}": n for n in range(TASKS)}
+        return {names[key]: (value[0], value[1]) for key, value in self.store.get_many(names).items()}
+
+    def runs(self) -> Counter[str]:
+        """How often each client's task of each number has run."""
+        return Counter(self._ledger.read_text().splitlines())
+
+
+@pytest.fixture
+def story(town: tuple[DevCluster, Connection], tmp_path: Path) -> Story:
+    return Story(*town, tmp_path)
+
+
+def ended(process: subprocess.Popen[str]) -> dict[int, str]:
+    """How each of its tasks ended: "" or why not."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    return {int(n): reason for n, reason in json.loads(out).items()}
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    """Its failpoint has killed it: keys were left to a node."""
+    try:
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, err
+
+
+@pytest.mark.parametrize("moment", ["before_handed_claim", "handed_decided", "handed_claimed"])
+def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(story: Story, moment: str) -> None:
+    """Before its claim, between the decision and the commit of the store, and before it can say that the keys are claimed."""
+    killed(story.client("a", failpoint=f"submitter.{moment}:2=kill"))
+    assert set(ended(story.client("a")).values()) == {""}
+    assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}
+    assert story.runs() == {f"a {n}": 1 for n in range(TASKS)}
+
+
+def test_a_starter_killed_while_it_claims_what_a_dead_client_has_left_is_followed_by_another(
+    zookeeper_parts: None, tmp_path: Path
+) -> None:
+    with DevCluster(tmp_path / "town", nodes=0, watchdogs=1, session_timeout_s=4.0, heap_mb=128) as cluster:
+        cluster.start_starter("n1", environment={"RMGR_FAILPOINT": "starter.claim_outputs=kill"})
+        cluster.wait_healthy(nodes=1, deadline_s=60)
+        with connected(cluster) as connection:
+            story = Story(cluster, connection, tmp_path)
+            killed(story.client("a", failpoint="submitter.before_handed_claim:2=kill"))
+            wait_for(lambda: cluster.process("n1").state == "dead", "the Starter claims, and dies")
+            cluster.start_starter("n2")
+            assert set(ended(story.client("a")).values()) == {""}
+            assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}
+            assert story.runs() == {f"a {n}": 1 for n in range(TASKS)}
+
+
+def test_of_two_clients_that_want_the_same_keys_one_after_another_each_key_has_one(story: Story) -> None:
+    clients = {who: story.client(who) for who in ("a", "b")}
+    told = {who: ended(process) for who, process in clients.items()}
+    values = story.values()
+    assert sorted(values) == list(range(TASKS))
+    for n, (who, value) in values.items():
+        other = "b" if who == "a" else "a"
+        assert (value, told[who][n]) == (2 * n, "")
+        assert told[other][n] in ("OUTPUT_EXISTS", "AT_ONCE")
+    assert story.runs() == {f"{who} {n}": 1 for n, (who, _) in values.items()}
