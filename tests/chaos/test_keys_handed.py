@@ -128,9 +128,13 @@ def killed(process: subprocess.Popen[str]) -> None:
     assert process.returncode == -signal.SIGKILL, err
 
 
-@pytest.mark.parametrize("moment", ["before_handed_claim", "handed_decided", "handed_claimed"])
+#: Before its claim, before it can say that the keys are claimed; and, of a store where that comes earlier, when nobody else can have them.
+MOMENTS = [("sqlite", "before_handed_claim"), ("sqlite", "handed_claimed")]
+MOMENTS += [("cassandra", moment) for moment in ("before_handed_claim", "handed_decided", "handed_claimed")]
+
+
+@pytest.mark.parametrize(("town", "moment"), MOMENTS, indirect=["town"])
 def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(story: Story, moment: str) -> None:
-    """Before its claim, between the decision and the commit of the store, and before it can say that the keys are claimed."""
     killed(story.client("a", failpoint=f"submitter.{moment}:2=kill"))
     assert set(ended(story.client("a")).values()) == {""}
     assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}

@@ -2,9 +2,10 @@
 
 A client says which block it is handing over while its HAND is on the way, so that the Starter asks for it at once and has
 verified it by then; a Starter says what it commits, and then that it did and under which number, so that the client need
-not read it. A line carries no right and no state: what is said on it is compared with the tree, or comes from the Starter
-whose word the fragment is anyway; what is lost is read from the tree as ever. In a secured cluster both ends show their
-certificates (TLS), and the client expects the very Starter that registered the node.
+not read it. What is said on a line is compared with the tree, or comes from the Starter whose word the fragment is anyway;
+what is lost is read from the tree as ever. Only on the claim of output keys a client's word counts, for they are the keys of
+its own tasks; when that is lost, the Starter claims them (protocol.md 5). In a secured cluster both ends show their certificates
+(TLS), and the client expects the very Starter that registered the node.
 """
 
 from __future__ import annotations

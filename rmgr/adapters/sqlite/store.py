@@ -154,6 +154,7 @@ class SqliteStore(Store):
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
+        del decided  # only the sync of the disk comes after it: less than it takes to hear of it
         deadline = CallDeadline(timeout_s)
         expires_ms = expiry_ms(ttl_s)
         small: list[ManifestRow] = []
@@ -173,8 +174,7 @@ class SqliteStore(Store):
                 self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
                 small, weight = [], 0
         if small:
-            told = decided if len(small) == len(rows) else None
-            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, decided=told, deadline=deadline)
+            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
         for key, value, note in large:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
 
@@ -334,14 +334,7 @@ class SqliteStore(Store):
         return self._readers.reading(deadline, doing, key)
 
     def _put_rows(
-        self,
-        batch: list[ManifestRow],
-        weight: int,
-        *,
-        overwrite: bool,
-        deadline: CallDeadline,
-        replaces: Mapping[str, bytes] = NOTHING,
-        decided: Callable[[], None] | None = None,
+        self, batch: list[ManifestRow], weight: int, *, overwrite: bool, deadline: CallDeadline, replaces: Mapping[str, bytes] = NOTHING
     ) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
         if overwrite:
@@ -351,8 +344,6 @@ class SqliteStore(Store):
         def run(connection: sqlite3.Connection) -> None:
             table.refuse_existing(connection, [row.key for row in batch], replaces)
             table.insert(connection, batch)
-            if decided is not None:  # what is left is the sync of the disk
-                decided()
 
         self._write(run, deadline, weight, doing)
 
