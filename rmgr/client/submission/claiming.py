@@ -20,8 +20,8 @@ from rmgr.errors import RmgrError
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.procedures.claims import Wanted
 
-#: Output keys of a block that are left to a node, at most: their deeds travel with it.
-_MOST_LEFT = 8
+#: Output keys of a block that are left to a node, at most, and bytes of its arguments: the deeds travel with it, in one znode.
+_MOST_LEFT, _LEFT_BYTES = 8, 8 * 1024
 
 
 def claim(
@@ -47,6 +47,8 @@ def _pointers(keyed: KeyedPayload, number: int, index: int, reign: str) -> list[
 def may_leave(block: Packed) -> bool:
     """Its output keys may be claimed by the node that runs it."""
     if not block.spec.keyed or block.row or block.to_row or block.count > _MOST_LEFT:
+        return False
+    if sum(map(len, block.payloads)) > _LEFT_BYTES:
         return False
     keyed = list(map(decode_keyed, block.payloads))
     return not any(one.overwrite for one in keyed) and sum(len(one.outputs) for one in keyed) <= _MOST_LEFT

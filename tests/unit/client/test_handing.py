@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rmgr.client.connection import Connection
 from rmgr.client.futures import Future
+from rmgr.client.submission.handing import Handing
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
@@ -112,6 +114,30 @@ def test_nothing_is_handed_to_a_starter_of_an_older_release() -> None:
             assert not cluster.handed()
     finally:
         cluster.stop()
+
+
+@pytest.mark.parametrize(("takes_left", "has_line"), [(True, True), (False, True), (True, False)])
+def test_output_keys_are_left_only_to_who_takes_them_and_can_be_told(cluster: Hungry, *, takes_left: bool, has_line: bool) -> None:
+    record = decode_record(cluster.coordinator.get(paths.node("n1")).result(60).data, NodeRecord)
+    nobody: Any = None
+    handing = Handing(nobody, nobody, Lines(has_line=has_line))
+    handing._known = (0, replace(record, takes_left=takes_left))
+    handing.target = lambda _: ("n1", 0)  # type: ignore[method-assign]
+    assert handing.takes_left([]) is (takes_left and has_line)
+    handing.target = lambda _: None  # type: ignore[method-assign]
+    assert not handing.takes_left([])
+
+
+class Lines:
+    """There is a line to every Starter, or to none."""
+
+    def __init__(self, *, has_line: bool) -> None:
+        self._has_line = has_line
+
+    def of(self, _record: NodeRecord) -> Any:
+        return self if self._has_line else None
+
+    def want(self, _record: NodeRecord) -> None: ...
 
 
 def test_who_may_not_hand_over_queues(cluster: Hungry, monkeypatch: pytest.MonkeyPatch) -> None:

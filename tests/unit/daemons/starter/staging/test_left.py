@@ -15,8 +15,9 @@ from rmgr.client.submission.packing import Packed
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
+from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.coord.protocol.records import decode_keyed, encode_keyed
+from rmgr.coord.protocol.records import decode_keyed, encode_block, encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.records import Info
@@ -206,6 +207,18 @@ def test_a_claim_waits_while_nobody_can_say_who_has_a_key(
     assert world.begun == [0]
 
 
+def test_all_that_may_be_left_fits_into_a_znode() -> None:
+    world = World(secured=True)
+    names = tuple(f"{n}{'o' * 999}" for n in range(8))
+    payload = encode_keyed(KeyedPayload((), names))
+    while len(payload) < 8 * 1024 - 200:
+        payload = encode_keyed(KeyedPayload((*decode_keyed(payload).inputs, "i" * 100), names))
+    block = Packed(TaskSpec(keyed=True), 0, (payload,), solid=False, row="", to_row=False)
+    assert may_leave(block)
+    left = left_by(block, world.values("a" * 60), 10**9, GUID)
+    assert len(encode_block(BlockData(keyed=True, payloads=left.payloads))) < MAX_ZNODE_BYTES - 2048
+
+
 def test_only_few_new_keys_are_left_to_a_node() -> None:
     def packed(*tasks: KeyedPayload, keyed: bool = True, to_row: bool = False) -> Packed:
         return Packed(TaskSpec(keyed=keyed), 0, tuple(map(encode_keyed, tasks)), solid=False, row="", to_row=to_row)
@@ -213,6 +226,7 @@ def test_only_few_new_keys_are_left_to_a_node() -> None:
     few, many = (KeyedPayload((), tuple(f"out/{n}" for n in range(count))) for count in (8, 9))
     assert may_leave(packed(few))
     assert not may_leave(packed(many))
+    assert not may_leave(packed(KeyedPayload(("x" * 1000,) * 9, ("out",)))), "its deeds would not fit into the znode beside it"
     assert not may_leave(packed(KeyedPayload((), ("out",), overwrite=True)))
     assert not may_leave(packed(few, keyed=False))
     assert not may_leave(packed(few, to_row=True))
