@@ -25,6 +25,8 @@ from typing import Any
 
 RMGR = Path(sys.executable).with_name("rmgr")  # of the same virtual environment
 PATIENCE_S = 120.0
+#: How long a Starter is looked for that holds something, and how long after it was stopped what it held is asked for (s).
+HELD_S, TOLD_S = 10.0, 0.3
 
 
 def rmgr(*words: str) -> Any:
@@ -71,19 +73,35 @@ def wait_until_done(job: str, part: float) -> None:
     sys.exit(f"job {job} did not get {part:.0%} done within {PATIENCE_S:.0f} s")
 
 
+def running(job: str) -> list[str]:
+    """The node of each running task."""
+    return [t["node"] for t in tasks_of(job) if t["state"] == "RUNNING" and t["node"]]
+
+
 def kill(job: str, part: float, record: Path) -> None:
     """Sends SIGKILL to the Starter that runs most tasks of `job`, and writes down when and what it ran."""
     wait_until_done(job, part)
-    held = [t for t in tasks_of(job) if t["state"] == "RUNNING" and t["node"]]
-    if not held:
-        sys.exit(f"no task of job {job} is running")
-    node = Counter(t["node"] for t in held).most_common(1)[0][0]
-    pid = next(int(n["pid"]) for n in rmgr("nodes")["nodes"] if n["id"] == node)
-    os.kill(pid, signal.SIGKILL)
+    end_s = time.monotonic() + HELD_S
+    while True:
+        held = running(job)
+        if not held:
+            sys.exit(f"no task of job {job} is running")
+        node = Counter(held).most_common(1)[0][0]
+        pid = next(int(n["pid"]) for n in rmgr("nodes")["nodes"] if n["id"] == node)
+        os.kill(pid, signal.SIGSTOP)  # what it had on the way is told meanwhile: so it dies with work in its hands
+        is_found = False
+        try:
+            time.sleep(TOLD_S)
+            held = running(job)
+            is_found = node in held or time.monotonic() > end_s
+        finally:
+            os.kill(pid, signal.SIGKILL if is_found else signal.SIGCONT)
+        if is_found:
+            break
     killed_at = time.time()
     record.write_text(json.dumps({"job": job, "node": node, "pid": pid, "killed_at": killed_at}), encoding="utf-8")
     print(
-        f"*** SIGKILL to the Starter of node {node} (pid {pid}), about {sum(t['node'] == node for t in held)} tasks in its hands",
+        f"*** SIGKILL to the Starter of node {node} (pid {pid}), about {held.count(node)} tasks in its hands",
         flush=True,
     )
 
