@@ -98,7 +98,7 @@ def _work(scene: Scene, eve: Person, *, ends: int = 0, **record: Any) -> Work:
     script = f"while [ ! -e {go} ]; do echo beat; echo $RMGR_ENTRY >> {beats}; sleep 0.05; done; echo ran >> {scene.canary}; exit {ends}"
     signer = scene.signer(eve)
     running = scene.submit(payloads=(b"a", b"b"), signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **record)
-    until("both run", lambda: beats.exists() and {"a", "b"} <= set(beats.read_text().split()))
+    until("both run", lambda: beats.exists() and {"a", "b"} <= set(beats.read_text().split()), lambda: scene.story(running))
     waiting = scene.submit(signer=signer)
     return Work(scene, running, waiting, go, beats)
 
@@ -224,7 +224,7 @@ def test_so_it_is_with_placed_jobs(scene: Scene, admin: Person, eve: Person) -> 
         script = f"touch {beat}; while [ ! -e {go} ]; do sleep 0.05; done; echo ran >> {scene.canary}"
         numbers.append(scene.submit(signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **place))
         if at < 2:
-            until("it runs", beat.exists)
+            until("it runs", beat.exists, lambda number=numbers[-1]: scene.story(number))
     _revoke(scene, admin, eve)
     for number in numbers:
         until("it is held", lambda number=number: forgeries.record(scene, number).reason == Reason.REVOKED)

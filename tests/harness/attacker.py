@@ -23,6 +23,7 @@ from rmgr.config import ClusterConfig, Config, SecurityConfig
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, Multi, Op, Set
 from rmgr.coord.protocol.records import decode_fragment, encode_block, encode_record
+from rmgr.coord.views import answers
 from rmgr.dev.cluster import CHROOT, DevCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
@@ -173,8 +174,17 @@ class Scene:
                 found.extend(decode_fragment(item.data).outcomes)
             return len(found) >= count
 
-        until(f"{count} outcomes of {number}", read)
+        until(f"{count} outcomes of {number}", read, lambda: self.story(number))
         return found
+
+    def story(self, number: int) -> str:
+        """Why a submission waits, what its node is short of, and the last words of every daemon: for a test that fails."""
+        snapshot = self.cluster.snapshot()
+        lines = [f"leader {snapshot.epoch} alive {snapshot.leader_alive}", f"nodes {snapshot.nodes} alive {snapshot.alive}"]
+        lines += [f"troubles {snapshot.troubles} store {snapshot.store_problem!r} aside {snapshot.aside}"]
+        lines += [f"explained {answers.explain(snapshot, number, None)}"]
+        lines += [f"{one.id}: {self.cluster.log_tail(one.id, 4000)}" for one in self.cluster.state.processes]
+        return "\n".join(("", *lines))
 
     def audited(self, target: str) -> list[str]:
         """Why the node refused a target, line for line."""
