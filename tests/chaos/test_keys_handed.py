@@ -141,7 +141,7 @@ def test_a_client_killed_while_it_claims_beside_its_hand_is_followed_by_another(
     assert story.runs() == {f"a {n}": 1 for n in range(TASKS)}
 
 
-def test_a_starter_killed_while_it_claims_what_a_dead_client_has_left_is_followed_by_another(
+def test_a_starter_killed_while_it_claims_for_a_client_that_stands_still_is_followed_by_another(
     zookeeper_parts: None, tmp_path: Path
 ) -> None:
     with DevCluster(tmp_path / "town", nodes=0, watchdogs=1, session_timeout_s=4.0, heap_mb=128) as cluster:
@@ -149,8 +149,10 @@ def test_a_starter_killed_while_it_claims_what_a_dead_client_has_left_is_followe
         cluster.wait_healthy(nodes=1, deadline_s=60)
         with connected(cluster) as connection:
             story = Story(cluster, connection, tmp_path)
-            killed(story.client("a", failpoint="submitter.before_handed_claim:2=kill"))
+            client = story.client("a", failpoint=f"submitter.before_handed_claim:2=until:{tmp_path / 'never'}")
             wait_for(lambda: cluster.process("n1").state == "dead", "the Starter claims, and dies")
+            client.kill()
+            client.communicate(timeout=60)
             cluster.start_starter("n2")
             assert set(ended(story.client("a")).values()) == {""}
             assert story.values() == {n: ("a", 2 * n) for n in range(TASKS)}
