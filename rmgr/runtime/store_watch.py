@@ -191,6 +191,29 @@ class WatchedStore(Store):
         told: dict[str, Any] = {"encoding": encoding, "ttl_s": ttl_s, "overwrite": overwrite, "notes": notes, "timeout_s": timeout_s}
         self._through(lambda store: store.put_many(rows, replaces=replaces, decided=decided, **told))
 
+    @property
+    def puts_soon(self) -> bool:
+        """See `Store.puts_soon`; not while it is away."""
+        return self._is_ours and self._store is not None and self._store.puts_soon
+
+    def put_soon(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding,
+        notes: Sequence[bytes],
+        done: Callable[[RmgrError | None], None],
+        overwrite: bool = True,
+    ) -> bool:
+        """See `Store.put_soon`."""
+
+        def over(error: RmgrError | None) -> None:
+            if isinstance(error, StoreUnavailable):
+                self._look_now.set()
+            done(error)
+
+        return self._through(lambda store: store.put_soon(rows, encoding=encoding, notes=notes, done=over, overwrite=overwrite))
+
     def fetch(
         self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0
     ) -> tuple[bytes | None, bytes] | None:

@@ -96,6 +96,12 @@ def insert(connection: sqlite3.Connection, rows: list[ManifestRow]) -> None:
         connection.execute(_INSERT[size], [column for row in some for column in row])
 
 
+def insert_new(connection: sqlite3.Connection, rows: list[ManifestRow], replaces: Mapping[str, bytes] = NOTHING) -> None:
+    """Writes all rows, or none and raises `KeyExists`: see `refuse_existing`."""
+    refuse_existing(connection, [row.key for row in rows], replaces)
+    insert(connection, rows)
+
+
 def refuse_existing(connection: sqlite3.Connection, keys: list[str], replaces: Mapping[str, bytes] = NOTHING) -> None:
     """Raises `KeyExists` if one of `keys` has a value, other than the one with its hash in `replaces`; what has expired is absent."""
     taken: list[str] = []

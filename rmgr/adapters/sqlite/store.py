@@ -1,7 +1,8 @@
 """The embedded data store: one SQLite file in WAL mode on a local disk, used by many processes and threads at once.
 
-Durable on return (synchronous=FULL). Values of up to one chunk stand in their manifest row and are one commit; larger
-ones are files in `PATH.values` (sqlite/values.py), durable before the manifest is committed, so no reader ever sees a part.
+Durable on return (synchronous=FULL); keys whose caller goes on once they are `decided` (`Store.put_many`), with the next write of anybody.
+Values of up to one chunk stand in their manifest row and are one commit; larger ones are files in `PATH.values` (sqlite/values.py),
+durable before the manifest is committed, so no reader ever sees a part.
 A process that opens a store and then calls `fork` must open it again in the child.
 """
 
@@ -21,7 +22,7 @@ from rmgr.adapters.sqlite.file import StoreFile
 from rmgr.adapters.sqlite.readers import Readers
 from rmgr.adapters.sqlite.rows import ManifestRow
 from rmgr.adapters.sqlite.values import ValueFiles
-from rmgr.adapters.sqlite.writer import Writer
+from rmgr.adapters.sqlite.writer import Write, Writer
 from rmgr.adapters.store_rules import (
     CHUNK_BYTES,
     CallDeadline,
@@ -51,6 +52,7 @@ STAGE_BYTES = 4 * CHUNK_BYTES
 GRACE_S = 300.0
 _ROW_BYTES = 200  # of a manifest row besides its value, about
 _SWEEP_ROWS = 500
+_SOON_BYTES = 64 * 1024
 _DELETED_ROWS = 2000
 
 
@@ -154,7 +156,7 @@ class SqliteStore(Store):
         timeout_s: float = 30.0,
     ) -> None:
         """See `Store.put_many`. A commit for every 4 MiB of rows; rows over 512 KiB go one by one after the others."""
-        del decided  # only the sync of the disk comes after it: less than it takes to hear of it
+        is_synced = decided is None  # else it is over as soon as it is decided: there is nothing to be called for
         deadline = CallDeadline(timeout_s)
         expires_ms = expiry_ms(ttl_s)
         small: list[ManifestRow] = []
@@ -171,12 +173,37 @@ class SqliteStore(Store):
             small.append(ManifestRow(key, len(value), sha256(value).digest(), marked(encoding, note, b""), expires_ms, 0, 0, value))
             weight += len(value) + _ROW_BYTES
             if weight > 2 * STAGE_BYTES:
-                self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
+                self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline, is_synced=is_synced)
                 small, weight = [], 0
         if small:
-            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline)
+            self._put_rows(small, weight, overwrite=overwrite, replaces=replaces, deadline=deadline, is_synced=is_synced)
         for key, value, note in large:
             self.put(key, value, encoding=encoding, ttl_s=ttl_s, overwrite=overwrite, note=note, timeout_s=deadline.left_s())
+
+    @property
+    def puts_soon(self) -> bool:
+        """See `Store.puts_soon`."""
+        return True
+
+    def put_soon(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding,
+        notes: Sequence[bytes],
+        done: Callable[[RmgrError | None], None],
+        overwrite: bool = True,
+    ) -> bool:
+        """See `Store.put_soon`. Up to 64 KiB."""
+        weight = sum(len(value) + _ROW_BYTES for _, value in rows)
+        if weight > _SOON_BYTES or not rows:
+            return False
+        made = [
+            ManifestRow(check_key(key), len(value), sha256(value).digest(), marked(encoding, note, b""), None, 0, 0, value)
+            for (key, value), note in zip(rows, notes_of(rows, notes), strict=True)
+        ]
+        run = None if overwrite else partial(table.insert_new, rows=made)
+        return self._writer.take(Write(run, made, weight, f"put {rows[0][0]!r}", is_synced=overwrite, told=done))
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A commit for every 2,000 keys."""
@@ -326,26 +353,32 @@ class SqliteStore(Store):
         with self._reading(deadline, f"read {key!r} from", key) as connection:
             return table.select(connection, key)
 
-    def _write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, weight_bytes: int, doing: str) -> T:
-        return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing)
+    def _write(
+        self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, weight_bytes: int, doing: str, *, is_synced: bool = True
+    ) -> T:
+        return self._writer.write(run, deadline, weight_bytes=weight_bytes, doing=doing, is_synced=is_synced)
 
     def _reading(self, deadline: CallDeadline, doing: str, key: str = "") -> AbstractContextManager[sqlite3.Connection]:
         self._writer.check_not_forked()
         return self._readers.reading(deadline, doing, key)
 
     def _put_rows(
-        self, batch: list[ManifestRow], weight: int, *, overwrite: bool, deadline: CallDeadline, replaces: Mapping[str, bytes] = NOTHING
+        self,
+        batch: list[ManifestRow],
+        weight: int,
+        *,
+        overwrite: bool,
+        deadline: CallDeadline,
+        replaces: Mapping[str, bytes] = NOTHING,
+        is_synced: bool = True,
     ) -> None:
         doing = f"put {batch[0].key!r}" if len(batch) == 1 else f"put {counted(len(batch), 'value')} ({batch[0].key!r} ...)"
         if overwrite:
             self._writer.insert(batch, deadline, weight_bytes=weight, doing=doing)
             return
 
-        def run(connection: sqlite3.Connection) -> None:
-            table.refuse_existing(connection, [row.key for row in batch], replaces)
-            table.insert(connection, batch)
-
-        self._write(run, deadline, weight, doing)
+        run = partial(table.insert_new, rows=batch, replaces=replaces)
+        self._write(run, deadline, weight, doing, is_synced=is_synced)
 
 
 def _whole(row: ManifestRow) -> bytes:

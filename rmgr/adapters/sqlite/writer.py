@@ -47,15 +47,26 @@ _Ended = tuple["Write", Any, RmgrError | None]
 class Write:
     """A write on its way: queued, taken by the writer, ended; or given up by its caller while it was queued."""
 
-    __slots__ = ("doing", "ended", "error", "given_up", "rows", "run", "taken", "value", "weight_bytes")
+    __slots__ = ("doing", "ended", "error", "given_up", "is_synced", "rows", "run", "taken", "told", "value", "weight_bytes")
 
-    def __init__(self, run: Callable[[sqlite3.Connection], Any] | None, rows: list[ManifestRow], weight_bytes: int, doing: str) -> None:
+    def __init__(
+        self,
+        run: Callable[[sqlite3.Connection], Any] | None,
+        rows: list[ManifestRow],
+        weight_bytes: int,
+        doing: str,
+        *,
+        is_synced: bool = True,
+        told: Callable[[RmgrError | None], None] | None = None,
+    ) -> None:
         # `run` does its statements in the open transaction. It may run twice (a group that failed is retried one by one)
         # and must have changed nothing when it raises an error of the house. Without it, `rows` are inserted.
         self.run = run
         self.rows = rows
         self.weight_bytes = weight_bytes
         self.doing = doing
+        self.is_synced = is_synced  # else it survives a process that dies, and with the next synced write of any process the machine
+        self.told = told  # of its end, where nobody waits for it
         self.taken = False
         self.given_up = False
         self.value: Any = None
@@ -65,7 +76,11 @@ class Write:
 
     def end(self, value: Any = None, error: RmgrError | None = None) -> None:
         self.value, self.error = value, error
-        self.ended.release()
+        if self.told is not None:
+            with contextlib.suppress(Exception):  # whoever is told may have ended: the others of the group are told, too
+                self.told(error)
+        else:
+            self.ended.release()
 
 
 class Writer:
@@ -80,6 +95,7 @@ class Writer:
         self._queued_bytes = 0
         self._closed = False
         self._connection: sqlite3.Connection | None = None
+        self._syncs = True  # commits of the connection
         self._group: list[Write] = []  # taken and not ended
         self._wal_pages = 0
         self._checked_at = -math.inf
@@ -92,17 +108,29 @@ class Writer:
         """Inserts rows, replacing existing ones, and returns when they are durable. The fast way: see `_commit_rows`."""
         self.wait(self._enqueue(Write(None, rows, weight_bytes, doing), deadline), deadline)
 
-    def write(self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> T:
+    def take(self, write: Write) -> bool:
+        """Queues a write that nobody waits for: its `told` is called at the end. False: so much is queued that it would have to wait."""
+        self.check_not_forked()
+        with self._lock:
+            if self._closed or self._queued_bytes + write.weight_bytes > MAX_QUEUED_BYTES:
+                return False
+            self._put(write)
+        return True
+
+    def write(
+        self, run: Callable[[sqlite3.Connection], T], deadline: CallDeadline, *, weight_bytes: int, doing: str, is_synced: bool = True
+    ) -> T:
         """Runs `run` inside a transaction and returns its value once that is durable.
 
         Args:
             run: does the statements; an error of the house raised by it refuses this write alone, the group goes on.
             weight_bytes: about how much it writes.
             doing: "put 'in/7'", for messages.
+            is_synced: False: at once visible to all, durable with the next write of any process that is synced.
         Raises: what `run` raised; `StoreUnavailable` when it could not be made durable in time (if it had begun, the
             message says that the outcome is not known).
         """
-        value: T = self.wait(self.begin(run, deadline, weight_bytes=weight_bytes, doing=doing), deadline)
+        value: T = self.wait(self._enqueue(Write(run, [], weight_bytes, doing, is_synced=is_synced), deadline), deadline)
         return value
 
     def begin(self, run: Callable[[sqlite3.Connection], Any], deadline: CallDeadline, *, weight_bytes: int, doing: str) -> Write:
@@ -151,10 +179,13 @@ class Writer:
                     deadline.check(f"begin to {write.doing} (too much is waiting to be written)")
             if self._closed:
                 raise StoreUnavailable(f"cannot {write.doing}: the store {self._file.path} is closed")
-            self._queue.append(write)
-            self._queued_bytes += write.weight_bytes
-            self._work.notify()
+            self._put(write)
         return write
+
+    def _put(self, write: Write) -> None:
+        self._queue.append(write)
+        self._queued_bytes += write.weight_bytes
+        self._work.notify()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +219,7 @@ class Writer:
                 return
             try:
                 connection = self._connect()
+                self._choose_sync(connection, self._group)
                 if self._is_rows_only():
                     ended = self._commit_rows(connection)
                 else:
@@ -221,7 +253,15 @@ class Writer:
             self._connection = self._file.connect(writes=True)
             self._connection.execute("PRAGMA wal_autocheckpoint=0")
             self._connection.execute(f"PRAGMA busy_timeout={FOREIGN_LOCK_MS}")
+            self._syncs = True
         return self._connection
+
+    def _choose_sync(self, connection: sqlite3.Connection, group: list[Write]) -> None:
+        """Where no write of the group asks for it, its commit leaves out the sync of the WAL: whoever syncs next syncs the whole file."""
+        syncs = any(write.is_synced for write in group)
+        if syncs is not self._syncs:
+            connection.execute(f"PRAGMA synchronous={'FULL' if syncs else 'NORMAL'}")
+            self._syncs = syncs
 
     def _take(self) -> None:
         """Takes the next group from the queue; writes whose callers have given up are dropped."""
@@ -290,6 +330,7 @@ class Writer:
         for write in self._group:
             try:
                 connection = self._connect()
+                self._choose_sync(connection, [write])
                 connection.execute("BEGIN IMMEDIATE")
                 ended += self._commit(connection, [write])
             except (sqlite3.Error, RmgrError) as error:

@@ -7,7 +7,7 @@ have overwritten it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -59,11 +59,28 @@ def outputs_of(block: Packed) -> list[str]:
     return [key for one in block.payloads for key in decode_keyed(one).outputs]
 
 
-def left_by(block: Packed, values: Values, number: int, reign: str) -> Packed:
-    """The block with its output keys left unclaimed by the Submitter with this guid: it signs what the node is to write for its user."""
+@dataclass(frozen=True, slots=True)
+class LeftBlock:
+    """A block with its output keys left unclaimed, and the pointers that are to stand there.
+
+    notes: deeds of these; none in an open cluster.
+    """
+
+    block: Packed
+    rows: tuple[tuple[str, bytes], ...]
+    notes: tuple[bytes, ...]
+
+
+def left_by(block: Packed, values: Values, number: int, reign: str) -> LeftBlock:
+    """The block as the Submitter with this guid leaves it: it signs what the node is to write for its user."""
     payloads = []
+    rows: list[tuple[str, bytes]] = []
+    notes: list[bytes] = []
     for index, payload in enumerate(block.payloads, block.first):
         keyed = decode_keyed(payload)
-        rows = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in _pointers(keyed, number, index, reign)]
-        payloads.append(encode_keyed(msgspec.structs.replace(keyed, claims_by=reign, deeds=values.pointer_notes(rows))))
-    return replace(block, payloads=tuple(payloads))
+        some = [(keys.named(key), keys.encode_pointer(pointer)) for key, pointer in _pointers(keyed, number, index, reign)]
+        deeds = values.pointer_notes(some)
+        payloads.append(encode_keyed(msgspec.structs.replace(keyed, claims_by=reign, deeds=deeds)))
+        rows += some
+        notes += deeds
+    return LeftBlock(replace(block, payloads=tuple(payloads)), tuple(rows), tuple(notes))

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from rmgr.client.submission.claiming import claim, left_by, may_leave, outputs_of
+from rmgr.client.submission.claiming import LeftBlock, claim, left_by, may_leave, outputs_of
 from rmgr.client.submission.doors import SubmitterLoop
 from rmgr.client.submission.handing import Handing
 from rmgr.client.submission.packing import Packed
 from rmgr.client.values.values import Values
 from rmgr.coord.protocol.multi import Multi
-from rmgr.errors import RmgrError, Unavailable
+from rmgr.errors import RmgrError, StoreUnavailable, Unavailable
 from rmgr.model.wire.line import ClaimStage
 from rmgr.runtime.failpoint import failpoint
 
 _RETRY_S = 0.2
+#: How long the answer to a claim is waited for that no thread waits for.
+_ANSWER_S = 5.0
 
 
 class KeyedSubmission(Protocol):
@@ -49,6 +51,8 @@ class HandedKeys:
         self._values = values
         self._handing = handing
         self._block: Packed | None = None
+        self._left: LeftBlock | None = None  #: what is to be claimed of it
+        self._begun: object | None = None  #: stands for the claim that nobody waits for
 
     @property
     def first(self) -> int | None:
@@ -60,11 +64,50 @@ class HandedKeys:
         if len(packed) != 1 or not may_leave(packed[0]) or not self._handing.takes_left(packed):
             return []
         self._values.seen.add(outputs_of(packed[0]))
-        return [left_by(packed[0], self._values, self._handle.number, self._loop.guid)]
+        self._left = left_by(packed[0], self._values, self._handle.number, self._loop.guid)
+        return [self._left.block]
 
     def claim(self, block: Packed, multi: Multi) -> None:
         """Claims its keys while its HAND, `multi`, is on its way."""
         self._block = block
+        if not self._begin(block, multi):
+            self._claim(block, multi)
+
+    def _begin(self, block: Packed, multi: Multi) -> bool:
+        """Writes what is to stand under the keys, if they are free and the store can do that without a thread in between."""
+        left, self._left = self._left, None
+        if left is None or not self._values.begins_writes:
+            return False
+        begun = self._begun = object()
+
+        def done(error: RmgrError | None) -> None:  # on a thread of the store
+            if error is None:
+                failpoint("submitter.handed_claimed")
+            self._loop.post(lambda: over(error))
+
+        def over(error: RmgrError | None) -> None:
+            if self._begun is not begun or self._block is not block:
+                return
+            self._begun = None
+            late.cancel()
+            if error is None:
+                self._claimed(block, multi, lambda _: {})
+            else:
+                self._claim(block, multi)
+
+        failpoint("submitter.before_handed_claim")
+        silence = StoreUnavailable(f"the data store has not answered for {_ANSWER_S:g} s")
+        late = self._loop.after(_ANSWER_S, lambda: over(silence))
+        try:
+            is_begun = self._values.begin_pointers(left.rows, left.notes, done)
+        except RmgrError:
+            is_begun = False
+        if not is_begun:
+            late.cancel()
+        return is_begun
+
+    def _claim(self, block: Packed, multi: Multi) -> None:
+        """The long way: it looks at what stands under the keys."""
         number, guid, values = self._handle.number, self._loop.guid, self._values
 
         def decided() -> None:  # on an IO thread

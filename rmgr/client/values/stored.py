@@ -24,7 +24,7 @@ from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Note, Store
-from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, StateConflict, UsageError
+from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RmgrError, StateConflict, UsageError
 from rmgr.model.base.states import State
 from rmgr.model.cluster.identity import check_name
 from rmgr.procedures.fates import Fates
@@ -281,6 +281,17 @@ class StoredValues:
         if self.deeds is None:
             return ()
         return tuple(self.deeds.notes([(row, sha256(data).digest(), "") for row, data in rows], Encoding.POINTER))
+
+    @property
+    def begins_writes(self) -> bool:
+        """`begin_pointers` is worth asking for."""
+        return self._store.puts_soon
+
+    def begin_pointers(
+        self, rows: Sequence[tuple[str, bytes]], notes: Sequence[bytes], done: Callable[[RmgrError | None], None]
+    ) -> bool:
+        """Begins to write pointers under new keys, with deeds of `pointer_notes`; see `Store.put_soon`."""
+        return self._store.put_soon(rows, encoding=Encoding.POINTER, notes=notes, done=done, overwrite=False)
 
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """As `Store.get_noted_many`."""

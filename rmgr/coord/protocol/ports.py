@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
 from rmgr.coord.protocol.multi import Multi, Outcome, Stamped, Stat
+from rmgr.errors import RmgrError
 
 
 class SessionState(StrEnum):
@@ -183,10 +184,33 @@ class Store(Protocol):
 
         replaces: with `overwrite` False, keys that may exist if their value has this SHA-256: looked at and written in one step.
         decided: with `overwrite` False, called at most once, and only by stores where that comes well before the end: nobody else can
-            create these keys any more, unless this write fails. On the caller's thread.
+            create these keys any more, unless this write fails. On the caller's thread. A caller that gives it needs the rows
+            to be durable with what is written later, not at the return: SQLite saves a sync of the disk.
         Raises: `errors.KeyExists` naming the keys when `overwrite` is False and some exist; of up to 4 MiB of rows
         below 512 KiB each nothing is written then.
         """
+
+    @property
+    def puts_soon(self) -> bool:
+        """`put_soon` is worth asking for."""
+        return False
+
+    def put_soon(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding,
+        notes: Sequence[bytes],
+        done: Callable[[RmgrError | None], None],
+        overwrite: bool = True,
+    ) -> bool:
+        """Begins to write a few small values, as `put_many`, and waits for nothing. False: it does not, `put_many` has to.
+
+        done: gets None once they are durable, or why they are not; on another thread, which it must not hold up; perhaps never, for
+            nothing ends it after a time. overwrite: False: they are durable with what is written later, as with `decided`.
+        """
+        del rows, encoding, notes, done, overwrite  # only some adapters have a thread that writes
+        return False
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
         """Reads one value whole, None when there is none (or it was deleted)."""

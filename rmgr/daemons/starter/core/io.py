@@ -11,12 +11,13 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.home import Home
-from rmgr.errors import StoreUnavailable
+from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.runtime import machine
 
 T = TypeVar("T")
@@ -26,6 +27,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 #: Threads that come when large outputs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
 #: together in little more than the time of one, and each of these jobs does nothing but wait for that.
 _HELPERS, _HELPER_REST_S = 12, 5.0
+#: How long the answer to what was begun without a thread is waited for: then a thread writes it, and sees what is wrong.
+_ANSWER_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,15 @@ class _Job:
     size: int
     is_read: bool
     is_long: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A write that none of these threads waits for. until_s: when it is given up (monotonic)."""
+
+    done: Callable[[RmgrError | None], None]
+    size: int
+    until_s: float
 
 
 class StoreIO:
@@ -65,6 +77,7 @@ class StoreIO:
         self._busy = 0
         self._waiting = self._resting = 0  #: threads, and helpers, that have nothing to do
         self._helpers: set[threading.Thread] = set()
+        self._begun: _Begun | None = None
         self._most_long = max(1, threads - 1)
         self._threads = [machine.Thread(target=self._work, name=f"store-{n}", daemon=True) for n in range(threads)]
         for thread in self._threads:
@@ -78,7 +91,7 @@ class StoreIO:
     @property
     def is_idle(self) -> bool:
         """Nothing waits and nothing runs."""
-        return not self._jobs and not self._long and not self._parked and not self._busy
+        return not self._jobs and not self._long and not self._parked and not self._busy and self._begun is None
 
     def run(
         self,
@@ -101,6 +114,45 @@ class StoreIO:
             self._arrived.notify()
             if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
+
+    def begin(
+        self,
+        put: Callable[[Store, Callable[[RmgrError | None], None]], bool],
+        done: Callable[[RmgrError | None], None],
+        *,
+        size: int,
+    ) -> bool:
+        """Begins a write without a job, where nothing else is to be done: two changes of threads less. Owner's thread, as `done`.
+
+        put: begins it, see `Store.put_soon`. done: gets None, or why it is not stored: then `run` is to do it.
+        """
+        if self._begun is not None or self._jobs or self._busy or self._parked:
+            return False
+        begun = self._begun = _Begun(done, size, machine.monotonic() + _ANSWER_S)
+
+        def over(error: RmgrError | None) -> None:
+            if not self._closing.is_set():
+                self._post(lambda: self._answered(begun, error))
+
+        is_begun = False
+        with suppress(Exception):  # a thread that does it instead meets it again
+            is_begun = self.store.puts_soon and put(self.store, over)
+        if is_begun:
+            self.count(size)
+        else:
+            self._begun = None
+        return is_begun
+
+    def settle(self, now_s: float) -> None:
+        """Gives up what was begun and is not answered. Owner's thread."""
+        if self._begun is not None and now_s >= self._begun.until_s:
+            self._answered(self._begun, StoreUnavailable(f"the data store has not answered for {_ANSWER_S:g} s"))
+
+    def _answered(self, begun: _Begun, error: RmgrError | None) -> None:
+        if self._begun is begun:
+            self._begun = None
+            self.count(-begun.size)
+            begun.done(error)
 
     def count(self, size: int) -> None:
         """So many bytes more (or less) wait for the store without a job of their own. From any thread."""

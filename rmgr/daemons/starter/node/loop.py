@@ -239,6 +239,7 @@ class Starter:
         if acting != self._was_acting:
             self._was_acting = acting
             self._log.info("acting" if acting else "acting_stopped", why="" if acting else self._why_not())
+        self._io.settle(now_s)
         self._drains.settle(now_s)
         if acting:
             self._renew_leases(now_s)

@@ -170,7 +170,7 @@ class Hints:
         except ValueError:
             line.close()
             return
-        self._shared.post(partial(self._advance, line, key, message.stage))
+        self._shared.post(Quietly(partial(self._advance, line, key, message.stage)))
 
     def _advance(self, line: DirectLine, key: BlockKey, stage: ClaimStage) -> None:
         claiming = self._claiming.get(key)
@@ -178,7 +178,8 @@ class Hints:
             return
         if stage is not ClaimStage.DECIDED:
             del self._claiming[key]
-        self._node.stager.left.advance(claiming.block, stage)
+        if self._node.stager.left.advance(claiming.block, stage):
+            self._shared.post(_settle)
 
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
         """The block that was announced under `key`, if it is what was read; it is told of from here on."""
@@ -231,6 +232,10 @@ class Hints:
     def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
         self._asking.discard(key)
         self._read(generation, key, asked)
+
+
+def _settle() -> None:
+    """After every message that is not quiet the nodes settle."""
 
 
 def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:

@@ -85,7 +85,12 @@ class ReadAhead:
     def _carry(self, store: Store, wants: list[Want]) -> list[Message | FoundInputs | Exception]:
         wanted = [want for want in wants if want.wish.is_wanted]
         asks = [
-            TaskReads(user=want.block.info.record.user, inputs=want.keyed.inputs, outputs=want.keyed.outputs, trust=want.keyed.trust)
+            TaskReads(
+                user=want.block.info.record.user,
+                inputs=want.keyed.inputs,
+                outputs=() if want.keyed.claims_by else want.keyed.outputs,  # whose they are is asked where they are claimed
+                trust=want.keyed.trust,
+            )
             for want in wanted
         ]
         found = dict(zip(wanted, self._inputs.find_many(store, asks, largest=INLINE_INPUT), strict=True)) if asks else {}

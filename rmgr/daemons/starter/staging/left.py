@@ -46,12 +46,16 @@ class LeftKeys:
         if stage is ClaimStage.HERE:
             self._convoy.add(want)
 
-    def advance(self, block: ClaimedBlock, stage: ClaimStage) -> None:
-        """How far the claim of a block is, as its client says. HERE: this node claims what is not claimed."""
+    def advance(self, block: ClaimedBlock, stage: ClaimStage) -> bool:
+        """How far the claim of a block is, as its client says. HERE: this node claims what is not claimed.
+
+        Returns: something waited for it: a task that has its inputs, or one that has ended.
+        """
         if block.claims in (ClaimStage.HERE, ClaimStage.MADE):
-            return
+            return False
         block.claims = stage
         wants = list(self._open.get(block, {}).values())
+        was_awaited = any(want.found is not None or (block, want.index) in self._waiting for want in wants)
         for want in wants:
             if stage is ClaimStage.HERE:
                 self._convoy.add(want)
@@ -59,6 +63,7 @@ class LeftKeys:
                 self._claimed(want, None)
             elif stage is ClaimStage.DECIDED:
                 self._may_begin(want)
+        return was_awaited
 
     def has(self, block: ClaimedBlock) -> bool:
         """Keys of its tasks were left, and not all of them were claimed when the first task began."""

@@ -19,7 +19,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
-from rmgr.errors import StoreUnavailable
+from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.procedures.deeds import Deeds
 from rmgr.runtime.failpoint import failpoint
 
@@ -28,6 +28,8 @@ _TOGETHER_BYTES = 4 * 1024 * 1024
 _ROW_BYTES = 8 * 1024
 #: Larger values are written one by one, each on a thread of its own: stores keep them as files, or in pieces.
 _LARGE_BYTES = 256 * 1024
+#: Up to so many bytes the owner's thread hashes and signs itself.
+_ALONE_BYTES = 32 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +86,30 @@ class OutputRows:
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
             done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
             self._io.run(lambda store: self._alone(store, leaving), done, size=ending.size_bytes, is_synced=True)
-        else:
+        elif not self._begin(leaving):
             self._convoy.add(leaving, size=ending.size_bytes)
+
+    def _begin(self, leaving: StoringEnding) -> bool:
+        """What is alone goes without a thread in between, where the store has such a way."""
+        told: list[Written] = []
+
+        def put(store: Store, over: Callable[[RmgrError | None], None]) -> bool:
+            rows, made = self._rows_of([leaving])
+            if len(rows) != 1 or made[0] is None:
+                return False
+            told.append(made[0])
+            failpoint("starter.outputs_leaving")
+            [(encoding, some)] = rows.items()
+            return store.put_soon([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding), done=over)
+
+        def done(error: RmgrError | None) -> None:
+            if error is None:
+                self._ended(leaving, told[0])
+            else:
+                self._convoy.add(leaving, size=leaving.ending.size_bytes)
+
+        size = leaving.ending.size_bytes
+        return size <= _ALONE_BYTES and self._io.begin(put, done, size=size)
 
     # -- on an IO thread
 
@@ -105,23 +129,29 @@ class OutputRows:
             raise
 
     def _together(self, store: Store, load: list[StoringEnding]) -> list[Written]:
+        rows, made = self._rows_of(load)
+        told = [one if one is not None else self._alone(store, leaving) for leaving, one in zip(load, made, strict=True)]
+        failpoint("starter.outputs_leaving")
+        for encoding, some in rows.items():
+            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding))
+        return told
+
+    def _rows_of(self, load: list[StoringEnding]) -> tuple[dict[Encoding, list[tuple[OutputRow, str]]], list[Written | None]]:
+        """Rows with their owners; and what will be stored of each ending, None: it was spilled, and goes alone."""
         rows: dict[Encoding, list[tuple[OutputRow, str]]] = {}
-        told: list[Written] = []
+        told: list[Written | None] = []
         for leaving in load:
             key = leaving.block.key
             made = rows_of(key.submission, leaving.index, key.attempt, leaving.ending)
             if leaving.block.is_dropped:
                 told.append(Written())
-            elif made is None:  # spilled
-                told.append(self._alone(store, leaving))
+            elif made is None:
+                told.append(None)
             else:
                 told.append(made[1])
                 for row in made[0]:
                     rows.setdefault(row.encoding, []).append((row, leaving.owner))
-        failpoint("starter.outputs_leaving")
-        for encoding, some in rows.items():
-            store.put_many([(row.key, row.data) for row, _ in some], encoding=encoding, notes=self._notes(some, encoding))
-        return told
+        return rows, told
 
     def _notes(self, rows: list[tuple[OutputRow, str]], encoding: Encoding) -> list[bytes]:
         """Deeds of values under output keys, none where there are none; what else is stored has its hash in the signed fragment."""

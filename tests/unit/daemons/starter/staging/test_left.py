@@ -70,7 +70,7 @@ class World:
     def want(self, *outputs: str, user: str = "ann", signer: str = "", number: int = 1, stage: ClaimStage = ClaimStage.HERE) -> Want:
         """A task as its Submitter leaves it."""
         packed = Packed(TaskSpec(keyed=True), 0, (encode_keyed(KeyedPayload(("in",), outputs)),), solid=False, row="", to_row=False)
-        payload = left_by(packed, self.values(signer or user), number, GUID).payloads[0]
+        payload = left_by(packed, self.values(signer or user), number, GUID).block.payloads[0]
         return self.wanted(bytes(payload), user, number, stage)
 
     def wanted(self, payload: bytes, user: str, number: int, stage: ClaimStage) -> Want:
@@ -215,7 +215,7 @@ def test_all_that_may_be_left_fits_into_a_znode() -> None:
         payload = encode_keyed(KeyedPayload((*decode_keyed(payload).inputs, "i" * 100), names))
     block = Packed(TaskSpec(keyed=True), 0, (payload,), solid=False, row="", to_row=False)
     assert may_leave(block)
-    left = left_by(block, world.values("a" * 60), 10**9, GUID)
+    left = left_by(block, world.values("a" * 60), 10**9, GUID).block
     assert len(encode_block(BlockData(keyed=True, payloads=left.payloads))) < MAX_ZNODE_BYTES - 2048
 
 

@@ -20,11 +20,12 @@ from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.staging.outputs import Ending, Written
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
-from rmgr.errors import UsageError
+from rmgr.errors import RmgrError, StoreUnavailable, UsageError
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import Output, Value
+from rmgr.runtime import machine
 from tests.harness.memory_store import MemoryStore
 
 MIB = 1024 * 1024
@@ -54,8 +55,8 @@ class Counting(MemoryStore):
 class Desk:
     """OutputRows with its threads; messages are handled by `until`."""
 
-    def __init__(self, spool: Path, deeds: Any = None) -> None:
-        self.store = Counting()
+    def __init__(self, spool: Path, deeds: Any = None, store: Counting | None = None) -> None:
+        self.store = store or Counting()
         self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(self.store, self.messages.put)
         self.rows = OutputRows(self.io, deeds, cap_bytes=MIB)
@@ -94,6 +95,88 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     yield made
     made.store.gate.set()
     made.io.close()
+
+
+class Soon(Counting):
+    """Begins writes of its own, and ends them when it is told to."""
+
+    puts_soon = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.takes: bool | Exception = True
+        self.begun: list[Callable[[RmgrError | None], None]] = []
+
+    def put_soon(self, rows: Sequence[tuple[str, bytes]], *, done: Callable[[RmgrError | None], None], **options: Any) -> bool:
+        if isinstance(self.takes, Exception):
+            raise self.takes
+
+        def end(error: RmgrError | None = None) -> None:
+            if error is None:
+                MemoryStore.put_many(self, rows, **options)
+            done(error)
+
+        if self.takes:
+            self.begun.append(end)
+        return self.takes
+
+
+@pytest.fixture
+def soon(tmp_path: Path) -> Iterator[tuple[Desk, Soon]]:
+    store = Soon()
+    made = Desk(tmp_path, store=store)
+    yield made, store
+    made.io.close()
+
+
+def test_one_alone_goes_without_a_thread_and_others_meanwhile_with_one(soon: tuple[Desk, Soon]) -> None:
+    desk, store = soon
+    desk.add_values(3)
+    desk.until(lambda: len(desk.told) == 2)
+    assert (sum(store.calls), sorted(desk.told)) == (2, [1, 2])
+    assert not desk.io.is_idle
+    assert desk.io.pending_bytes == desk.rows.in_memory_bytes == 100
+    store.begun[0](None)
+    desk.until(lambda: len(desk.told) == 3)
+    assert (desk.told[0], desk.out(0)) == (Written(outputs=1), (b"\0" * 100, Encoding.RAW))
+    assert desk.io.is_idle
+    assert desk.io.pending_bytes == desk.rows.in_memory_bytes == 0
+    desk.add(3, Ending(values=(Value(data=b"again", pickled=False),)))
+    assert len(store.begun) == 2
+
+
+@pytest.mark.parametrize("how", ["refused", "broken", "full", "away", "failed", "silent"])
+def test_what_could_not_be_begun_or_did_not_end_well_is_written_by_a_thread(soon: tuple[Desk, Soon], how: str) -> None:
+    """Once, and an answer that comes late is not heard."""
+    desk, store = soon
+    errors = {"refused": UsageError("no"), "broken": ValueError("a bug"), "away": StoreUnavailable("away")}
+    store.takes = errors.get(how, how != "full")
+    desk.add_values(1)
+    if how == "failed":
+        store.begun[0](StoreUnavailable("away"))
+    elif how == "silent":
+        desk.io.settle(machine.monotonic() + 4)
+        assert not store.calls
+        desk.io.settle(machine.monotonic() + 6)
+    desk.until(lambda: len(desk.told) == 1)
+    assert (desk.told[0], desk.out(0), store.calls) == (Written(outputs=1), (b"\0" * 100, Encoding.RAW), [1])
+    if how == "silent":
+        store.begun[0](None)
+        desk.messages.get(timeout=DEADLINE_S)()
+    assert desk.io.is_idle
+    assert desk.io.pending_bytes == desk.rows.in_memory_bytes == 0
+
+
+def test_large_values_mixed_encodings_and_dropped_blocks_are_not_begun(soon: tuple[Desk, Soon]) -> None:
+    desk, store = soon
+    desk.add_values(1, size=33 * 1024)
+    desk.add(1, Ending(values=(Value(data=b"p"), Value(data=b"r", pickled=False))))
+    desk.until(lambda: len(desk.told) == 2)
+    desk.block.is_dropped = True
+    desk.add(2, Ending(values=(Value(data=b"r", pickled=False),)))
+    desk.until(lambda: len(desk.told) == 3)
+    assert not store.begun
+    assert desk.out(2) is None
 
 
 def test_what_gathers_while_the_store_is_busy_goes_together(desk: Desk) -> None:
