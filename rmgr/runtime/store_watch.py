@@ -204,6 +204,7 @@ class WatchedStore(Store):
         notes: Sequence[bytes],
         done: Callable[[RmgrError | None], None],
         overwrite: bool = True,
+        decided: Callable[[], None] | None = None,
     ) -> bool:
         """See `Store.put_soon`."""
 
@@ -212,7 +213,8 @@ class WatchedStore(Store):
                 self._look_now.set()
             done(error)
 
-        return self._through(lambda store: store.put_soon(rows, encoding=encoding, notes=notes, done=over, overwrite=overwrite))
+        told: dict[str, Any] = {"encoding": encoding, "notes": notes, "overwrite": overwrite, "decided": decided}
+        return self._through(lambda store: store.put_soon(rows, done=over, **told))
 
     def fetch(
         self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0

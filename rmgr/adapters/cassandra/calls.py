@@ -70,6 +70,11 @@ class Calls:
         self._request_timeout_s = request_timeout_s
         self._forgotten: set[Future[Rows]] = set()
 
+    @property
+    def ready(self) -> CassandraSession | None:
+        """See `CassandraLink.ready`."""
+        return self._link.ready
+
     def one(self, request: StatementRequest, deadline: CallDeadline, doing: str) -> Rows:
         """The rows of one request. Raises: `StoreUnavailable`, or what the link found wrong."""
         return next(self.each((request,), deadline, doing))

@@ -90,6 +90,13 @@ class CassandraLink:
         with self._lock:
             return None if self._closed else self._connection
 
+    @property
+    def ready(self) -> CassandraSession | None:
+        """The connection where it serves reads and writes; else `connection` says what is wrong. Never waits."""
+        with self._lock:
+            serves = not self._closed and not any(self._trouble.values()) and self._pid == os.getpid()
+            return self._connection if serves else None
+
     def connection(self, deadline: CallDeadline, doing: str, *, is_write: bool) -> CassandraSession:
         """The connection for one request. Waits only until the first attempt to connect has ended.
 

@@ -6,7 +6,8 @@ claims for it, then the value. With a quorum on both sides, of two writers at le
 
 - the value is there: the key exists;
 - it is not, and another claim is held: ours is withdrawn, and after a random pause everything begins anew;
-- neither: the key is ours until our claim expires, and the value is written well before that.
+- neither: the key is ours until our claim expires, and the value is written well before that. A claim is renewed while the writes of
+  many keys last.
 
 For a few keys claims and values are read at the same time, one round trip less. What a value said counts then only if nobody else's
 claim was seen, not even one that was withdrawn: its writer may have written between the two answers. Such keys are looked at again, and
@@ -18,6 +19,7 @@ and a writer that dies with its claim raised blocks the key for 20 s. Nodes' clo
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -39,9 +41,11 @@ HOLD_S = 12.0
 #: For how long a claim tells that it was withdrawn: above what answers may be apart, and clocks.
 _WITHDRAWN_TTL_S = 10
 #: So many keys are asked for claims and values at once; of more the requests fill the window, and waiting twice costs little.
-_TOGETHER = 32
+TOGETHER = 32
+#: Keys that are claimed, and written, together: what is done for so many takes a fraction of `HOLD_S` even on a slow cluster.
+PART = 500
 #: What was read with the claims counts for so long (s): see `_WITHDRAWN_TTL_S`.
-_FRESH_S = 1.0
+FRESH_S = 1.0
 _LONGEST_PAUSE_S = 1.0
 
 #: key -> (manifest, timestamp) as they were read, None where nothing is.
@@ -57,7 +61,7 @@ class KeyClaims:
 
     def raise_for(
         self, keys: Sequence[str], deadline: CallDeadline, doing: str, replaces: Mapping[str, bytes] = NOTHING
-    ) -> tuple[KeyClaim, Seen]:
+    ) -> tuple[HeldKeys, Seen]:
         """Claims all of `keys`, none of which has a live value then, other than the one with its hash in `replaces`.
 
         What was seen there tells the timestamp to go above.
@@ -66,7 +70,8 @@ class KeyClaims:
         """
         pause_s = 0.005
         while True:
-            claim = KeyClaim(self._calls, self._clock, tuple(keys))
+            parts = (tuple(keys[at : at + PART]) for at in range(0, len(keys), PART))
+            claim = HeldKeys([KeyClaim(self._calls, self._clock, part) for part in parts])
             begun_s = time.monotonic()
             try:
                 contested, seen = claim.hold(deadline, doing)
@@ -87,6 +92,45 @@ class KeyClaims:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+class HeldKeys:
+    """Claims for any number of keys, in parts of 500. Each part is renewed while others are claimed, looked at or written."""
+
+    def __init__(self, parts: list[KeyClaim]) -> None:
+        self._parts = parts
+
+    def hold(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
+        """Raises the flags. Returns the keys for which others have raised theirs, and what lies under all of them."""
+        for part in self._parts:
+            part.hold(deadline, doing)
+            self.keep(deadline, doing)
+        contested: list[str] = []
+        seen: Seen = {}
+        for part in self._parts:
+            others, there = part.look(deadline, doing)
+            contested += others
+            seen |= there
+            self.keep(deadline, doing)
+        return contested, seen
+
+    def keep(self, deadline: CallDeadline, doing: str) -> None:
+        """Renews the parts of whose time a third is over: of many keys on a slow cluster each step takes seconds.
+
+        Raises: `StoreUnavailable`: a part was not renewed while it still protected what it is for.
+        """
+        for part in self._parts:
+            if part.left_s() < HOLD_S * 2 / 3:
+                part.hold(deadline, doing)
+
+    def deadline(self, deadline: CallDeadline) -> CallDeadline:
+        """The earlier of `deadline` and the moment until which all parts protect a write."""
+        return min(deadline, *(part.until for part in self._parts), key=lambda one: one.at)
+
+    def withdraw(self) -> None:
+        """Lowers the flags, without waiting: they also fall by themselves."""
+        for part in self._parts:
+            part.withdraw()
+
+
 class KeyClaim:
     """Flags raised for some keys."""
 
@@ -95,31 +139,46 @@ class KeyClaim:
         self._clock = clock
         self._keys = keys
         self._claimant: UUID = uuid4()
-        self._until = CallDeadline(HOLD_S)
+        self.until = CallDeadline(math.inf)  #: the moment until which it protects a write
 
-    def hold(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
-        """Raises the flags. Returns the keys for which others have raised theirs, and what lies under all of them.
+    def left_s(self) -> float:
+        """How long it still protects a write."""
+        return self.until.left_s()
 
-        Cost: three requests a key; two round trips for up to 32 keys that nobody else wants, else three.
+    def hold(self, deadline: CallDeadline, doing: str) -> None:
+        """Raises the flags, or once more before they fall."""
+        until = CallDeadline(HOLD_S)
+        self._calls.all(self.flags(), min(deadline, self.until, key=lambda one: one.at), doing)
+        self.until = until
+
+    def look(self, deadline: CallDeadline, doing: str) -> tuple[list[str], Seen]:
+        """The keys for which others have raised their flags, and what lies under all of them; once ours are raised.
+
+        Cost: two requests a key; one round trip for up to 32 keys that nobody else wants, else two.
         """
-        self._calls.all(self._requests(held=True, ttl_s=CLAIM_TTL_S), deadline, doing)
         begun_s = time.monotonic()
-        is_together = len(self._keys) <= _TOGETHER
-        asked = [ask("claims", key) for key in self._keys]
-        answers = self._calls.all(asked + (_asked(self._keys) if is_together else []), deadline, doing)
-        others = {
-            key: [held for claimant, held in rows if claimant != self._claimant]
-            for key, rows in zip(self._keys, answers[: len(asked)], strict=True)
-        }
-        seen = _seen(self._keys, answers[len(asked) :]) if is_together else {}
-        if time.monotonic() - begun_s > _FRESH_S:
+        others, seen = self.read(self._calls.all(self.questions(), deadline, doing))
+        if time.monotonic() - begun_s > FRESH_S:
             seen = {}
         seen |= look(self._calls, [key for key in self._keys if others[key] or key not in seen], deadline, doing)
         return [key for key, held in others.items() if any(held)], seen
 
-    def deadline(self, deadline: CallDeadline) -> CallDeadline:
-        """The earlier of `deadline` and the moment until which the claim protects a write."""
-        return deadline if deadline.at <= self._until.at else self._until
+    def flags(self) -> list[StatementRequest]:
+        """Raises them: acknowledged before `questions` are asked."""
+        return self._requests(held=True, ttl_s=CLAIM_TTL_S)
+
+    def questions(self) -> list[StatementRequest]:
+        """Reads the claims of all keys; of up to 32 keys at the same time what lies under them."""
+        return [ask("claims", key) for key in self._keys] + (_asked(self._keys) if len(self._keys) <= TOGETHER else [])
+
+    def read(self, answers: Sequence[Any]) -> tuple[dict[str, list[bool]], Seen]:
+        """The answers to `questions`: for each key whether the others hold or have withdrawn their claims; and what lies there."""
+        others = {
+            key: [held for claimant, held in rows if claimant != self._claimant]
+            for key, rows in zip(self._keys, answers[: len(self._keys)], strict=True)
+        }
+        there = answers[len(self._keys) :]
+        return others, _seen(self._keys, there) if there else {}
 
     def withdraw(self) -> None:
         """Lowers the flags, without waiting: they also fall by themselves."""

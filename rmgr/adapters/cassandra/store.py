@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, islice
 from uuid import uuid4
 
 from rmgr.adapters.cassandra.calls import Calls
 from rmgr.adapters.cassandra.layout import WriteClock, bucket_of, chunk_place, is_found_unlisted, is_immutable, scope_of
 from rmgr.adapters.cassandra.link import CassandraLink, CassandraSession
 from rmgr.adapters.cassandra.listing import Listing
-from rmgr.adapters.cassandra.once import KeyClaims, Seen, look
+from rmgr.adapters.cassandra.once import PART, KeyClaims, Seen, look
 from rmgr.adapters.cassandra.reading import Reader
 from rmgr.adapters.cassandra.rows import (
     DELETED,
@@ -38,6 +38,7 @@ from rmgr.adapters.cassandra.rows import (
     small,
     value_requests,
 )
+from rmgr.adapters.cassandra.soon import SoonWrites
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
 from rmgr.adapters.cassandra.sweep import HOUR_S, Journal, Register
 from rmgr.adapters.cassandra.url import CassandraTarget
@@ -97,6 +98,7 @@ class CassandraStore(Store):
         self._claims = KeyClaims(self._calls, self._clock)
         self._journal = Journal(self._calls, self._listing, self._clock, grace_s=grace_s, hour_s=hour_s)
         self._register = Register(self._calls, self._clock)
+        self._soon = SoonWrites(self._calls, self._clock, self._register, request_timeout_s=target.request_timeout_s)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -167,6 +169,30 @@ class CassandraStore(Store):
                 doing=doing,
                 encoding=encoding,
             )
+
+    @property
+    def puts_soon(self) -> bool:
+        """See `Store.puts_soon`."""
+        return self._soon.are_taken
+
+    def put_soon(
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        *,
+        encoding: Encoding,
+        notes: Sequence[bytes],
+        done: Callable[[RmgrError | None], None],
+        overwrite: bool = True,
+        decided: Callable[[], None] | None = None,
+    ) -> bool:
+        """See `Store.put_soon`. Outputs of tasks in one round trip, pointers under new keys in three; each up to 64 KiB."""
+        if not rows or any(len(value) > INLINE_BYTES for _, value in rows):
+            return False
+        beside = zip(rows, notes_of(rows, notes), strict=True)
+        manifests = {check_key(key): small(value, encoding, lifetime(None), note) for (key, value), note in beside}
+        if not overwrite:
+            return encoding is Encoding.POINTER and self._soon.create(manifests, done, decided)
+        return all(map(is_found_unlisted, manifests)) and self._soon.put(manifests, done)
 
     def delete_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> list[str]:
         """See `Store.delete_many`. A request each to look, to mark and for the index, many at a time."""
@@ -351,7 +377,11 @@ class CassandraStore(Store):
         if decided is not None:
             decided()
         try:
-            self._publish(manifests, seen, life, claim.deadline(deadline), doing, is_at_once=is_at_once)
+            for at in range(0, len(manifests), PART):
+                some = dict(islice(manifests.items(), at, at + PART))
+                below = {key: seen[key] for key in some if key in seen}
+                claim.keep(deadline, doing)
+                self._publish(some, below, life, claim.deadline(deadline), doing, is_at_once=is_at_once)
         finally:
             claim.withdraw()
 

@@ -193,8 +193,10 @@ class SqliteStore(Store):
         notes: Sequence[bytes],
         done: Callable[[RmgrError | None], None],
         overwrite: bool = True,
+        decided: Callable[[], None] | None = None,
     ) -> bool:
         """See `Store.put_soon`. Up to 64 KiB."""
+        del decided  # that is the end of it
         weight = sum(len(value) + _ROW_BYTES for _, value in rows)
         if weight > _SOON_BYTES or not rows:
             return False

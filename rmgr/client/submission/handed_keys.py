@@ -7,6 +7,7 @@ direct line that they are claimed, or has claimed them itself. Lives on the Subm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from rmgr.client.submission.claiming import LeftBlock, claim, left_by, may_leave, outputs_of
@@ -99,7 +100,7 @@ class HandedKeys:
         silence = StoreUnavailable(f"the data store has not answered for {_ANSWER_S:g} s")
         late = self._loop.after(_ANSWER_S, lambda: over(silence))
         try:
-            is_begun = self._values.begin_pointers(left.rows, left.notes, done)
+            is_begun = self._values.begin_pointers(left.rows, left.notes, decided=partial(self._decided, block, multi), done=done)
         except RmgrError:
             is_begun = False
         if not is_begun:
@@ -110,18 +111,19 @@ class HandedKeys:
         """The long way: it looks at what stands under the keys."""
         number, guid, values = self._handle.number, self._loop.guid, self._values
 
-        def decided() -> None:  # on an IO thread
-            failpoint("submitter.handed_decided")
-            self._loop.post(lambda: self._say(block, multi, ClaimStage.DECIDED))
-
         def work() -> dict[int, RmgrError]:
             failpoint("submitter.before_handed_claim")
-            refused = claim(values, number, guid, [block], decided=decided)
+            refused = claim(values, number, guid, [block], decided=partial(self._decided, block, multi))
             failpoint("submitter.handed_claimed")
             return refused
 
         asked = self._loop.io(work)
         asked.add_done_callback(lambda _: self._loop.post(lambda: self._claimed(block, multi, asked.result)))
+
+    def _decided(self, block: Packed, multi: Multi) -> None:
+        """On an IO thread, or one of the store."""
+        failpoint("submitter.handed_decided")
+        self._loop.post(lambda: self._say(block, multi, ClaimStage.DECIDED))
 
     def drop(self) -> None:
         """The HAND was refused."""

@@ -288,10 +288,15 @@ class StoredValues:
         return self._store.puts_soon
 
     def begin_pointers(
-        self, rows: Sequence[tuple[str, bytes]], notes: Sequence[bytes], done: Callable[[RmgrError | None], None]
+        self,
+        rows: Sequence[tuple[str, bytes]],
+        notes: Sequence[bytes],
+        *,
+        decided: Callable[[], None],
+        done: Callable[[RmgrError | None], None],
     ) -> bool:
         """Begins to write pointers under new keys, with deeds of `pointer_notes`; see `Store.put_soon`."""
-        return self._store.put_soon(rows, encoding=Encoding.POINTER, notes=notes, done=done, overwrite=False)
+        return self._store.put_soon(rows, encoding=Encoding.POINTER, notes=notes, done=done, overwrite=False, decided=decided)
 
     def noted(self, rows: Sequence[str], *, largest: int, timeout: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """As `Store.get_noted_many`."""

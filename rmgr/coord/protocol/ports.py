@@ -203,13 +203,15 @@ class Store(Protocol):
         notes: Sequence[bytes],
         done: Callable[[RmgrError | None], None],
         overwrite: bool = True,
+        decided: Callable[[], None] | None = None,
     ) -> bool:
         """Begins to write a few small values, as `put_many`, and waits for nothing. False: it does not, `put_many` has to.
 
-        done: gets None once they are durable, or why they are not; on another thread, which it must not hold up; perhaps never, for
-            nothing ends it after a time. overwrite: False: they are durable with what is written later, as with `decided`.
+        done: gets None once they are durable, or why that is not known; on another thread, which it must not hold up; perhaps never, for
+            nothing ends it after a time. overwrite, decided: as for `put_many`; with `overwrite` False the rows are durable with what is
+            written later.
         """
-        del rows, encoding, notes, done, overwrite  # only some adapters have a thread that writes
+        del rows, encoding, notes, done, overwrite, decided  # only some adapters have a thread that goes on with it
         return False
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
