@@ -213,8 +213,10 @@ class WatchedStore(Store):
                 self._look_now.set()
             done(error)
 
-        told: dict[str, Any] = {"encoding": encoding, "notes": notes, "overwrite": overwrite, "decided": decided}
-        return self._through(lambda store: store.put_soon(rows, done=over, **told))
+        def begin(store: Store) -> bool:
+            return store.put_soon(rows, encoding=encoding, notes=notes, done=over, overwrite=overwrite, decided=decided)
+
+        return self._through(begin)
 
     def fetch(
         self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0

@@ -24,10 +24,9 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 from uuid import UUID, uuid4
 
-from rmgr.adapters.cassandra.calls import Calls
+from rmgr.adapters.cassandra.calls import Calls, Rows
 from rmgr.adapters.cassandra.layout import WriteClock
 from rmgr.adapters.cassandra.rows import ValueManifest, manifest_of, seen_us
 from rmgr.adapters.cassandra.statements import StatementRequest, ask
@@ -171,7 +170,7 @@ class KeyClaim:
         """Reads the claims of all keys; of up to 32 keys at the same time what lies under them."""
         return [ask("claims", key) for key in self._keys] + (_asked(self._keys) if len(self._keys) <= TOGETHER else [])
 
-    def read(self, answers: Sequence[Any]) -> tuple[dict[str, list[bool]], Seen]:
+    def read(self, answers: Sequence[Rows]) -> tuple[dict[str, list[bool]], Seen]:
         """The answers to `questions`: for each key whether the others hold or have withdrawn their claims; and what lies there."""
         others = {
             key: [held for claimant, held in rows if claimant != self._claimant]
@@ -198,5 +197,5 @@ def _asked(keys: Sequence[str]) -> list[StatementRequest]:
     return [ask("value_seen", key) for key in keys]
 
 
-def _seen(keys: Sequence[str], answers: Sequence[Any]) -> Seen:
+def _seen(keys: Sequence[str], answers: Sequence[Rows]) -> Seen:
     return {key: (manifest_of(rows), seen_us(rows)) for key, rows in zip(keys, answers, strict=True)}

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from rmgr.adapters.cassandra.calls import Calls
+from rmgr.adapters.cassandra.calls import Calls, Rows
 from rmgr.adapters.cassandra.layout import WriteClock, scope_of
 from rmgr.adapters.cassandra.link import CassandraSession, Lost
 from rmgr.adapters.cassandra.once import FRESH_S, TOGETHER, KeyClaim
@@ -26,7 +25,6 @@ from rmgr.errors import RmgrError, StoreUnavailable
 
 #: Hears how a write ended, on the driver's thread: None, or why it is not known to be there.
 Done = Callable[[RmgrError | None], None]
-_Rows = list[Any]
 
 
 class SoonWrites:
@@ -62,10 +60,10 @@ class SoonWrites:
             claim.withdraw()
             done(error)
 
-        def raised(_: list[_Rows]) -> None:
+        def raised(_: list[Rows]) -> None:
             self._send(session, claim.questions(), told, over)
 
-        def told(answers: list[_Rows]) -> None:
+        def told(answers: list[Rows]) -> None:
             others, seen = claim.read(answers)
             if taken := [key for key, (manifest, _) in seen.items() if manifest is not None and manifest.is_live]:
                 over(key_exists(sorted(taken)))
@@ -90,13 +88,13 @@ class SoonWrites:
         self._send(session, requests_at_once(manifests, stamps, ttl_s=0), lambda _: done(None), done)
 
     def _send(
-        self, session: CassandraSession, requests: Iterable[StatementRequest], then: Callable[[list[_Rows]], None], failed: Done
+        self, session: CassandraSession, requests: Iterable[StatementRequest], then: Callable[[list[Rows]], None], failed: Done
     ) -> None:
         """Calls one of the two, with all answers or with what went wrong."""
 
-        def arrived(result: list[_Rows] | Exception) -> None:
+        def arrived(result: list[Rows] | BaseException) -> None:
             try:
-                if isinstance(result, Exception):
+                if isinstance(result, BaseException):
                     failed(_explained(result))
                 else:
                     then(result)
@@ -110,8 +108,8 @@ class SoonWrites:
 class _Answers:
     """Those of some requests, which arrive one by one on threads of the driver. arrived: called with all of them, or with an error."""
 
-    futures: Sequence[Future[_Rows]]
-    arrived: Callable[[list[_Rows] | Exception], None]
+    futures: Sequence[Future[Rows]]
+    arrived: Callable[[list[Rows] | BaseException], None]
     left: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -120,16 +118,13 @@ class _Answers:
         for future in self.futures:
             future.add_done_callback(self._one)
 
-    def _one(self, _: Future[_Rows]) -> None:
+    def _one(self, _: Future[Rows]) -> None:
         with self.lock:
             self.left -= 1
             if self.left:
                 return
-        try:
-            result: list[_Rows] | Exception = [future.result() for future in self.futures]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is handed on
-            result = error
-        self.arrived(result)
+        failure = next((error for future in self.futures if (error := future.exception()) is not None), None)
+        self.arrived([future.result() for future in self.futures] if failure is None else failure)
 
 
 def _once(done: Done) -> Done:
@@ -145,7 +140,7 @@ def _once(done: Done) -> Done:
     return end
 
 
-def _explained(error: Exception) -> RmgrError:
+def _explained(error: BaseException) -> RmgrError:
     if isinstance(error, RmgrError):
         return error
     told = str(error) if isinstance(error, Lost) else f"{type(error).__name__}: {error}"

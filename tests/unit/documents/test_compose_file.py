@@ -78,6 +78,7 @@ def test_a_cassandra_that_has_the_only_copy_acknowledges_what_is_on_disk() -> No
     options = services()["cassandra1"]["environment"]["JVM_EXTRA_OPTS"].split()
     assert "-Dcassandra.config.allow_system_properties=true" in options  # else the others mean nothing
     assert "-Dcassandra.settings.commitlog_sync=batch" in options
+    assert "-Dcassandra.settings.commitlog_disk_access_mode=auto" in options
 
 
 def test_ports_are_published_on_loopback_only() -> None:
