@@ -17,6 +17,7 @@ from rmgr.client import futures
 from rmgr.client.ports import SubmitterPort
 from rmgr.client.values.functions import Functions
 from rmgr.client.values.values import Values
+from rmgr.client.waiting import check_timeout
 from rmgr.coord.protocol.ports import Coordinator, SessionState
 from rmgr.errors import NotConnected, PermissionDenied
 
@@ -146,7 +147,7 @@ def connect(
             # too (1.71 and 1.85: "Bad file descriptor"). A forked child makes a connection of its own.
             os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         try:
-            made = _open(config, cluster.connect_timeout_s if timeout is None else timeout)
+            made = _open(config, cluster.connect_timeout_s if timeout is None else check_timeout(timeout))
         except (PermissionError, PermissionDenied) as error:
             raise _refused(error) from error
         _connections[key] = made

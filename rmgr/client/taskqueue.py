@@ -31,7 +31,7 @@ from rmgr.client.values.modules import ship
 from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.values.scattered import Payload
 from rmgr.client.variants import OF_TASKS, Variants, options_of, outcome_of, together
-from rmgr.client.waiting import Deadline, giving_slot_back
+from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_keyed
@@ -99,6 +99,7 @@ class TaskQueue(FollowsOutput):
         timeout: float = 30.0,
     ) -> None:
         asked = {name: value for name, value in locals().items() if name not in {"self", "connection", "__class__"}}
+        check_timeout(timeout)
         submitter = (connection := connection or connect()).submitter
         if isinstance(function, str):
             digest = connection.functions.check(function, timeout_s=timeout)
@@ -166,6 +167,7 @@ class TaskQueue(FollowsOutput):
             name: "taskq-0000000007", or 7.
         Raises: NotFound when there is no such submission, or it was collected (`rmgr history` has its end); UsageError.
         """
+        check_timeout(timeout)
         number = name if isinstance(name, int) else parse_submission(name)
         connection = connection or connect()
         tasks = Tasks(connection, keep_all=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
+from rmgr.errors import UsageError
 from rmgr.runtime import machine
 
 
@@ -12,6 +13,13 @@ def giving_slot_back() -> AbstractContextManager[None]:
     """Around every wait for other tasks. Only in a worker does it do anything."""
     module = sys.modules.get("rmgr.runner.python.blocking")  # a worker has loaded it before any task ran
     return module.blocking() if module is not None else nullcontext()
+
+
+def check_timeout(seconds: float) -> float:
+    """`seconds`, within which something is to be made or opened. Raises UsageError: nothing can be, so the cluster would be blamed."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise UsageError(f"timeout must be more than 0 seconds, not {seconds!r}", hint="leave it out for the usual one")
+    return seconds
 
 
 class Deadline:

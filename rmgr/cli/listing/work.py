@@ -102,8 +102,10 @@ def tasks(
             emit({"tasks": [shapes.task(task) for task in found], "next": following})
             return
         table(found, columns.task_columns(now_us()), layout)
+        sys.stdout.flush()
+        if cursor and not found:
+            session.note(f"the list ends before --cursor {cursor}")
         if following is not None:
-            sys.stdout.flush()
             session.note(f"{counted(len(found), 'task')} shown; --cursor {following} shows the next, --limit 0 all")
 
     draw(session, once, watch=watch)

@@ -6,13 +6,14 @@ import base64
 import contextlib
 import hashlib
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rmgr.cli.display.render import printable
 from rmgr.cli.session.context import Session
@@ -199,12 +200,23 @@ def parts_of(source: Path) -> Iterator[bytes]:
         file = source.open("rb")
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}") from None
+    if _is_endless(file):
+        file.close()
+        raise UsageError(f"{source} is a device, and may have no end", hint=f"say how much: head -c 1M {source} | rmgr store put KEY")
 
     def read() -> Iterator[bytes]:
         with file:
             yield from iter(lambda: file.read(_READ_BYTES), b"")
 
     return read()
+
+
+def _is_endless(file: IO[bytes]) -> bool:
+    """A device that is neither a terminal, which has Ctrl-D, nor empty."""
+    found = os.fstat(file.fileno())
+    if stat.S_ISCHR(found.st_mode):
+        return not file.isatty() and found.st_rdev != os.stat(os.devnull).st_rdev
+    return stat.S_ISBLK(found.st_mode)
 
 
 def put(opened: Opened, key: str, parts: Iterable[bytes], *, overwrite: bool, ttl_s: float | None = None) -> int:

@@ -328,6 +328,7 @@ def test_tables_pages_and_filters(sh: Shell) -> None:
     assert ([task["index"] for task in page["tasks"]], page["next"]) == ([0, 1, 2, 3], 4)
     last = sh.ok("tasks", number, "--json", "--cursor", "8").json
     assert ([task["index"] for task in last["tasks"]], last["next"]) == ([8, 9], None)
+    assert "the list ends before --cursor 10" in sh.ok("tasks", number, "--cursor", "10").err
     failed = sh.ok("tasks", number, "--state", "failed", "--no-header", "-o", "task,exit").out
     assert failed.split() == [f"{number}_3", "1"]
     assert sh.ok("jobs", "-a", "--name", "pag*", "-o", "jobid,name,state", "--no-header").out.split() == [number, "paged", "FAILED"]

@@ -207,6 +207,14 @@ def test_wrong_sources_are_told_before_anything_is_written(shell: Shell, tmp_pat
     assert shell("ls") == b""
 
 
+def test_a_device_without_an_end_is_refused_and_an_empty_one_is_an_empty_value(shell: Shell, store: SqliteStore) -> None:
+    shell("put", "endless", "/dev/zero", code=2)
+    assert "head -c 1M /dev/zero | rmgr store put KEY" in shell.error
+    assert store.keys("name/") == []
+    shell("put", "empty", "/dev/null")
+    assert store.get(keys.named("empty")) == (b"", Encoding.RAW)
+
+
 def test_a_target_that_cannot_be_written_is_told(shell: Shell, tmp_path: Path) -> None:
     shell("put", "k", "--value", "1")
     shell("get", "k", "-o", str(tmp_path), code=2)

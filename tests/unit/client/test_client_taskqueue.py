@@ -252,6 +252,15 @@ def test_a_pointer_of_a_task_that_was_never_submitted_is_not_believed() -> None:
         assert connection.store.get("orphan") == 8
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), True, "30"])
+def test_a_time_in_which_nothing_can_be_made_is_refused_and_no_part_of_the_cluster_blamed(cluster: Cluster, timeout: Any) -> None:
+    connection = cluster.connect()
+    with pytest.raises(UsageError, match="timeout must be more than 0 seconds"):
+        TaskQueue(double, connection=connection, timeout=timeout)
+    with pytest.raises(UsageError, match="timeout must be more than 0 seconds"):
+        TaskQueue.attach(7, connection=connection, timeout=timeout)
+
+
 def test_text_in_place_of_a_list_of_keys_is_refused(cluster: Cluster) -> None:
     with cluster.connect() as connection, TaskQueue(double, connection=connection) as queue:
         with pytest.raises(UsageError, match="inputs and outputs are lists of keys"):
