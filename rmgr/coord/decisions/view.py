@@ -104,14 +104,23 @@ class Progress:
         Returns: the outcomes that made a task final just now.
         Raises: ValueError if `number` is not the next one.
         """
+        self._begin(number, fragment)
+        fresh = self.ends.fold(outcomes, end)
+        self.account(fragment, fresh)
+        return fresh
+
+    def apply_stated(self, number: int, fragment: Fragment, *, most: int = MOST_TASKS, end: int = MOST_TASKS) -> None:
+        """The same of a fragment whose outcomes lie in a row, by what it says itself of the first `most` tasks: their states."""
+        self._begin(number, fragment)
+        if self.ends.fold_ranges(fragment.ranges, end, most):
+            self.account(fragment, [Outcome(index=0, state=State.COMPLETED)])  # one that tells nothing else stands for all
+
+    def _begin(self, number: int, fragment: Fragment) -> None:
         if number != self.next_fragment:
             raise ValueError(f"fragment {number} applied, {self.next_fragment} expected")
         self.next_fragment += 1
-        fresh = self.ends.fold(outcomes, end)
         if fragment.node:
             self.nodes.setdefault(fragment.node)
-        self.account(fragment, fresh)
-        return fresh
 
     def skip_to(self, paged: Paged) -> None:
         """Starts behind what was paged out: only its counts are known here (the pages hold the rest)."""

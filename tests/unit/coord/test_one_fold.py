@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
+from itertools import islice, product
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmgr.cli.waiting.follow import read_ends
-from rmgr.coord.decisions.ends import EndFold
+from rmgr.coord.decisions.ends import EndFold, stated
 from rmgr.coord.decisions.view import Progress, claimed_state
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.keys import Pointer
@@ -24,7 +24,7 @@ from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import NotFound
 from rmgr.model.base.states import TRANSITIONS, State
-from rmgr.model.tasks.block import BlockKey
+from rmgr.model.tasks.block import MOST_TASKS, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail, Work
 from rmgr.procedures.fates import Fates
@@ -159,6 +159,25 @@ def test_the_fold_does_what_the_table_allows_and_nothing_else(given: list[tuple[
     assert ends.codes.count == len(known)
     assert (len(fresh), ends.refused) == (allowed, len(given) - allowed)
     assert ends.counts == {state: list(known.values()).count(state) for state in ends.counts}
+
+
+_PLACES = st.sampled_from([0, 1, 63, 64, 4094, 4095, 4096, 4097, 8191, 8192, 12_300])
+RANGES = st.lists(st.tuples(st.sampled_from(list(State)), _PLACES, _PLACES), max_size=6)
+
+
+@given(st.lists(RANGES, max_size=3), st.sampled_from([4096, 5000, 9000, MOST_TASKS]), st.sampled_from([1, 4095, 5000, 10**9]))
+def test_ranges_are_folded_like_the_outcomes_that_they_state(told: list[list[tuple[State, int, int]]], end: int, most: int) -> None:
+    one_by_one, together = Progress(), Progress()
+    for number, ranges in enumerate(told):
+        fragment = Fragment(attempt=1, row="frag/1/x", node="n1", base_us=7 + number, ranges=tuple(ranges))
+        one_by_one.apply(number, fragment, islice(stated(fragment, end=end), most), end=end)
+        together.apply_stated(number, fragment, most=most, end=end)
+    for name in ("counts", "duplicates", "strange"):
+        assert getattr(together.ends, name) == getattr(one_by_one.ends, name)
+    for index in range(0, 25_000, 7):
+        assert together.state_of(index) == one_by_one.state_of(index)
+    for name in ("next_fragment", "nodes", "first_started_us", "last_ended_us", "cpu_us", "run_us", "lost", "reason", "exit_code"):
+        assert getattr(together, name) == getattr(one_by_one, name)
 
 
 @pytest.mark.parametrize("old", list(State))

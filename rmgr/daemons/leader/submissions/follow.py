@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat, takewhile
+from itertools import takewhile
 from typing import TypeVar
 
 from rmgr.coord.decisions.dependencies import SubmissionEnd
@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 #: Fragments asked for at once.
 WINDOW = 64
+_MOMENT_S, _PAUSE_S = 0.05, 0.01  #: for which fragments are taken in, and others have their turn
 #: The answer to a commit comes within this after what its watches tell, or it is lost.
 _ANSWER_S = 1.0
 
@@ -456,11 +457,17 @@ class Followed:
         self._apply_all(fragments, then, items)
 
     def _apply_all(self, fragments: list[Fragment], then: Thunk, items: Sequence[Stamped | None]) -> None:
-        for fragment, item in zip(fragments, items or repeat(None), strict=False):
-            if item is not None:
+        """What takes a moment; the others after what else the loop has to do: a user may have made each as costly as can be."""
+        until_s = self._tree.clock() + _MOMENT_S
+        for at, fragment in enumerate(fragments if not self._stopped else ()):
+            if at and self._tree.clock() > until_s:
+                self._tree.after(_PAUSE_S, partial(self._apply_all, fragments[at:], then, items[at:]))
+                return
+            if items and (item := items[at]) is not None:
                 self._sizes.add(self.progress.next_fragment, len(item.data))
             self._apply(fragment)
-        then()
+        if not self._stopped:
+            then()
 
     def _watch(self, number: int) -> None:
         """Looks whether the first missing fragment is missing still, to be told when it comes. (A `get` would be two questions.)"""

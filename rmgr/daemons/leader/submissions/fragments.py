@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from rmgr.coord.decisions.ends import stated
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
@@ -59,9 +58,12 @@ def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tupl
 
 def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> None:
     """Takes the next fragment of submission `number` into its progress. What it cannot truly tell is logged, and counted, not believed."""
-    told, ends = stated(fragment, end=progress.tail.next) if fragment.row else fragment.outcomes, progress.ends
+    ends, end = progress.ends, progress.tail.next
     known, strange = ends.duplicates, ends.strange
-    progress.apply(progress.next_fragment, fragment, islice(told, _MOST_OUTCOMES), end=progress.tail.next)
+    if fragment.row:
+        progress.apply_stated(progress.next_fragment, fragment, most=_MOST_OUTCOMES, end=end)
+    else:
+        progress.apply(progress.next_fragment, fragment, islice(fragment.outcomes, _MOST_OUTCOMES), end=end)
     if ends.strange > strange and not strange:
         term.log.warning("outcomes_ignored", submission=number, why="of tasks that were never submitted, or no ends")
     if ends.duplicates > known:

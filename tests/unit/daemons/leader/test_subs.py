@@ -19,6 +19,7 @@ from rmgr.coord.protocol.records import (
     encode_outcomes,
 )
 from rmgr.coord.views.closing import decode_summary
+from rmgr.daemons.leader.submissions import follow
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import InboxOrder
 from rmgr.model.cluster.queue import ClusterSettings
@@ -224,6 +225,30 @@ def test_outcomes_in_a_row_are_counted_at_once_and_accounted_at_the_end(bench: B
     assert row is not None
     view = decode_summary(row[0])
     assert (view.state, view.reason, view.exit_code, view.cpu_us) == (State.FAILED, Reason.EXIT_CODE, 3, 16)
+
+
+def test_costly_fragments_leave_others_their_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may make each as costly as can be: the loop that takes them in has other work, and a guard that ends a process that stands."""
+    leader = bench.lead()
+    number = bench.submitter.submit(40, complete=False)
+    done: list[str] = []
+    take_in = follow.apply
+
+    def costly(*given: Any) -> None:
+        if not done:
+            bench.mailbox.put(lambda: done.append("another"))
+        bench.now_s += 0.03
+        done.append("fragment")
+        take_in(*given)
+
+    monkeypatch.setattr(follow, "apply", costly)
+    fragments = [Fragment(node="n1", outcomes=(Outcome(index=index),)) for index in range(40)]
+    path = paths.fragment_prefix(number)
+    made = tuple(Create(path, encode_fragment(fragment), sequence=True) for fragment in fragments)
+    committed(bench.outside, Multi(name="X", ops=made, proof=Exists(path)))
+    bench.advance(5.0)
+    assert leader.submissions.followed[number].progress.final == 40
+    assert done == ["fragment", "fragment", "another", *["fragment"] * 38]
 
 
 # -- the resubmit rule -------------------------------------------------------------------------------------------------------
