@@ -84,7 +84,7 @@ class EndFold:
     def fold_ranges(self, ranges: Iterable[tuple[State, int, int]], end: int = MOST_TASKS, most: int = MOST_TASKS) -> bool:
         """As `fold` of what is `stated` by (state, first, count), of the first `most` tasks. Returns: one of them ended just now.
 
-        Cost: 3 us for 4,096 tasks in a row that were open, 0.2 us a task where some had ended.
+        Cost: 50 us for 4,096 tasks in a row that were open, 0.2 us a task where some had ended.
         """
         ended = sum(self.counts.values())
         for state, first, count in ranges:
