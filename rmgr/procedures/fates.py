@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.ops.owner import reign_of
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
-from rmgr.errors import DataLost, PermissionDenied
+from rmgr.errors import PermissionDenied
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.procedures.bounded import outcomes_in, page_at
 from rmgr.procedures.snapshot import fetch
 from rmgr.runtime import machine
 
@@ -38,13 +39,7 @@ class _Commits:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, fragment: Fragment, store: Store) -> None:
-        outcomes = fragment.outcomes
-        if fragment.row:
-            row = store.get(fragment.row)
-            if row is None:
-                raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")
-            outcomes = decode_outcomes(row[0])
-        for outcome in self.ends.fold(outcomes):
+        for outcome in self.ends.fold(outcomes_in(store, fragment.row) if fragment.row else fragment.outcomes):
             attempt = outcome.attempt or fragment.attempt
             if attempt != 1:
                 self.attempts[outcome.index] = attempt
@@ -122,10 +117,7 @@ class Fates:
         paged = validity.decode(done.data, Paged, paths.done(number)) if done.data else Paged()
         at = 0
         while commits.next < paged.base and at < paged.base:
-            row = self._store.get(keys.page(number, at), timeout_s=timeout)
-            if row is None:
-                raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
-            page = decode_page(row[0])
+            page = page_at(self._store, number, at, timeout_s=timeout)
             for fragment in page[max(0, commits.next - at) :]:
                 commits.take(fragment, self._store)
             at += len(page)

@@ -14,6 +14,7 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.views.closing import decode_summary
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.views import JobView
+from rmgr.procedures.bounded import MOST_SUMMARY_BYTES
 
 #: Rows read at once, and rows that one probe of `oldest_end` looks at.
 _PAGE, _PROBE = 500, 20
@@ -60,11 +61,11 @@ def forget(store: Store, view: JobView, *, timeout_s: float = 30.0) -> None:
 
 
 def _summaries(store: Store, names: list[str], on_unreadable: Callable[[str], None], timeout_s: float) -> Iterator[JobView]:
-    rows = store.get_many(names, timeout_s=timeout_s)
+    rows = store.get_noted_many(names, largest=MOST_SUMMARY_BYTES, timeout_s=timeout_s)
     for name in names:
         if name in rows:
             try:
-                yield decode_summary(rows[name][0])
+                yield decode_summary(rows[name][0] or b"")
             except DataLost as error:
                 on_unreadable(f"{name}: {error.message}")
 

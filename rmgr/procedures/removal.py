@@ -14,10 +14,15 @@ from rmgr.model.base.states import LOSSES
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.outcome import FailedRange
 from rmgr.model.tasks.submission import Submission
+from rmgr.procedures.bounded import row_of
 
 _LOG = logging.getLogger("rmgr.submitter")
 #: Rows that are deleted together.
 _ROWS = 2000
+#: No pointer is larger; what stands under the key of a user may be of any size (bytes).
+_POINTER_BYTES = 4096
+#: Names of the keys of 256 tasks (bytes).
+_MOST_PAYLOADS_BYTES = 64 * 2**20
 
 
 def delete_outputs(
@@ -48,8 +53,8 @@ def _outputs_of(store: Store, submission: Submission, block: BlockData, indices:
         return dict.fromkeys(indices, tuple(key for key, _ in submission.command.output_files))
     payloads = block.payloads if block.keyed else ()
     if block.keyed and block.row:
-        row = store.get(block.row)
-        payloads = decode_payloads(row[0]) if row else ()
+        row = row_of(store, block.row, _MOST_PAYLOADS_BYTES)
+        payloads = decode_payloads(row) if row else ()
     if not payloads:
         return dict.fromkeys(indices, ())
     return {index: decode_keyed(payloads[index - block.base]).outputs for index in indices}
@@ -58,8 +63,8 @@ def _outputs_of(store: Store, submission: Submission, block: BlockData, indices:
 def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
     """Frees the output keys of a task that ended without a result; keys that somebody else has taken stay."""
     for output in outputs:
-        found = store.get(keys.named(output))
-        if found is not None and found[1] is Encoding.POINTER:
-            pointer = keys.decode_pointer(found[0])
+        data, about = store.get_noted_many([keys.named(output)], largest=_POINTER_BYTES).get(keys.named(output), (None, None))
+        if data is not None and about is not None and about.encoding is Encoding.POINTER:
+            pointer = keys.decode_pointer(data)
             if (pointer.sub, pointer.index) == (number, index):
                 store.delete(keys.named(output))

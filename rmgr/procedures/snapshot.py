@@ -14,18 +14,19 @@ import msgspec
 
 from rmgr.coord.decisions.ends import stated
 from rmgr.coord.decisions.view import Progress
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator, Store
-from rmgr.coord.protocol.records import decode_block, decode_failed, decode_outcomes, decode_page, read_fragment
+from rmgr.coord.protocol.records import decode_block, decode_failed, read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
-from rmgr.errors import CoordinationUnavailable, DataLost, InvalidRecord, NotFound, PermissionDenied, WrongCluster
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.procedures.bounded import outcomes_in, page_at
 
 if TYPE_CHECKING:
     from rmgr.coord.views.tasks import Applied, Claimed, Waiting
@@ -182,10 +183,7 @@ def outcomes_of(fragment: Fragment, store: Store | None) -> Iterable[Outcome]:
         return fragment.outcomes
     if store is None:
         return stated(fragment)
-    found = store.get(fragment.row)
-    if found is None:
-        raise DataLost(f"outcomes in row {fragment.row} are missing from the store", hint="rmgr doctor")
-    return decode_outcomes(found[0])
+    return outcomes_in(store, fragment.row)
 
 
 def read_claimed(
@@ -296,10 +294,7 @@ def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]
     fragments: list[Fragment] = []
     at = 0
     while at < paged.base:
-        found = store.get(keys.page(number, at))
-        if found is None:
-            raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
-        page = decode_page(found[0])
+        page = page_at(store, number, at)
         fragments += page
         at += len(page)
     return fragments

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from rmgr.coord.decisions.keeping import (
     Abandon,
     Bar,
@@ -37,7 +39,6 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import (
     NOTHING,
     decode_block,
-    decode_outcomes,
     encode_fragment,
     encode_record,
     join_page,
@@ -55,6 +56,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks import outcome as model
 from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.submission import Paged, Phase, Submission, Tail
+from rmgr.procedures.bounded import outcomes_of_rows
 from rmgr.procedures.removal import delete_outputs
 from rmgr.runtime.failpoint import failpoint
 
@@ -369,12 +371,15 @@ def _was_done(outcome: Outcome, path: str) -> bool:
 
 
 def _read_rows(store: Store, *, rows: list[Fragment]) -> list[tuple[Fragment, tuple[model.Outcome, ...]]]:
-    """Outcomes of fragments that lie in rows; a row that is gone tells nothing. On a thread that may wait."""
+    """Outcomes of fragments that lie in rows, without results and output; a row that is gone tells nothing. On a thread that may wait."""
+    by_row = {fragment.row: fragment for fragment in rows}
+    found: list[tuple[Fragment, tuple[model.Outcome, ...]]] = []
     try:
-        found = store.get_many([fragment.row for fragment in rows]) if rows else {}
+        for row, outcomes in outcomes_of_rows(store, list(by_row)):
+            found.append((by_row[row], tuple(msgspec.structs.replace(one, value=b"", error="", log=(b"", b"")) for one in outcomes)))
     except DataLost:
-        return []
-    return [(fragment, decode_outcomes(found[fragment.row][0])) for fragment in rows if fragment.row in found]
+        return found
+    return found
 
 
 def _forget_outputs(store: Store, *, submission: Submission, action: Resubmit | DropFailed, failed: FailedRange, is_final: bool) -> None:

@@ -18,7 +18,7 @@ from rmgr.coord.ops.work import token_digest
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_outcomes, decode_page, read_fragment
+from rmgr.coord.protocol.records import read_fragment
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import kept_outputs, removal
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
@@ -29,6 +29,7 @@ from rmgr.errors import DataLost, RmgrError
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.procedures.bounded import outcomes_of_rows, page_at
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -276,9 +277,8 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
     ends: list[tuple[Fragment, TaskOutcome]] = []
     for fragment in [*_paged(store, number, base), *fragments]:
         outcomes = fragment.outcomes
-        if fragment.row:
-            row = store.get(fragment.row)
-            outcomes = decode_outcomes(row[0]) if row is not None else ()
+        for _, found in outcomes_of_rows(store, [fragment.row] if fragment.row else []):
+            outcomes = found
         ends += [(fragment, outcome) for outcome in known.fold(outcomes, tail.next) if outcome.outputs]
     copied = 0
     for source, target in kept_outputs(number, tail, ends):
@@ -298,8 +298,8 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
 def _paged(store: Store, number: int, base: int) -> list[Fragment]:
     found: list[Fragment] = []
     while len(found) < base:
-        row = store.get(keys.page(number, len(found)))
-        if row is None:
+        try:
+            found += page_at(store, number, len(found))
+        except DataLost:
             break
-        found += decode_page(row[0])
     return found

@@ -6,12 +6,10 @@ from collections import deque
 from itertools import islice
 
 from rmgr.coord.decisions.view import Progress
-from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_page
 from rmgr.daemons.leader.core.term import Term
-from rmgr.errors import DataLost
 from rmgr.model.tasks.outcome import Fragment
+from rmgr.procedures.bounded import page_at
 
 #: Outcomes of one fragment, far more than a commit can have.
 _MOST_OUTCOMES = 100_000
@@ -47,10 +45,7 @@ def read_pages(store: Store, *, number: int, start: int, base: int) -> list[tupl
     found: list[tuple[int, Fragment]] = []
     at = 0
     while at < base:
-        row = store.get(keys.page(number, at))
-        if row is None:
-            raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
-        fragments = decode_page(row[0])
+        fragments = page_at(store, number, at)
         found += [(at + offset, fragment) for offset, fragment in enumerate(fragments) if at + offset >= start]
         at += len(fragments)
     return found

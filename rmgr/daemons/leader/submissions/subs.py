@@ -30,6 +30,7 @@ from rmgr.coord.decisions.keeping import (
 from rmgr.coord.decisions.view import overall_state
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
+from rmgr.coord.protocol.ports import Store
 from rmgr.coord.validity import records as validity
 from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
@@ -43,10 +44,11 @@ from rmgr.daemons.leader.submissions.follow import Followed
 from rmgr.daemons.leader.submissions.owners import LivingOwners
 from rmgr.daemons.leader.submissions.revoked import RevokedKeeper
 from rmgr.daemons.leader.submissions.sweep import Sweeper
-from rmgr.errors import InvalidRecord
+from rmgr.errors import DataLost, InvalidRecord
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -413,10 +415,10 @@ class SubmissionKeeper:
             self._mark_later(followed)  # its directory will be read in a moment
             return
         then = partial(self._on_history, followed, number)
-        self._calls.store(lambda store: store.get(keys.history(number)), then, lambda _: self._mark_later(followed))
+        self._calls.store(lambda store: _kept_end(store, number), then, lambda _: self._mark_later(followed))
 
-    def _on_history(self, followed: Followed, number: int, row: tuple[bytes, object] | None) -> None:
-        followed.endings[number] = SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row[0]).state)
+    def _on_history(self, followed: Followed, number: int, ending: SubmissionEnd) -> None:
+        followed.endings[number] = ending
         self._mark(followed.number)
 
     def _mark_later(self, followed: Followed) -> None:
@@ -456,3 +458,12 @@ def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | 
         then(None if found is None else validity.submission(found.data, number).queue)
     except InvalidRecord:
         then(None)  # of nobody's: what it has claimed goes with its node
+
+
+def _kept_end(store: Store, number: int) -> SubmissionEnd:
+    """How a submission ended, by the history. On a thread that may wait."""
+    try:
+        row = row_of(store, keys.history(number), MOST_SUMMARY_BYTES)
+        return SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row).state)
+    except DataLost:  # it is not what a leader has written there
+        return SubmissionEnd(known=False)
