@@ -24,8 +24,6 @@ from rmgr.procedures.fates import Fates
 
 #: Pointers of one write: below the size up to which a refused write leaves nothing behind.
 _ROWS = 2000
-#: No pointer is larger (bytes).
-_POINTER_BYTES = 4096
 #: How often keys are looked at and written while others take some of them.
 _TRIES = 8
 #: Characters of a key that an error shows.
@@ -151,7 +149,7 @@ def look(values: KeyTable, wanted: Sequence[tuple[str, Pointer | None]], *, over
     Cost: one read of the store, and one of each submission that they point to.
     """
     found = KeyState()
-    there = values.noted([keys.named(key) for key, _ in wanted], largest=_POINTER_BYTES, timeout=timeout)
+    there = values.noted([keys.named(key) for key, _ in wanted], largest=keys.POINTER_BYTES, timeout=timeout)
     pointers: dict[str, Pointer] = {}
     for key, mine in wanted:
         row = keys.named(key)

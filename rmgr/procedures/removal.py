@@ -19,8 +19,6 @@ from rmgr.procedures.bounded import row_of
 _LOG = logging.getLogger("rmgr.submitter")
 #: Rows that are deleted together.
 _ROWS = 2000
-#: No pointer is larger; what stands under the key of a user may be of any size (bytes).
-_POINTER_BYTES = 4096
 #: Names of the keys of 256 tasks (bytes).
 _MOST_PAYLOADS_BYTES = 64 * 2**20
 
@@ -63,7 +61,7 @@ def _outputs_of(store: Store, submission: Submission, block: BlockData, indices:
 def delete_pointers(store: Store, number: int, index: int, outputs: tuple[str, ...]) -> None:
     """Frees the output keys of a task that ended without a result; keys that somebody else has taken stay."""
     for output in outputs:
-        data, about = store.get_noted_many([keys.named(output)], largest=_POINTER_BYTES).get(keys.named(output), (None, None))
+        data, about = store.get_noted_many([keys.named(output)], largest=keys.POINTER_BYTES).get(keys.named(output), (None, None))
         if data is not None and about is not None and about.encoding is Encoding.POINTER:
             pointer = keys.decode_pointer(data)
             if (pointer.sub, pointer.index) == (number, index):

@@ -316,6 +316,10 @@ def parse_share(key: str) -> tuple[str, str]:
     raise UsageError(f"{key!r} is not the key of a share")
 
 
+#: No encoded pointer is larger (bytes). What stands under the key of a user may be of any size.
+POINTER_BYTES = 4096
+
+
 def encode_pointer(pointer: Pointer) -> bytes:
     """Canonical JSON, e.g. `{"by":"","index":7,"n":0,"sub":42}`."""
     return msgspec.json.encode(pointer, order="sorted")

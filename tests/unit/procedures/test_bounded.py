@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.coord.protocol import keys
@@ -92,6 +93,8 @@ def test_a_leader_accounts_rows_without_their_results(store: Sparing, monkeypatc
 def test_outputs_are_kept_although_another_row_of_outcomes_is_none(store: Sparing, monkeypatch: pytest.MonkeyPatch) -> None:
     good, huge = row(store, (Outcome(index=0, outputs=1),)), row(store, name="huge")
     store.put(keys.output(7, 0, 1), b"value")
+    huge = msgspec.structs.replace(huge, outcomes=(Outcome(index=1, outputs=1),))  # what it says beside its row does not count
+    store.put(keys.output(7, 1, 1), b"of no task")
     store.grow(huge.row, monkeypatch)
     assert collect.keep_outputs(store, number=7, tail=Tail(next=2, complete=True), base=0, fragments=[huge, good]) == 1
     assert store.get(keys.final(Pointer(sub=7, index=0))) == (b"value", Encoding.RAW)

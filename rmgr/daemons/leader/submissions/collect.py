@@ -276,9 +276,7 @@ def keep_outputs(store: Store, *, number: int, tail: Tail, base: int, fragments:
     known = EndFold()
     ends: list[tuple[Fragment, TaskOutcome]] = []
     for fragment in [*_paged(store, number, base), *fragments]:
-        outcomes = fragment.outcomes
-        for _, found in outcomes_of_rows(store, [fragment.row] if fragment.row else []):
-            outcomes = found
+        outcomes = next((found for _, found in outcomes_of_rows(store, [fragment.row])), ()) if fragment.row else fragment.outcomes
         ends += [(fragment, outcome) for outcome in known.fold(outcomes, tail.next) if outcome.outputs]
     copied = 0
     for source, target in kept_outputs(number, tail, ends):

@@ -33,8 +33,6 @@ Rows = dict[str, tuple[bytes | None, About]]
 
 #: Submissions whose attempts are remembered.
 _KEEP = 64
-#: More than a pointer has.
-_POINTER_BYTES = 4096
 #: Rows read together, and bytes of them that one reading holds, if not its first rows have more.
 ROWS_TOGETHER = 128
 _HELD_BYTES = 1024 * 1024
@@ -103,7 +101,7 @@ class Inputs:
 
         Raises: NotFound naming the key that has no value; PermissionDenied; StoreUnavailable, CoordinationUnavailable.
         """
-        found = self.find_many(store, [TaskReads(user=user, inputs=user_keys, trust=trust)], largest=_POINTER_BYTES)[0]
+        found = self.find_many(store, [TaskReads(user=user, inputs=user_keys, trust=trust)], largest=keys.POINTER_BYTES)[0]
         if isinstance(found, Exception):
             raise found
         return found
@@ -119,7 +117,7 @@ class Inputs:
         Raises: StoreUnavailable.
         """
         try:
-            return self._find_many(store, asks, max(largest, _POINTER_BYTES))
+            return self._find_many(store, asks, max(largest, keys.POINTER_BYTES))
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the task that meets it alone is told
@@ -231,7 +229,7 @@ def _values(store: Store, rows: Sequence[str], largest: int) -> Rows:
     found: Rows = {}
     held = 0
     for start in range(0, len(rows), ROWS_TOGETHER):
-        some = store.get_noted_many(rows[start : start + ROWS_TOGETHER], largest=largest if held <= _HELD_BYTES else _POINTER_BYTES)
+        some = store.get_noted_many(rows[start : start + ROWS_TOGETHER], largest=largest if held <= _HELD_BYTES else keys.POINTER_BYTES)
         held += sum(len(data) for data, _ in some.values() if data is not None)
         found |= some
     return found
