@@ -88,8 +88,20 @@ def slot(node: WorkNode) -> Slot:
 
 
 @pytest.fixture(scope="module")
-def worker(node: WorkNode, slot: Slot) -> Worker:
-    return node.worker(slot)
+def shared_workers(node: WorkNode, slot: Slot) -> list[Worker]:
+    return []
+
+
+@pytest.fixture
+def worker(node: WorkNode, slot: Slot, shared_workers: list[Worker]) -> Iterator[Worker]:
+    """The same one for all tests of a file, until one of them leaves work in it."""
+    if not shared_workers:
+        shared_workers.append(node.worker(slot))
+    worker = shared_workers[0]
+    yield worker
+    if worker.load or worker.is_leaving:
+        worker.stop(grace_us=0)
+        shared_workers.clear()
 
 
 @pytest.fixture
