@@ -24,11 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, RmgrError
 from rmgr.sched.parameters import parameters_of, unknown
-from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, policy_named
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.pipeline.stages import Configuration, configured, pipeline_from, served
+from rmgr.sched.policy import sends_calls
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from rmgr.sched.policy import Policy
 
 GROUP = "rmgr.policies"
 RULE = (
@@ -56,6 +59,20 @@ def load(name: str, params: Mapping[str, object]) -> Configuration:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     beside = (str(path.parent / policy) for policy in found.policies if is_file(policy))
     return replace(found, files=(name, *dict.fromkeys(beside)))
+
+
+def for_calls(name: str, params: Mapping[str, object]) -> Policy:
+    """The policy for calls of this name of the catalogue, of a FILE.py or of a plug-in.
+
+    Raises: ConfigError for an unknown name, a file that is none, or a policy that places jobs.
+    """
+    if name in CALL_POLICIES or not (name.endswith(".py") or name in plugins()):
+        return call_policy_named(name, params)
+    policy = load(name, params).stages[0].policy
+    if not sends_calls(policy):
+        hint = "for_calls: ClassVar[bool] = True in the class of one that sends calls; rmgr/docs/policies.md has an example"
+        raise ConfigError(f"{name} places jobs, it chooses no servers for calls", hint=hint)
+    return policy
 
 
 def recorded(pipelines: Mapping[str, Mapping[str, Any]]) -> Configuration:

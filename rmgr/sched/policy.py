@@ -25,6 +25,11 @@ class Policy(Protocol):
         ...
 
 
+def sends_calls(policy: object) -> bool:
+    """It chooses servers for calls, and places no jobs: its class has `for_calls = True`."""
+    return bool(getattr(policy, "for_calls", False))
+
+
 class Order(Protocol):
     """The order in which the waiting jobs of a partition are looked at. Frozen and hashable."""
 

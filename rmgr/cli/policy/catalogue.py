@@ -12,6 +12,7 @@ from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.errors import ConfigError, UsageError
 from rmgr.sched.parameters import Parameter, shown, unknown
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, Entry
+from rmgr.sched.policy import sends_calls
 
 #: Policies of pull queues: name -> what it does. They have no parameters.
 PULLING = {"fifo": "pull queues: Starters take work by priority, then arrival; a large task at the head holds back later ones"}
@@ -41,7 +42,7 @@ def everything() -> list[Listed]:
     """Every policy: of pull queues, of the catalogue, of plug-ins. A plug-in that cannot be loaded is listed with its error."""
     found = [Listed(name=name, dispatch="pull", summary=summary) for name, summary in PULLING.items()]
     found += [_listed(name, entry) for name, entry in POLICIES.items()]
-    found += [_listed(name, entry, dispatch="call") for name, entry in CALL_POLICIES.items()]
+    found += [_listed(name, entry) for name, entry in CALL_POLICIES.items()]
     for name, point in policy_files.plugins().items():
         try:
             found.append(_listed(name, _entry(policy_files.class_of_plugin(point)), origin=point.value))
@@ -58,7 +59,7 @@ def one(name: str) -> Listed:
     if name in POLICIES:
         return _listed(name, POLICIES[name])
     if name in CALL_POLICIES:
-        return _listed(name, CALL_POLICIES[name], dispatch="call")
+        return _listed(name, CALL_POLICIES[name])
     if name.endswith(".toml"):
         raise UsageError(f"{name} is a pipeline of policies, not one", hint=f"rmgr sim run TRACE.swf --policy {name}")
     if not policy_files.is_file(name) and name not in policy_files.plugins():
@@ -98,7 +99,8 @@ def tell(policies: list[Listed]) -> None:
     emit({"policies": [policy.described() for policy in policies]})
 
 
-def _listed(name: str, entry: Entry, origin: str = "", dispatch: str = "place") -> Listed:
+def _listed(name: str, entry: Entry, origin: str = "") -> Listed:
+    dispatch = "call" if sends_calls(entry.policy) else "place"
     return Listed(name=name, dispatch=dispatch, summary=entry.summary, parameters=entry.parameters, origin=origin)
 
 

@@ -19,7 +19,7 @@ from rmgr.cli.session.errors import WorkEnded
 from rmgr.client.progress import Counts, ProgressDisplay
 from rmgr.errors import RmgrError
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
-from rmgr.sched.policy import Stage
+from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sim.calls import laws as calls_laws
 from rmgr.sim.laws.check import Drawn, Finding, LawsReport, check, digest
 from rmgr.sim.laws.story import told
@@ -35,19 +35,15 @@ _LONGEST_S = 60.0
 def judge(session: Session, name: str, params: Mapping[str, str], *, worlds: int, seed: int, budget_s: float) -> None:
     """Tries every law and reports what it found. Raises: ConfigError for what is no policy; WorkEnded(1) when a law is broken."""
     make, drawn = _loaded(name, params)
-    if all(getattr(stage.policy, "for_calls", False) for stage in make()):
-        report = calls_laws.check(make, worlds=worlds, seed=seed)
-        _conclude(session, report, name, params)
-        return
     with ProgressDisplay(f"worlds under {name}", enabled=not session.json) as display:
-        report = check(
-            make,
-            worlds=worlds,
-            seed=seed,
-            budget_s=budget_s,
-            drawn=drawn,
-            on_progress=lambda done: display.update(Counts(total=worlds, final=done)),
-        )
+
+        def on_progress(done: int) -> None:
+            display.update(Counts(total=worlds, final=done))
+
+        if _is_for_calls(make):
+            report = calls_laws.check(make, worlds=worlds, seed=seed, budget_s=budget_s, on_progress=on_progress)
+        else:
+            report = check(make, worlds=worlds, seed=seed, budget_s=budget_s, drawn=drawn, on_progress=on_progress)
     if report.is_lawful:  # tried last: a policy that breaks another law shows nothing here
         report = replace(report, findings=(*report.findings, _hashes(name, params, min(worlds, MOST_HASHED), seed)))
     _conclude(session, report, name, params)
@@ -77,6 +73,10 @@ def _loaded(name: str, params: Mapping[str, str]) -> tuple[Make, Drawn]:
         return copy.deepcopy(configuration.stages)
 
     return make, Drawn(partitions=partitions, queues=tuple(queue.name for queue in configuration.queues))
+
+
+def _is_for_calls(make: Make) -> bool:
+    return all(sends_calls(stage.policy) for stage in make())
 
 
 def _hashes(name: str, params: Mapping[str, str], worlds: int, seed: int) -> Finding:
@@ -142,7 +142,10 @@ def _print_digest() -> None:
     """What the other interpreters do."""
     name, params, worlds, seed = json.loads(sys.argv[1])
     make, drawn = _loaded(name, params)
-    sys.stdout.write(digest(make, worlds=worlds, seed=seed, drawn=drawn))
+    if _is_for_calls(make):
+        sys.stdout.write(calls_laws.digest(make, worlds=worlds, seed=seed))
+    else:
+        sys.stdout.write(digest(make, worlds=worlds, seed=seed, drawn=drawn))
 
 
 if __name__ == "__main__":

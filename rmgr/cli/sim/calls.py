@@ -38,7 +38,11 @@ _PROCESSES = 2
 )
 @click.argument("source", metavar="FILE.toml|SCENARIO")
 @click.option(
-    "--policy", "policies", type=Parsed("names", parse_names), metavar="A,B", help="default: all; rmgr policy list shows those for calls"
+    "--policy",
+    "policies",
+    type=Parsed("names", parse_names),
+    metavar="A,B",
+    help="names or FILE.py; default: all of rmgr policy list for calls",
 )
 @click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of every policy named; repeatable")
 @click.option(
@@ -70,9 +74,10 @@ def calls(
     replications; +- is the 90 % confidence interval of the total; ERROR how far the policy's own
     predictions are off, of the actual time.
     """
+    from rmgr.adapters import policy_files
     from rmgr.cli.session.version import rmgr_version
     from rmgr.client.progress import Counts, ProgressDisplay
-    from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
+    from rmgr.sched.pipeline.catalogue import CALL_POLICIES
     from rmgr.sim.calls.files import document, write
     from rmgr.sim.calls.results import summed
     from rmgr.sim.calls.runs import replications
@@ -82,7 +87,7 @@ def calls(
     scenario = scenario_named(source)
     names = tuple(dict.fromkeys(policies or CALL_POLICIES))
     for name in names:
-        call_policy_named(name, dict(params))
+        policy_files.for_calls(name, dict(params))
     if len(set(dict(params))) != len(params):
         raise UsageError("a parameter is given twice", hint="--param NAME=VALUE once for each name")
     for place in filter(None, (out, record)):
@@ -96,6 +101,7 @@ def calls(
             scenario,
             [(name, params) for name in names],
             seeds,
+            make=policy_files.for_calls,
             processes=processes,
             on_progress=lambda done, total: display.update(Counts(total=total, final=done)),
         )
@@ -116,14 +122,14 @@ def calls(
 
 def _record(path: Path, scenario: Scenario, policy: str, params: dict[str, str], seed: int) -> None:
     """One replication, with its log."""
-    from rmgr.sched.pipeline.catalogue import call_policy_named
+    from rmgr.adapters import policy_files
     from rmgr.sched.state.recorder import Recorder
     from rmgr.sim.calls.world import replicate
     from rmgr.sim.replay.record import new_log
 
     with new_log(path) as write:
         recorder = Recorder(write, policy=policy, parameters=params, about={"scenario": scenario.name})
-        replicate(scenario, scenario.cases[0], call_policy_named(policy, params), seed=seed, recorder=recorder)
+        replicate(scenario, scenario.cases[0], policy_files.for_calls(policy, params), seed=seed, recorder=recorder)
 
 
 def _show(summaries: Mapping[tuple[str, str], Summary]) -> None:

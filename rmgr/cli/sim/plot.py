@@ -56,7 +56,7 @@ def plot(
     load          wait and slowdown against load, of a sweep: median of the seeds, least to most
     tables        tables of a paper's report (by itself only when it has no figures)
     matrix        slots against cores, a colour a job, of a run of dqt with --spells: its first 200 slots after --from
-    front         the queue tree and its front in the first 7 slots after --from, of such a run
+    front         the queue tree of each partition and its front in the first 7 slots after --from, of such a run
     calls         a lane for each server and link, of rmgr sim calls: the first replication of each policy and case
     figures       its figures: lines with the range over the seeds
 

@@ -38,6 +38,9 @@ _COMPARED = {
     "lost_to_nodes": ("runs lost with nodes", "", 0),
 }
 
+#: Letters of a policy's name above its column; of a longer one, a path, the end is shown.
+_MOST_HEAD = 26
+
 
 @command(
     "replay",
@@ -78,7 +81,7 @@ def replay(
     if own and (out is not None or validate):
         raise UsageError("--out and --validate are for a run under another policy", hint="--policy NAME; the log itself is checked anyway")
     chosen = policy or opening.policy
-    if opening.policy in CALL_POLICIES:
+    if opening.policy in CALL_POLICIES or "scenario" in opening.about:
         parameters = dict(opening.parameters) if own else dict(params)
         _replay_calls(session, log, chosen, parameters, own=own, whole=not partial, refused=out is not None or validate)
         return
@@ -104,13 +107,13 @@ def _opening(entry: object, log: Path) -> Any:
 
 def _replay_calls(session: Session, log: Path, policy: str, params: dict[str, str], *, own: bool, whole: bool, refused: bool) -> None:
     """A log of calls: every pick again, or those of another policy beside the recorded ones."""
-    from rmgr.sched.pipeline.catalogue import call_policy_named
+    from rmgr.adapters import policy_files
     from rmgr.sched.policy import Stage
     from rmgr.sim.calls.replay import picks
     from rmgr.sim.replay.record import read_log
     from rmgr.sim.replay.replay import verify
 
-    pipeline = (Stage(call_policy_named(policy, params)),)
+    pipeline = (Stage(policy_files.for_calls(policy, params)),)
     if refused:
         raise UsageError("--out and --validate are for logs of jobs", hint=f"rmgr sim replay {log} --policy {policy}")
     with closing(read_log(log, whole=whole)) as entries:
@@ -206,10 +209,12 @@ def _manifest(log: Path, history: History, policy: str, params: dict[str, str], 
 
 def _table(log: Path, jobs: int, old: str, new: str, before: dict[str, int | float], after: dict[str, int | float]) -> Iterable[str]:
     yield f"{log.name}: {counted(jobs, 'job')} as recorded and under {new}"
-    yield f"  {'':24}{old[-20:]:>20}{new[-20:]:>20}{'change':>10}"
+    heads = [name if len(name) <= _MOST_HEAD else f"...{name[3 - _MOST_HEAD :]}" for name in (old, new)]
+    wide = max(20, *(len(head) + 2 for head in heads))
+    yield f"  {'':24}{heads[0]:>{wide}}{heads[1]:>{wide}}{'change':>10}"
     for name, (told, unit, digits) in _COMPARED.items():
         a, b = before[name], after[name]
         if not a and not b and name.startswith(("jobs_", "migr", "lost")):
             continue
         change = f"{(b - a) / a:+.1%}" if a else "" if b == a else "new"
-        yield f"  {told + (f' ({unit})' if unit else ''):24}{a:>20,.{digits}f}{b:>20,.{digits}f}{change:>10}"
+        yield f"  {told + (f' ({unit})' if unit else ''):24}{a:>{wide},.{digits}f}{b:>{wide},.{digits}f}{change:>10}"

@@ -36,6 +36,9 @@ _HAPPENED = {
     "lost_to_nodes": "runs lost with their nodes",
 }
 
+#: Names in a note.
+_MOST_QUEUES = 8
+
 FACTOR = Parsed("factor", parse_factor)
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 
@@ -150,6 +153,9 @@ def run(
         if place is not None:
             refuse_existing(place)
     workload = experiment.workload()
+    for queue in experiment.empty_queues(workload):
+        known = ", ".join(sorted({job.queue or "(none)" for job in workload.jobs})[:_MOST_QUEUES])
+        session.note(f"no job of {workload.name} is in queue {queue} of {policy}; the queues of its jobs: {known}")
     total = len(workload.jobs)
     with ExitStack() as stack:
         display = stack.enter_context(ProgressDisplay(f"{workload.name} {policy}", enabled=not session.json))
@@ -241,11 +247,13 @@ def _manifest(experiment: Experiment, result: Result, workload_name: str) -> dic
     from rmgr.cli.session.version import rmgr_version
     from rmgr.sim.runs.sweep import inputs_of
 
+    slots = experiment.slots()
+    shared = {"slots": slots} if slots else {}
     return {
         "schema": "rmgr/1",
         "versions": {"rmgr": rmgr_version(), "python": platform.python_version()},
         "inputs": inputs_of([experiment]),
-        "experiment": experiment.described() | {"workload": workload_name, "processors": result.processors},
+        "experiment": experiment.described() | {"workload": workload_name, "processors": result.processors} | shared,
     }
 
 

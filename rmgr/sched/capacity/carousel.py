@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rmgr.sched.capacity.holds import each_node, room
-from rmgr.sched.job import Job, Node, Placement, spans_of
+from rmgr.sched.job import Job, Node, Placement, Running, spans_of
 from rmgr.sched.records import Cores, Gang
 from rmgr.sched.tree.allocation import Loads
 from rmgr.sched.tree.queue import Newcomers, RunQueue
@@ -152,6 +152,16 @@ def placed_in(job: Job, carousel_leaves: Cores, span: tuple[int, int], nodes: Ma
         if not wanted:
             return spans_of(sorted(counts))
     return None
+
+
+def stands_in(run: Running, leaves: Cores, span: tuple[int, int], nodes: Mapping[int, Node]) -> bool:
+    """Every core of the run is among the leaves of a partition, whatever has closed or opened there since it began."""
+    has = {node: cores for node, _, cores in cores_within(leaves, *span)}
+    job = run.job
+    return all(
+        has.get(node, 0) >= (nodes[node].cores if job.exclusive and node in nodes else count * job.threads)
+        for node, count in each_node(run.placement)
+    )
 
 
 def too_many_leaves(leaves: Cores) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, pairwise
 
-from rmgr.sched.capacity.carousel import Carousel, placed_in, too_many_leaves
+from rmgr.sched.capacity.carousel import Carousel, placed_in, stands_in, too_many_leaves
 from rmgr.sched.capacity.gangs import OWNER
 from rmgr.sched.capacity.holds import are_spans, each_node
 from rmgr.sched.draft.view import View
@@ -101,6 +101,7 @@ class Ganging(View):
         nodes, homes = self._part.nodes, gang.homes
         tree: Tree | None = None
         before = next((old for old in self.gangs() if old.name == gang.name), None)
+        grown = before is not None and before.leaves != gang.leaves
         same = before.homes if before is not None and (before.leaves, before.width) == (gang.leaves, gang.width) else {}
         flagged = self._part.flagged if self._more is None else self._more.flagged
         stands: dict[int, Running] = {}
@@ -129,6 +130,9 @@ class Ganging(View):
                 tree = known or Tree(gang.width, sum((last - first + 1) * cores for first, last, cores in gang.leaves))
             if node >= tree.nodes:
                 return self._never(Why("gang", "job {} stands in tree node {}, of {}", (job_id, node, tree.nodes)))
+            if run is not None and grown and stands_in(run, gang.leaves, tree.span(node), nodes):
+                stands[job_id] = run  # where it would be placed now is another question: nodes have closed and opened since
+                continue
             placement = placed_in(job, gang.leaves, tree.span(node), nodes)
             if run is None and placement is not None:
                 stands[job_id] = Running(job, self.now_us, self.now_us + job.planned_us, placement)

@@ -166,6 +166,10 @@ class View(Overlay):
         """What this user has running. O(1) after the first time."""
         return self._used("user", user)
 
+    def over_limits(self, job: Job, beside: Sequence[Job] = ()) -> Why | None:
+        """The limit that keeps the job from starting now, beside others that are to start with it; None: none does. O(`beside`)."""
+        return self._over_limits(job, beside)
+
     def usage(self) -> Iterator[Usage]:
         """What has been used in the whole cluster and is over, by user and account; what runs is in `running`."""
         return iter(sorted(self._part.usage.values()))

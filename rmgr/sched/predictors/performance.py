@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from rmgr.sched.records import Call, Server
 
+#: Of a server of which nothing is known.
+SLOWEST = 1e-6
 #: (server, function, operations) -> operations/s that answered calls showed, None: none of them was like this.
 Lookup: TypeAlias = Callable[[str, str, int], float | None]
 
@@ -21,11 +23,11 @@ class Performance(StrEnum):
 
 
 def speed_of(learnt: Lookup, call: Call, server: Server, performance: Performance) -> float:
-    """Operations/s of this call alone on this server."""
+    """Operations/s of this call alone on this server, above 0: one that nobody has declared, calibrated or used comes last."""
     if performance is Performance.LEARNT:
         shown = learnt(server.name, call.function, call.operations)
         if shown is not None and shown > 0:
             return shown
     if performance is not Performance.DECLARED and server.calibrated > 0:
         return server.calibrated
-    return server.speed
+    return server.speed if server.speed > 0 else SLOWEST

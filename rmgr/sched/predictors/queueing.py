@@ -3,7 +3,7 @@
 computing = operations / P + W(server), transfer = bytes / T0 + W(link), W = s rho / (1 - rho) x (1 + cv^2) / 2 with rho = lambda s / k.
 Source: paper 004, 2.1 (a predictor that queues, not one that extrapolates); cv = 1 is its M/M/1. The general cv is Pollaczek-Khinchine's
 mean wait; k > 1 slots share the arrivals evenly (ours).
-Differs from `Last` in: the number of calls there now does not count; calls sent since the measurement are in the arrival rate.
+Differs from `Last` in: the load does not count, so `load` and +L change nothing; arrivals/s are those of the last measurement.
 """
 
 from __future__ import annotations

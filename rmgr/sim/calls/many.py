@@ -38,7 +38,10 @@ def wants_next(
             continue
         unseen = counts[name] - sum(request.server == name and request.sent_s * 1e6 < server.at_us for request in mine)
         now[name] = _LAST.forecast(call, (server,), server.speed, Added(unseen, counts[name])).total_s
-        fewer = Added(unseen - 1, counts[name] - 1) if counts[name] else Added(unseen)
+        # a call that was measured on its way to the server is in no load, so there is none to take away
+        fewer = Added(max(unseen - 1, -int(server.load)), counts[name] - 1) if counts[name] else Added(unseen)
         alone[name] = _LAST.forecast(call, (server,), server.speed, fewer).total_s
-    left = [InFlight(request.server, max(request.sent_s + request.predicted_s - now_s, 0.0)) for request in mine]
+    # what the policy predicted may count calls that were answered since (+L, +T): it takes no longer than beside those in flight
+    takes = [min(request.predicted_s, alone.get(request.server, request.predicted_s)) for request in mine]
+    left = [InFlight(request.server, max(request.sent_s + s - now_s, 0.0)) for request, s in zip(mine, takes, strict=True)]
     return sends_now(left, now, alone)

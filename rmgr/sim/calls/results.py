@@ -16,7 +16,7 @@ class Summary:
     """Means over the replications of one policy in one case; times in seconds.
 
     half_width_s: of the 90 % confidence interval of total_s. busy: utilisation by server. chosen: share of the calls by server.
-    throughput: bytes/s of the transfers by server. response_s: total by client. requests_per_s: answered, of all clients.
+    throughput: bytes/s of the transfers by server. response_s: total by client. requests_per_s: of all clients; 0: no time passed.
     makespan_s: until the last answer. error: sum of |predicted - actual| over the sum of actual times; None: nothing was predicted.
     spread_s: of total_s over the replications, standard deviation.
     belief: mean distance of the operations/s believed in from the true ones.
@@ -47,6 +47,7 @@ def summed(replications: Sequence[Replication]) -> Summary:
     by_server = {name: [request for request in requests if request.server == name] for name in servers}
     clients = sorted({request.client for request in requests}, key=lambda name: (len(name), name))
     predicted = [request for request in requests if request.predicted_s]
+    rates = [len(one.requests) / one.duration_s for one in replications if one.duration_s]
     took = sum(request.ended_s - request.sent_s for request in predicted)
     return Summary(
         computing_s=fmean(_mean(one.requests, lambda request: request.computing_s) for one in replications),
@@ -58,7 +59,7 @@ def summed(replications: Sequence[Replication]) -> Summary:
         chosen={name: len(by_server[name]) / len(requests) for name in servers},
         throughput={name: _rate(by_server[name]) for name in servers},
         response_s={name: _mean([r for r in requests if r.client == name], lambda request: request.total_s) for name in clients},
-        requests_per_s=fmean(len(one.requests) / one.duration_s for one in replications if one.duration_s),
+        requests_per_s=fmean(rates) if rates else 0.0,
         makespan_s=fmean(one.duration_s for one in replications),
         error=sum(abs(request.missed_s) for request in predicted) / took if took else None,
         belief=_mean(requests, lambda request: abs(request.believed)),

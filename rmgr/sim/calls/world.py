@@ -24,8 +24,9 @@ from rmgr.sim.calls.scenario import Case, ClientPlan, LinkPlan, Scenario
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
 from rmgr.sim.workload.streams import stream
 
-#: More calls that no server was chosen for: the policy has stopped choosing.
-_MOST_WAITING = 1000
+#: More calls that no server was chosen for: the policy has stopped choosing. So it has where it let so many measurements in a row pass
+#: while calls waited and none was on its way; clients that wait for their answers ask nothing more.
+_MOST_WAITING = _MOST_IN_VAIN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class _World:
         self.draws = {name: stream(seed, f"transfer/{name}") for name in self.owners}
         self.next_issue: dict[str, float] = {}  # of closed clients, not before the answer
         self.requests: dict[int, CallRequest] = {}
-        self.answers = self.passes = self.events = 0
+        self.answers = self.passes = self.events = self.in_vain = 0
         self.causes: set[Cause] = set()
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -84,7 +85,7 @@ class _World:
         while self.answers < self.scenario.requests:
             due = min(station.due_s() for station in self.stations)
             self.now = min(due, self.agenda[0][0] if self.agenda else math.inf)
-            if self.now == math.inf or len(self._waiting()) > _MOST_WAITING:
+            if self.now == math.inf or self.in_vain > _MOST_IN_VAIN or len(self._waiting()) > _MOST_WAITING:
                 raise RuntimeError(f"policy {self.pipeline[0].policy.name} sends no calls: {self._waiting()[:3]} wait at {self.now:.0f} s")
             self._serve()
             while self.agenda and self.agenda[0][0] <= self.now:
@@ -220,6 +221,8 @@ class _World:
 
     def _refresh(self) -> None:
         self._measure()
+        idle = all(station.due_s() == math.inf for station in self.stations)
+        self.in_vain = self.in_vain + 1 if idle and self._waiting() else 0
         if self.scenario.refresh_us:
             self._at(self.now + self.scenario.refresh_us / 1e6, self._refresh)
 

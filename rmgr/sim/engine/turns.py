@@ -43,27 +43,35 @@ class _Wheel:
     seats: dict[int, _Seat] = field(default_factory=dict)
     serial: int = -1
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return _key(self.gang)
+
     def time_of(self, slot: int) -> int:
         return self.carousel.origin_us + slot * self.carousel.slot_us
 
 
 class Turns:
-    """Every gang by name. Cost: of an arrival or an end a path of the tree; with `spells` also O(who runs) a slot."""
+    """Every gang by its partition and its name: one policy may serve several partitions.
+
+    Cost: of an arrival or an end a path of the tree; with `spells` also O(who runs) a slot.
+    """
 
     def __init__(self, stays: Stays, kernel: Kernel[Any], machine: Machine, *, spells: bool = False) -> None:
         self._stays, self._kernel, self._machine, self._spells = stays, kernel, machine, spells
-        self._wheels: dict[str, _Wheel] = {}
-        self.of: dict[int, str] = {}  #: job -> gang
+        self._wheels: dict[tuple[str, str], _Wheel] = {}
+        self.of: dict[int, tuple[str, str]] = {}  #: job -> gang
         self._serials = count()
 
     def set(self, gang: Gang) -> None:
         """The record from now on. Jobs that are still to start follow by `begin`."""
-        homes, wheel = gang.homes, self._wheels.get(gang.name)
+        homes, key = gang.homes, _key(gang)
+        wheel = self._wheels.get(key)
         if not homes:
-            self._wheels.pop(gang.name, None)
+            self._wheels.pop(key, None)
             return
         if wheel is None or not wheel.seats:
-            wheel = self._wheels[gang.name] = _Wheel(gang, Carousel(gang._replace(queues=(), front=(), late=())))
+            wheel = self._wheels[key] = _Wheel(gang, Carousel(gang._replace(queues=(), front=(), late=())))
         else:
             self._advance(wheel, gang.slot)
             for number in [number for number in wheel.carousel.weights if number not in homes or number not in wheel.seats]:
@@ -71,7 +79,7 @@ class Turns:
             if wheel.gang.leaves != gang.leaves:
                 self._regrow(wheel, gang)
             wheel.gang = gang
-        self.of.update(dict.fromkeys(homes, gang.name))
+        self.of.update(dict.fromkeys(homes, key))
         self._look_at(wheel, self._kernel.now_us)
 
     def begin(self, run: Running) -> None:
@@ -88,8 +96,8 @@ class Turns:
 
     def leave(self, number: int) -> None:
         """The job leaves its nodes; how long it was served is with its stay from now on."""
-        name = self.of.pop(number, None)
-        wheel = self._wheels.get(name) if name is not None else None
+        key = self.of.pop(number, None)
+        wheel = self._wheels.get(key) if key is not None else None
         if wheel is None or number not in wheel.seats:
             return
         now, carousel = self._kernel.now_us, wheel.carousel
@@ -106,7 +114,7 @@ class Turns:
         if seat.end_us < 0:
             carousel.rotation.prolong(number, ENDLESS)
         if not wheel.seats:
-            del self._wheels[wheel.gang.name]
+            del self._wheels[wheel.key]
         else:
             self._look_at(wheel, now)
 
@@ -141,7 +149,7 @@ class Turns:
 
     def _look_at(self, wheel: _Wheel, at_us: int) -> None:
         wheel.serial = next(self._serials)
-        self._kernel.put(at_us, _NODE, -1 - wheel.serial, SlotEnds(at_us, wheel.gang.name, wheel.serial))
+        self._kernel.put(at_us, _NODE, -1 - wheel.serial, SlotEnds(at_us, wheel.key, wheel.serial))
 
     def _advance(self, wheel: _Wheel, slot: int) -> None:
         rotation = wheel.carousel.rotation
@@ -181,3 +189,7 @@ class Turns:
                 else:
                     found.append((low, high))
         return tuple(found)
+
+
+def _key(gang: Gang) -> tuple[str, str]:
+    return gang.partition, gang.name

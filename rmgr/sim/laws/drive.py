@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from rmgr.model.base.units import counted
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Job, Placement, Running, nodes_of
 from rmgr.sched.plan import Decision, Migrate, Plan, Preempt, Reject, Resume, Start, Suspend, WakeAt
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sim.laws.budget import Budget
-from rmgr.sim.laws.world import LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
+from rmgr.sim.laws.world import LateNode, LawsJob, MaintenanceWindow, Outage, SmallWorld, Withdrawal
 
 #: Passes in a row that nothing but a timer caused while nothing runs and nothing is to come: more, and the policy waits for nothing.
 MOST_IDLE_PASSES = 50
@@ -74,6 +75,7 @@ class Drive:
         self._left = {work.job.id: work.run_us for work in world.works}  # us of work still to do
         self._since: dict[int, int] = {}  # of what executes: when it went on
         self._wakes: dict[str, int] = {}  # partition -> when
+        self._nodes = {node.id: node for node in world.nodes}
         self._closed: set[int] = set()
         self._windows: dict[int, MaintenanceWindow] = {}
         self._to_come = sorted(self._events(), key=_order)
@@ -100,10 +102,12 @@ class Drive:
         self.causes = frozenset(causes)
         return True
 
-    def _events(self) -> Iterator[tuple[int, int, Outage | Withdrawal | MaintenanceWindow | LawsJob]]:
+    def _events(self) -> Iterator[tuple[int, int, Outage | LateNode | Withdrawal | MaintenanceWindow | LawsJob]]:
         for outage in self.world.outages:
             yield outage.at_us, 1, outage
             yield outage.until_us, 0, outage
+        for joining in self.world.joinings:
+            yield joining.at_us, 1, joining
         for window in self.world.windows:
             yield window.at_us, 1, window
             yield max(window.plan.end_us, window.at_us), 2, window
@@ -112,7 +116,7 @@ class Drive:
         for withdrawal in self.world.withdrawals:
             yield withdrawal.at_us, 4, withdrawal
 
-    def _happen(self, event: Outage | Withdrawal | MaintenanceWindow | LawsJob) -> set[Cause]:
+    def _happen(self, event: Outage | LateNode | Withdrawal | MaintenanceWindow | LawsJob) -> set[Cause]:
         match event:
             case LawsJob(job=job):
                 self._tell(f"job {job.id} arrives")
@@ -123,9 +127,14 @@ class Drive:
                 return self._withdraw(job_id)
             case Outage(at_us=at_us) if at_us == self.now_us:
                 return self._close(event)
-            case Outage(node=node_id):
-                self._tell(f"node {node_id} is back")
+            case LateNode(node=node):
+                self._tell(f"node {node.id} joins")
+                self._nodes[node.id] = node
+                self.state.node_changed(node)
+            case Outage(node=node_id, cores=cores):
+                self._tell(f"node {node_id} is back" + (f" with {counted(cores, 'core')}" if cores else ""))
                 self._closed.discard(node_id)
+                self._nodes[node_id] = replace(self._nodes[node_id], cores=cores or self._nodes[node_id].cores)
                 self._set_closed(node_id, closed=False)
             case MaintenanceWindow(at_us=at_us, plan=window) if at_us == self.now_us and window.end_us > self.now_us:
                 self._tell(f"maintenance {window.name} is planned from {window.start_us} to {window.end_us} on nodes {window.nodes}")
@@ -191,8 +200,7 @@ class Drive:
         self.state.job_preempted(job.id, self.now_us, job.partition)
 
     def _set_closed(self, node_id: int, *, closed: bool) -> None:
-        node = next(node for node in self.world.nodes if node.id == node_id)
-        self.state.node_changed(replace(node, closed=closed))
+        self.state.node_changed(replace(self._nodes[node_id], closed=closed))
 
     # -- a pass -----------------------------------------------------------------------------------------------------------
 
@@ -306,10 +314,14 @@ class Drive:
 
     def left_waiting(self) -> Iterator[str]:
         """A sentence for each job that has not had its turn though it could have."""
-        for work in self.world.works:
+        never: set[int] = set()  # larger than what is there by now; and who waits for those
+        for work in sorted(self.world.works, key=lambda work: work.job.id):
             job = work.job
             part = self.state.partitions[job.partition]
-            if job.id in self.gone or job.id in part.infeasible or self._hopeless(job):
+            if job.id in self.gone:
+                continue
+            if job.id in part.infeasible or self._hopeless(job) or never.intersection(job.after):
+                never.add(job.id)
                 continue
             why = self.plan.why(job.id, job.partition) or "no reason given"
             yield f"job {job.id} waits for ever ({why})"

@@ -34,12 +34,14 @@ def told(breach: Breach) -> Iterator[str]:
 def _machine(world: SmallWorld) -> Iterator[str]:
     length = "1 us" if world.unit_us == 1 else format_duration(world.unit_us / 1e6)
     yield f"  times in units of {length}; limits of jobs, too"
-    for node in world.nodes:
+    joins = {joining.node.id: joining.at_us for joining in world.joinings}
+    for node in world.every_node:
         parts = [f"{node.cores} core" + "s" * (node.cores > 1)]
         parts += [f"{node.memory_bytes} bytes"] if node.memory_bytes else []
         parts += [f"{count} {name}" for name, count in node.resources]
         parts += [f"has {', '.join(node.features)}"] if node.features else []
         parts += [f"partition {node.partition}"] if node.partition != "default" else []
+        parts += [f"joins at {joins[node.id] / world.unit_us:g}"] if node.id in joins else []
         yield f"  node {node.id}: {', '.join(parts)}"
     for partition, limits in world.limits.items():
         shown = [f"{name} {getattr(limits, name)}" for name in limits.__dataclass_fields__ if getattr(limits, name)]
@@ -57,8 +59,9 @@ def chart(world: SmallWorld, stays: tuple[StoryStay, ...], until_us: int) -> Ite
     if columns > MOST_COLUMNS or not stays:
         return
     yield "  who stands where, a column for each unit of time:"
-    for node in world.nodes:
-        rows = [["."] * columns for _ in range(node.cores)]
+    for node in world.every_node:
+        cores = max([node.cores, *(outage.cores for outage in world.outages if outage.node == node.id)])
+        rows = [["."] * columns for _ in range(cores)]
         for stay in stays:
             processes = next((count for first, last, count in stay.placement if first <= node.id <= last), 0)
             end_us = until_us + 1 if stay.end_us is None else stay.end_us

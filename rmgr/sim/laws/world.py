@@ -57,12 +57,24 @@ class LawsJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A node takes nothing new from `at_us` to `until_us`. loses: what runs there is lost and waits again; else it is a drain."""
+    """A node takes nothing new from `at_us` to `until_us`.
+
+    loses: what runs there is lost and waits again; else it is a drain. cores: with which it comes back; 0 = as many as before.
+    """
 
     at_us: int
     until_us: int
     node: int
     loses: bool
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateNode:
+    """A node that is first seen at `at_us`."""
+
+    at_us: int
+    node: Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,7 @@ class SmallWorld:
     nodes: tuple[Node, ...]
     works: tuple[LawsJob, ...]
     outages: tuple[Outage, ...] = ()
+    joinings: tuple[LateNode, ...] = ()
     withdrawals: tuple[Withdrawal, ...] = ()
     windows: tuple[MaintenanceWindow, ...] = ()
     limits: dict[str, Limits] = field(default_factory=dict)
@@ -103,7 +116,15 @@ class SmallWorld:
         shapes += sum(w.job.exclusive + w.job.spread for w in self.works)
         extras = sum(len(w.job.after) + bool(w.job.begin_us) + bool(w.job.submit_us) + (w.job.queue != QUEUES[0]) for w in self.works)
         things = len(self.works) + len(self.nodes) + len(self.outages) + len(self.withdrawals) + len(self.windows) + len(self.limits)
-        return 10 * things + shapes + extras + bool(self.half_life_us) + sum(node.cores + bool(node.memory_bytes) for node in self.nodes)
+        things += len(self.joinings)
+        extras += sum(bool(outage.cores) for outage in self.outages)
+        shapes += sum(node.cores + bool(node.memory_bytes) for node in self.every_node)
+        return 10 * things + shapes + extras + bool(self.half_life_us)
+
+    @property
+    def every_node(self) -> tuple[Node, ...]:
+        """Those that join later, too."""
+        return (*self.nodes, *(joining.node for joining in self.joinings))
 
 
 def world_of(
@@ -137,7 +158,24 @@ def world_of(
         seed=chance.between(0, 99),
         unit_us=unit,
     )
-    return world if flat or chance.between(0, 2) < 2 else _equipped(chance, world)
+    if not flat and chance.between(0, 2) == 2:
+        world = _equipped(chance, world)
+    return _growing(chance, world, flat) if events and chance.between(0, 3) == 3 else world
+
+
+def _growing(chance: Chance, world: SmallWorld, flat: bool) -> SmallWorld:
+    """Nodes join, between the others and behind them. Nodes come back with more cores, those that were lost also with fewer."""
+    names = tuple(dict.fromkeys(node.partition for node in world.nodes))
+    places = (len(world.nodes) + 1, len(world.nodes) + 4)[: chance.between(1, 2)]
+    nodes = [_node(chance, place, flat, chance.one_of(names)) for place in places]
+    nodes[0] = replace(nodes[0], id=chance.one_of((nodes[0].id, 5)))  # 5: no node has it at the beginning
+    sizes = {node.id: node.cores for node in world.nodes}
+    cores = [0 if flat else chance.one_of((0, 1, 2) if outage.loses else (0, 1 + sizes[outage.node])) for outage in world.outages]
+    return replace(
+        world,
+        outages=tuple(replace(outage, cores=count) for outage, count in zip(world.outages, cores, strict=True)),
+        joinings=tuple(LateNode(at_us=world.unit_us * chance.between(0, 20), node=node) for node in nodes),
+    )
 
 
 def _equipped(chance: Chance, world: SmallWorld) -> SmallWorld:
@@ -155,10 +193,11 @@ def smaller(world: SmallWorld) -> Iterator[SmallWorld]:
     """Worlds a little simpler than this one, the boldest first; each is whole (nothing names what is not there)."""
     for works in _without_each(world.works):
         yield _mended(replace(world, works=works))
-    for name in ("outages", "withdrawals", "windows"):
+    for name in ("outages", "joinings", "withdrawals", "windows"):
         for fewer in _without_each(getattr(world, name)):
             change: dict[str, Any] = {name: fewer}
             yield replace(world, **change)
+    yield replace(world, outages=tuple(replace(outage, cores=0) for outage in world.outages))
     yield replace(world, half_life_us=0)
     for partition in world.limits:
         yield replace(world, limits={name: limits for name, limits in world.limits.items() if name != partition})
@@ -289,6 +328,7 @@ def _mended(world: SmallWorld) -> SmallWorld:
         world,
         works=tuple(replace(w, job=replace(w.job, after=tuple(i for i in w.job.after if i in jobs))) for w in works),
         outages=tuple(outage for outage in world.outages if outage.node in nodes),
+        joinings=tuple(joining for joining in world.joinings if joining.node.partition in partitions),
         withdrawals=tuple(withdrawal for withdrawal in world.withdrawals if withdrawal.job_id in jobs),
         windows=tuple(window for window in windows if window.plan.nodes),
         limits={name: limits for name, limits in world.limits.items() if name in partitions},

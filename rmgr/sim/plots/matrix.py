@@ -83,7 +83,8 @@ def matrix(run: Run, window: TimeWindow = TimeWindow()) -> Figure:  # noqa: B008
     axes.set_xlim(0, run.processors)
     axes.set_ylim(len(slots.rows), 0)
     axes.set_xlabel("core")
-    axes.set_ylabel(f"slot of {slots.quantum:g} s")
+    told = f"slot of {slots.quantum:g} s"  # slots of several partitions begin at instants of their own
+    axes.set_ylabel(told if len(run.trees) == 1 else f"beginnings of slots, in order ({told})")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     axes.grid(visible=False)

@@ -14,7 +14,7 @@ from rmgr.model.base.states import State
 from rmgr.sched import job as sched
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Placement, Running
-from rmgr.sched.plan import Decision, Migrate, Preempt, Reject, Resume, Start, Suspend
+from rmgr.sched.plan import Decision, GangSet, Migrate, Preempt, Reject, Resume, Start, Suspend
 from rmgr.sched.policy import Cause, Stage
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import AT_ONCE, Entry, Fact, Opening, Passed, decision, described
@@ -38,7 +38,7 @@ class History:
     """Fates of the jobs of a log. Times as recorded.
 
     jobs: every request, as it was first submitted. stretches: in order of their ends. ran_us: work of each job that completed: what
-    its last stay did, and what it had kept before. states: of jobs that are over.
+    its last stay did, and what it had kept before. states: of jobs that are over. shared: jobs shared cores in time, as a gang.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -49,6 +49,7 @@ class History:
         self.states: dict[int, State] = {}
         self.facts: list[Fact] = []  #: that are about no job: nodes, windows, limits; and cancellations
         self.passes = self.decided = self.told = 0
+        self.shared = bool(opening.state.gangs)
         self._lost = {"job_preempted": 0, "job_ended": 0}  # jobs that lost a node, by what came of it
         self._on: dict[int, Running] = {}
         self._kept: dict[int, int] = {}
@@ -103,6 +104,8 @@ class History:
                 self._off(job_id, at_us, Parting.SUSPENDED)
             case Reject(job_id):
                 self.states[job_id] = State.FAILED
+            case GangSet():
+                self.shared = True
 
     def _end(self, job_id: int, at_us: int, because: str) -> None:
         if not because:

@@ -34,8 +34,14 @@ class _Recorded:
 
 
 def recorded(history: History, *, name: str) -> _Recorded:
-    """Workload, machine, events and result of a log. name: of the workload. Raises: UsageError when no job of it has ended."""
+    """Workload, machine, events and result of a log. name: of the workload.
+
+    Raises: UsageError when no job of it has ended, or when jobs shared cores in time: it does not say in which slots each ran.
+    """
     opening = history.opening
+    if history.shared:
+        hint = "rmgr sim run with the same trace and another --policy; rmgr sim replay LOG alone checks the decisions"
+        raise UsageError(f"{name}: its jobs shared cores in time, and a log does not say how long each of them ran", hint=hint)
     known = sorted((job for job in history.jobs.values() if job.id in history.states), key=lambda job: (job.submit_us, job.id))
     if not known:
         raise UsageError(f"{name}: no job of the log has ended", hint="nothing can be compared")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from rmgr.errors import UsageError
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.stages import Configuration, configured
-from rmgr.sched.policy import Stage
+from rmgr.sched.policies.gangs.dqt import Dqt
+from rmgr.sched.policy import Stage, sends_calls
 from rmgr.sched.state.recorder import Recorder
 from rmgr.sim.engine.driver import simulate
 from rmgr.sim.engine.execution import by_speed
@@ -20,6 +21,7 @@ from rmgr.sim.engine.outcome import Result
 from rmgr.sim.engine.setting import Setting
 from rmgr.sim.engine.validate import check
 from rmgr.sim.models.catalogue import is_model, model_named, refuse_misspelt
+from rmgr.sim.runs.output import ranges_text
 from rmgr.sim.workload.events import Failures, LimitsChange
 from rmgr.sim.workload.events_file import read_events
 from rmgr.sim.workload.jobs import Workload, read_trace
@@ -145,8 +147,12 @@ class Experiment:
             read_events(self.events)
 
     def _check_partitions(self) -> None:
-        """A file without a machine may name partitions of a cluster's; here there is one."""
+        """A file without a machine may name partitions of a cluster's; here there is one. Policies for calls would place no job."""
         found = self.configure(self.policy, self.params)
+        if any(sends_calls(stage.policy) for stage in found.stages):
+            raise UsageError(
+                f"{self.policy} chooses servers for calls, it places no jobs", hint="rmgr sim calls ninf_table4 --policy NAME|FILE.py"
+            )
         for stage in () if found.nodes else found.stages:
             other = next((name for name in stage.partitions if name != "default"), None)
             if other is not None:
@@ -158,6 +164,32 @@ class Experiment:
     def pipeline(self) -> tuple[Stage, ...]:
         """The stages of policies. Raises: ConfigError for an unknown policy or parameter, or a file that is none."""
         return self.configure(self.policy, self.params).stages
+
+    def slots(self) -> dict[str, object]:
+        """Seconds of a slot and width of the tree where jobs share cores in time, for manifests; empty where none do.
+
+        The trees stand there one by one, with the cores of each from the left, where the file describes several partitions.
+        """
+        found = self.configure(self.policy, self.params)
+        gangs: dict[str, Dqt] = {}
+        for stage in found.stages:
+            if isinstance(stage.policy, Dqt):
+                gangs = dict.fromkeys(stage.partitions or found.partitions or ("default",), stage.policy) | gangs
+        if not gangs:
+            return {}
+        policies = list(gangs.values())
+        slots: dict[str, object] = {"quantum_seconds": min(policy.quantum_us for policy in policies) / 1e6, "width": policies[0].width}
+        if len(found.partitions) > 1:
+            cores = _cores_of(found.nodes)
+            trees = ((name, policy.width) for name, policy in gangs.items() if name in cores)
+            slots["trees"] = [{"partition": name, "width": width, "cores": ranges_text(cores[name])} for name, width in trees]
+        return slots
+
+    def empty_queues(self, workload: Workload) -> tuple[str, ...]:
+        """Queues that the file sends to a partition and that no job of the workload is in. Cost: O(jobs)."""
+        homes = self.configure(self.policy, self.params).homes
+        there = {job.queue for job in workload.jobs} if homes else set()
+        return tuple(sorted(queue for queue in homes if queue and queue not in there))
 
     def described(self) -> dict[str, Any]:
         """Everything that decides the result, for manifests and JSON."""
@@ -203,6 +235,18 @@ def carry_out(
     if validate:
         check(result, workload, setting)
     return result
+
+
+def _cores_of(nodes: Iterable[Node]) -> dict[str, list[tuple[int, int]]]:
+    """The cores of each partition by their numbers in results, as ranges."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    base = 0
+    for node in sorted(nodes, key=lambda node: node.id):
+        ranges = found.setdefault(node.partition, [])
+        beside = ranges.pop() if ranges and ranges[-1][1] == base - 1 else (base, base)
+        ranges.append((beside[0], base + node.cores - 1))
+        base += node.cores
+    return found
 
 
 def _homes(found: Configuration, workload: Workload) -> dict[str, str]:

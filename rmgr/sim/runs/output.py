@@ -100,7 +100,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def write_run(directory: Path, result: Result, *, workload_name: str, manifest: Mapping[str, Any] | None = None) -> None:
-    """jobs.csv and schedule.json of one run, and spells.csv when any job ran more than once; the same run gives the same bytes.
+    """jobs.csv and schedule.json of one run; spells.csv when a job ran more than once or in slots that were kept; always the same bytes.
 
     manifest: what was run, by which versions, as manifest.json; None: nobody asks (a sweep has one for all its runs).
     Raises: as `whole_directory`.
@@ -108,7 +108,8 @@ def write_run(directory: Path, result: Result, *, workload_name: str, manifest: 
     """
     with whole_directory(directory) as partial:
         write_jobs(partial / "jobs.csv", result.outcomes, workload_name=workload_name)
-        if any(len(outcome.spells) > 1 for outcome in result.outcomes):
+        # with its stretches kept, a job that shared its cores in time has them there, even if nobody came between
+        if any(len(outcome.spells) > 1 or (outcome.turns and outcome.served_us is None) for outcome in result.outcomes):
             write_spells(partial / "spells.csv", result.outcomes)
         write_json(partial / "schedule.json", reproducible(summary(result)))
         if manifest is not None:

@@ -89,10 +89,10 @@ class WindowEnds(NamedTuple):
 
 
 class SlotEnds(NamedTuple):
-    """The turn of a gang's row is over."""
+    """The turn of a gang's row is over. gang: its partition and its name."""
 
     at_us: int
-    gang: str
+    gang: tuple[str, str]
     serial: int
 
 

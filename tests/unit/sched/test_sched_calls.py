@@ -258,6 +258,17 @@ def test_performance_is_declared_calibrated_or_learnt(performance: str, chosen: 
     assert picks(state, "loth", performance=performance) == [chosen]
 
 
+@pytest.mark.parametrize("name", [name for name in CALL_POLICIES if name != "rr"])
+@pytest.mark.parametrize("predictor", ["last", "ewma", "queueing"])
+def test_a_server_of_unknown_performance_comes_last_and_stops_nobody(name: str, predictor: str) -> None:
+    state = state_of(server("a", 0.0), server("b", 40e6), server("c", float("nan")))
+    assert picks(state, name, predictor=predictor) == ["b"]
+    state = state_of(server("a", 0.0, calibrated=50e6), server("b", 40e6))
+    assert picks(state, name, predictor=predictor, performance="calibrated") == ["a"]
+    state = state_of(server("a", 0.0))
+    assert picks(state, name, predictor=predictor) == ["a"]
+
+
 def test_adaptive_spreads_while_calls_hinder_each_other_and_returns() -> None:
     state = state_of(server("a", 300e6), server("b", 100e6), calls=2)
     assert picks(state, "adaptive") == ["a", "a"]
@@ -298,3 +309,6 @@ def test_policies_for_calls_and_for_jobs_are_not_mixed_up() -> None:
         call_policy_named("lot")
     with pytest.raises(ConfigError, match="none of last, ewma, queueing"):
         call_policy_named("loth", {"predictor": "luck"})
+    for name in CALL_POLICIES:
+        with pytest.raises(ConfigError, match="predictor queueing looks at arrivals, not at the load"):
+            call_policy_named(name, {"predictor": "queueing", "load": "mean"})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rmgr.model.base.states import State
 from rmgr.sched import job as sched_job
 from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.engine import run_pass
 from rmgr.sched.job import Node
 from rmgr.sched.pipeline.catalogue import policy_named
-from rmgr.sched.plan import GangSet, Why
+from rmgr.sched.plan import GangSet, Start, Why
 from rmgr.sched.policy import Cause, Stage
-from rmgr.sched.records import Gang
+from rmgr.sched.records import Gang, Limits, Maintenance
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.event_log import Passed, described, encode
 from rmgr.sched.tree.allocation import AllocationRule, choose
@@ -143,3 +145,85 @@ def test_a_gang_grows_with_the_partition_and_nobody_moves() -> None:
     assert before.items() <= {run.job.id: run.placement for run in state.snapshot().running}.items()
     assert [task for _, task in Carousel(gang).rotation.row()] == [task for _, task in rows.row()]
     assert submit(5, 1, 6).homes[5] in {4, 5, 6}
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["opened since", "closed since"])
+def test_a_gang_grows_also_where_a_node_has_closed_or_opened_since_its_jobs_began(closed: bool) -> None:
+    state = ClusterState([Node(id=0, closed=not closed), Node(id=1), Node(id=2), Node(id=3)])
+    pipeline = (Stage(policy_named("dqt", {"quantum": "1s"})),)
+
+    def submit(job_id: int, at: int) -> dict[int, int]:
+        state.job_submitted(sched_job.Job(id=job_id, submit_us=at * SECOND, processes=3))
+        plan = run_pass(state, frozenset(Cause), now=at * SECOND, seed=0, pipeline=pipeline)
+        assert plan.faults == ()
+        state.apply(plan, at * SECOND)
+        (gang,) = state.snapshot().gangs
+        return gang.homes
+
+    assert submit(1, 0) == {1: 0}
+    state.node_changed(Node(id=0, closed=closed))
+    for added in (4, 5):
+        state.node_changed(Node(id=added))
+    assert set(submit(2, 1)) == {1, 2}
+    assert [run.job.id for run in state.snapshot().running] == [1, 2]
+
+
+def test_a_limit_of_one_user_holds_up_nobody_else_who_comes_at_the_same_time() -> None:
+    state = ClusterState([Node(id=0), Node(id=1)])
+    state.limits_changed("default", Limits(max_jobs_per_user=1))
+    for job_id, user in ((1, "ann"), (2, "ann"), (3, "ben"), (4, "eve")):
+        state.job_submitted(sched_job.Job(id=job_id, submit_us=0, user=user))
+    plan = run_pass(state, frozenset(Cause), now=0, seed=0, pipeline=(Stage(policy_named("dqt")),))
+    assert plan.faults == ()
+    assert sorted(decision.job_id for decision in plan.decisions if isinstance(decision, Start)) == [1, 3, 4]
+    assert str(plan.why(2)) == "limits: user ann may run 1 job at once and does"
+
+
+def test_a_job_for_a_node_that_has_grown_waits_for_the_tree_of_smaller_nodes_and_is_not_rejected() -> None:
+    state = ClusterState([Node(id=0), Node(id=1)])
+    pipeline = (Stage(policy_named("dqt", {"quantum": "1s"})),)
+
+    def starts(at: int) -> list[int]:
+        plan = run_pass(state, frozenset(Cause), now=at * SECOND, seed=0, pipeline=pipeline)
+        assert plan.faults == ()
+        state.apply(plan, at * SECOND)
+        return [decision.job_id for decision in plan.decisions if isinstance(decision, Start)]
+
+    state.job_submitted(sched_job.Job(id=1, submit_us=0))
+    assert starts(0) == [1]
+    state.node_changed(Node(id=1, cores=4))
+    state.job_submitted(sched_job.Job(id=2, submit_us=1, threads=4))
+    assert starts(1) == []
+    assert list(state.partitions["default"].jobs) == [2]
+    state.job_ended(1)
+    assert starts(2) == [2]
+
+
+def test_a_job_that_waits_for_maintenance_is_told_so() -> None:
+    state = ClusterState([Node(id=0)])
+    state.maintenance_planned(Maintenance(1, 100 * SECOND, 200 * SECOND, (0,)))
+    state.job_submitted(sched_job.Job(id=1, submit_us=0))
+    plan = run_pass(state, frozenset(Cause), now=0, seed=0, pipeline=(Stage(policy_named("dqt")),))
+    assert "planned for maintenance" in str(plan.why(1))
+    state.maintenance_over(1)
+    plan = run_pass(state, frozenset(Cause), now=200 * SECOND, seed=0, pipeline=(Stage(policy_named("dqt")),))
+    assert [decision.job_id for decision in plan.decisions if isinstance(decision, Start)] == [1]
+
+
+def test_two_partitions_under_one_policy_have_a_gang_each() -> None:
+    # Two cores each: 1 and 2 take turns in one partition, 3 and 4 in the other, whose gang has the same name.
+    nodes = tuple(Node(id=n, cores=1, partition="main" if n < 2 else "debug") for n in range(4))
+    jobs = (a_job(1, 0, 4, 2, "q0"), a_job(2, 0, 4, 2, "q0"), a_job(3, 1, 4, 2, "q1"), a_job(4, 1, 4, 2, "q1"))
+    setting = Setting(
+        nodes=nodes,
+        pipeline=(Stage(policy_named("dqt", {"quantum": "2s"})),),
+        policy="dqt",
+        spells=True,
+        partitions={"q0": "main", "q1": "debug"},
+    )
+    workload = Workload(name="by hand", jobs=jobs, processors=4)
+    result = simulate(workload, setting)
+    assert violations(result, workload, setting) == []
+    assert [spells(result, n) for n in (1, 2)] == [[(0, 2, "suspended"), (4, 6, "ended")], [(2, 4, "suspended"), (6, 8, "ended")]]
+    assert [spells(result, n) for n in (3, 4)] == [[(1, 3, "suspended"), (5, 7, "ended")], [(3, 5, "suspended"), (7, 9, "ended")]]
+    assert {outcome.spells[0].cores for outcome in result.outcomes} == {((0, 1),), ((2, 3),)}

@@ -14,6 +14,7 @@ from rmgr.sched.capacity.pool_unit import UnitPool
 from rmgr.sched.draft import Draft
 from rmgr.sched.draft.overlay import Overlay
 from rmgr.sched.draft.view import View
+from rmgr.sched.job import Job, Node
 from rmgr.sched.pipeline.catalogue import policy_named
 from rmgr.sched.policies.first_fit import FITS, FirstFit
 from rmgr.sched.policy import Stage
@@ -25,7 +26,7 @@ from rmgr.sched.state.partition import Partition
 from rmgr.sim.laws.check import Drawn, check, digest
 from rmgr.sim.laws.shrink import shrunk
 from rmgr.sim.laws.trying import tried
-from rmgr.sim.laws.world import Seeded, SmallWorld, smaller, world_of
+from rmgr.sim.laws.world import LawsJob, Outage, Seeded, SmallWorld, smaller, world_of
 
 CLASSES = (QueueClass(name="large", max_cpus=8, max_processes=8, max_threads=2, max_reservations=2, head_trigger=True),)
 MOST = 400
@@ -43,6 +44,14 @@ def opened_late(self: Partition, windows: dict[int, Maintenance]) -> None:
     SET_WINDOWS(self, {number: window._replace(start_us=window.end_us - 1) for number, window in windows.items()})
 
 
+def sized_unseen(self: Partition, node: Node) -> None:
+    known = self.nodes.get(node.id)
+    if known is None or known.cores == node.cores:
+        SET_NODE(self, node)
+    else:
+        self.nodes[node.id] = node
+
+
 def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
     if next(CALLS) % 3:
         for job in draft.startable(draft.by_arrival()):
@@ -52,6 +61,7 @@ def plan_from_memory(self: FirstFit, draft: Draft, causes: object) -> None:
 
 CALLS = count()
 SET_WINDOWS = Partition.set_windows
+SET_NODE = Partition.set_node
 
 #: What is broken -> (where, name, what stands there instead, policy that stumbles, laws that may break).
 DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
@@ -65,6 +75,7 @@ DEFECTS: dict[str, tuple[Any, str, Any, str, set[str]]] = {
     "notes_are_not_restored": (state, "restore", without_notes, "migration", {"stateless"}),
     "held_cores_are_free_for_all": (NodePool, "take_share", nothing, "connection_reservation", {"capacity", "stateless", "applies"}),
     "a_policy_counts_its_calls": (FirstFit, "plan", plan_from_memory, "first_fit", {"pure", "stateless", "fork"}),
+    "a_node_has_other_cores_and_nobody_counts": (Partition, "set_node", sized_unseen, "first_fit", {"stateless", "capacity", "applies"}),
     "nobody_says_why": (Draft, "leave_rest", nothing, "first_fit", {"explained"}),
 }
 
@@ -94,8 +105,27 @@ def test_the_same_seed_is_the_same_world_and_a_smaller_world_is_whole() -> None:
             jobs = {work.job.id for work in world.works}
             assert all(set(work.job.after) <= jobs for work in world.works)
             assert all(outage.node in nodes for outage in world.outages)
+            assert {joining.node.partition for joining in world.joinings} <= {node.partition for node in world.nodes}
             assert all(set(window.plan.nodes) <= nodes for window in world.windows)
             assert all(work.run_us <= work.job.planned_us for work in world.works)
+
+
+def test_nodes_join_and_come_back_with_other_cores() -> None:
+    worlds = [world_of(Seeded(seed)) for seed in range(400)]
+    joinings = [joining for world in worlds for joining in world.joinings]
+    assert {5} < {joining.node.id for joining in joinings}
+    assert all(len({node.id for node in world.every_node}) == len(world.every_node) for world in worlds)
+    assert {outage.loses for world in worlds for outage in world.outages if outage.cores} == {True, False}
+
+
+def test_who_waits_for_a_job_that_no_node_holds_any_longer_is_not_starved() -> None:
+    node, jobs = Node(id=0, cores=2), (Job(id=1, submit_us=0, processes=2, limit_us=9), Job(id=2, submit_us=0, limit_us=9, after=(1,)))
+    world = SmallWorld(
+        nodes=(node,),
+        works=tuple(LawsJob(job=job, run_us=5) for job in jobs),
+        outages=(Outage(at_us=2, until_us=4, node=0, loses=True, cores=1),),
+    )
+    assert tried(world, lambda: (Stage(policy_named("fcfs")),)).breach is None
 
 
 def test_shrinking_ends_with_nothing_to_spare() -> None:

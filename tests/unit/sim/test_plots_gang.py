@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from rmgr.cli.main import run
 
 pytest.importorskip("matplotlib")
+from rmgr.sim.plots.front import Leaves, reaches
 from rmgr.sim.plots.matrix import Slots
-from rmgr.sim.plots.parts.reading import read_run
+from rmgr.sim.plots.parts.reading import QueueTree, read_run
 from rmgr.sim.plots.parts.window import TimeWindow
 
 Captured = pytest.CaptureFixture[str]
@@ -42,6 +44,13 @@ def test_matrix_and_front_show_the_slots_of_a_run(trace: Path, tmp_path: Path, c
     assert capsys.readouterr().err == ""
 
 
+def test_jobs_that_never_met_have_slots_too(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(["sim", "run", str(trace), "--policy", "dqt", "--count", "1", "--spells", "--out", str(out)]) == 0
+    assert run(["sim", "plot", str(out), "--kind", "matrix"]) == 0
+    assert len(Slots(read_run(out), TimeWindow(), 200).rows) == 12
+
+
 def test_a_run_without_its_stretches_says_how_to_keep_them(trace: Path, tmp_path: Path, capsys: Captured) -> None:
     for policy, end in (("dqt", "a"), ("fcfs", "b")):
         out = tmp_path / end
@@ -49,3 +58,47 @@ def test_a_run_without_its_stretches_says_how_to_keep_them(trace: Path, tmp_path
         assert run(["sim", "plot", str(out), "--kind", "matrix"]) == 2
         assert "--policy dqt --spells --out DIR" in capsys.readouterr().err
         assert not (out / "spells.csv").exists()
+
+
+def test_slots_are_as_long_as_the_file_of_a_pipeline_says(trace: Path, tmp_path: Path) -> None:
+    pipeline, out = tmp_path / "gang.toml", tmp_path / "out"
+    pipeline.write_text('[[stage]]\npolicy = "dqt"\n[stage.parameters]\nquantum = "4s"\nwidth = 4\n')
+    assert run(["sim", "run", str(trace), "--policy", str(pipeline), "--spells", "--out", str(out)]) == 0
+    found = read_run(out)
+    assert (found.quantum, found.trees) == (4.0, (QueueTree(4, ((0, 3),)),))
+    starts = Slots(found, TimeWindow(), 200).start
+    assert {round(later - earlier) % 4 for earlier, later in pairwise(starts.tolist())} == {0}
+
+
+def test_a_job_with_a_gap_between_its_cores_stands_in_the_partition_that_holds_all_of_them() -> None:
+    rows = [[(0, 0, 2), (0, 4, 6), (1, 7, 7)], [(1, 7, 7)]]
+    assert reaches(rows) == {0: (0, 6), 1: (7, 7)}
+
+
+def test_each_partition_of_a_file_has_a_tree_of_its_own(tmp_path: Path) -> None:
+    # main has the cores 0-4 and debug 5-7: neither begins where a tree over all 8 cores would have a node of that size
+    jobs = enumerate([(2, 0), (4, 0), (2, 1)], 1)
+    lines = [f"{at} 0 0 12 {size} -1 -1 {size} 40 -1 1 1 1 1 {queue} -1 -1 -1" for at, (size, queue) in jobs]
+    trace, pipeline, out = tmp_path / "two.swf", tmp_path / "two.toml", tmp_path / "out"
+    trace.write_text("\n".join(["; MaxProcs: 8", *lines]) + "\n")
+    pipeline.write_text(
+        '[[stage]]\npolicy = "dqt"\n[[partition]]\nname = "main"\n[[partition]]\nname = "debug"\nqueues = ["q1"]\n'
+        '[[simulated.partition]]\nname = "main"\nnodes = 5\n[[simulated.partition]]\nname = "debug"\nnodes = 3\n'
+    )
+    assert run(["sim", "run", str(trace), "--policy", str(pipeline), "--spells", "--validate", "--out", str(out)]) == 0
+    assert run(["sim", "plot", str(out), "--kind", "front"]) == 0
+    found = read_run(out)
+    assert found.trees == (QueueTree(2, ((0, 4),), "main"), QueueTree(2, ((5, 7),), "debug"))
+    main, debug = (Leaves(tree) for tree in found.trees)
+    at = reaches(Slots(found, TimeWindow(), 7).rows)
+    assert [at[place] for place in sorted(at)] == [(0, 1), (0, 3), (5, 6)]
+    node = debug.home(5, 6)
+    assert node is not None
+    assert (debug.tree.depth[node], debug.spans(node)) == (1, [(5, 7)])
+    assert main.home(5, 6) is None
+
+
+def test_a_partition_with_gaps_between_its_cores_is_drawn_where_they_are() -> None:
+    leaves = Leaves(QueueTree(2, ((0, 1), (6, 7))))
+    assert (leaves.spans(0), leaves.spans(2)) == ([(0, 2), (6, 8)], [(6, 8)])
+    assert (leaves.home(1, 6), leaves.home(6, 7), leaves.home(3, 3)) == (0, 2, None)

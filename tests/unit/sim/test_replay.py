@@ -92,6 +92,24 @@ def test_another_policy_stands_beside_the_recorded_one(log: Path, tmp_path: Path
     assert answer["replayed"]["summary"]["jobs"] == answer["recorded"]["summary"]["jobs"] == 300
 
 
+def test_the_columns_of_a_comparison_have_whole_names(log: Path, capsys: Captured) -> None:
+    capsys.readouterr()
+    assert run(["sim", "replay", str(log), "--policy", "connection_reservation"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()[1:]
+    assert head.split() == ["easy", "connection_reservation", "change"]
+    assert {len(row) for row in rows} == {len(head)}
+
+
+def test_a_log_of_jobs_that_shared_cores_is_not_compared_with_another_policy(tmp_path: Path, capsys: Captured) -> None:
+    # a job is on its nodes while others have their turn: that time is not how long it runs
+    path = tmp_path / "dqt.log"
+    assert run(["sim", "run", "lublin99", "--count", "20", "--nodes", "4", "--policy", "dqt", "--record", str(path)]) == 0
+    assert run(["sim", "replay", str(path)]) == 0
+    capsys.readouterr()
+    assert run(["sim", "replay", str(path), "--policy", "easy"]) == 2
+    assert "its jobs shared cores in time" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

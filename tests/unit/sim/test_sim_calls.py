@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,7 +20,10 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, call_policy_named
 from rmgr.sched.plan import Why
 from rmgr.sched.policy import Cause, Stage
+from rmgr.sched.records import Call, Server
 from rmgr.sim.calls import laws
+from rmgr.sim.calls.many import wants_next
+from rmgr.sim.calls.request import CallRequest
 from rmgr.sim.calls.results import half_width, student_t, summed
 from rmgr.sim.calls.scenario import SHIPPED, read_scenario, scenario_named
 from rmgr.sim.calls.stations import Background, FcfsStation, SharedStation, Station
@@ -191,10 +195,40 @@ def test_a_program_with_many_calls_keeps_its_window(window: Any, most: int, smal
     assert flying == most if window != "predicted" else 1 < flying <= most
 
 
-def test_a_policy_that_sends_nothing_is_an_error_not_an_endless_run(small: Path) -> None:
+def test_the_predicted_window_counts_no_answered_calls_and_costs_little_time() -> None:
+    """Two servers that take a call each; the policy's predictions count answered calls, too, until servers are measured again."""
+    scenario = scenario_named("ninf_many")
+    found = {}
+    for window in ("predicted", "one", "all"):
+        clients = tuple(replace(client, window=window) for client in scenario.clients)  # type: ignore[arg-type]  # one of its words
+        found[window] = replicate(replace(scenario, clients=clients), scenario.cases[0], call_policy_named("loth+lt"), seed=1)
+    requests = found["predicted"].requests
+    assert max(sum(other.sent_s <= request.sent_s < other.ended_s for other in requests) for request in requests) <= 4
+    assert found["predicted"].duration_s < 1.1 * found["all"].duration_s < 0.7 * found["one"].duration_s
+
+
+@pytest.mark.parametrize(("names", "wants"), [("a", False), ("ab", True)])
+def test_a_call_that_was_measured_on_its_way_to_the_server_is_not_taken_from_its_load(names: str, wants: bool) -> None:
+    """0.2 s if the next call goes now (to b: 0.1 s); 0.1 s and 0.05 s that are left of the first one if it waits."""
+    flying = CallRequest(1, "c", 100, 100, "", 59.95, 1.0, server="a", sent_s=59.95, predicted_s=0.1)
+    measured = {name: Server(name, 1e6, 0.0, (("c", 1e3),), at_us=60_000_000, partition="calls") for name in names}
+    assert wants_next("predicted", Call(2, 0, 100, 100, "c", "calls"), measured, [flying], 60.0) is wants
+
+
+@pytest.mark.parametrize("kind", ["open", "closed", "many"])
+def test_a_policy_that_sends_nothing_is_an_error_not_an_endless_run(kind: Any, small: Path) -> None:
     scenario = read_scenario(small)
+    scenario = replace(scenario, clients=tuple(replace(client, kind=kind, count=3) for client in scenario.clients))
     with pytest.raises(RuntimeError, match=r"policy idle sends no calls: \[1, 2, 3\] wait"):
         replicate(scenario, scenario.cases[0], Idle(), seed=1)
+
+
+def test_calls_of_no_work_and_no_bytes_take_no_time(small: Path) -> None:
+    """The defaults of a scenario: a program's calls are all answered at the instant 0."""
+    scenario = read_scenario(small)
+    clients = tuple(replace(client, kind="many", count=1, operations=0, bytes=0) for client in scenario.clients)
+    found = summed([replicate(replace(scenario, clients=clients), scenario.cases[0], call_policy_named("loth"), seed=1)])
+    assert (found.total_s, found.makespan_s, found.requests_per_s, found.busy) == (0.0, 0.0, 0.0, {"a": 0.0, "b": 0.0})
 
 
 def test_results_are_means_with_students_confidence(small: Path) -> None:
@@ -276,6 +310,16 @@ def test_each_law_finds_the_policy_that_breaks_it(policy: Any, broken: set[str])
     assert not report.is_lawful
 
 
+def test_a_policy_for_calls_that_does_not_come_back_is_interrupted() -> None:
+    def asleep(_: Draft, able: list[str]) -> str:
+        time.sleep(30)
+        return able[0]
+
+    report = laws.check(lambda: (Stage(Mutant(asleep)),), worlds=25, budget_s=0.05)
+    assert {finding.law: finding.text for finding in report.findings if finding.text} == {"in_time": "a pass takes longer than 0.05 s"}
+    assert report.worlds < 25
+
+
 # -- commands --------------------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +345,58 @@ def test_calls_are_simulated_written_drawn_and_replayed(small: Path, tmp_path: P
     assert abs(found["replayed"]["calls"]["a"] - found["replayed"]["calls"]["b"]) <= 1
 
 
+LAST = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rmgr.sched.draft import Draft
+from rmgr.sched.plan import Why
+
+
+@dataclass(frozen=True)
+class Last:
+    name: ClassVar[str] = "last"
+    for_calls: ClassVar[bool] = FOR_CALLS
+    loud: bool = False
+
+    def plan(self, draft: Draft, causes: object) -> None:
+        for call in draft.calls():
+            draft.send(call.id, list(draft.servers())[-1].name, Why("last", "it is the last"))
+"""
+
+
+#: Lawful but for the reason that it gives: the names in it stand in the order of their hashes.
+SETS = """min(
+                one.name for one in draft.servers() if one.takes(call)
+            ), Why("sets", "of {}", (str({one.name for one in draft.servers()}),))
+        ) if any(one.takes(call) for one in draft.servers()) else draft.leave_pending(call.id, Why("sets", "none can")
+"""
+
+
+def test_a_policy_of_one_s_own_for_calls_is_simulated_and_replayed(small: Path, tmp_path: Path, capsys: Captured) -> None:
+    mine, other, log = tmp_path / "last.py", tmp_path / "jobs.py", tmp_path / "log.gz"
+    mine.write_text(LAST.replace("FOR_CALLS", "True"))
+    other.write_text(LAST.replace("FOR_CALLS", "False"))
+    argv = ["sim", "calls", str(small), "--seeds", "2", "--jobs", "2"]
+    assert run([*argv, "--policy", f"{mine},loth", "--param", "loud=yes"]) == 2
+    assert "no parameter of loth is called 'loud'" in capsys.readouterr().err
+    assert run([*argv, "--policy", f"{mine},loth", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["calls"]
+    assert [(row["policy"], row["chosen"]["b"] == 1) for row in rows] == [(str(mine), True), ("loth", False)]
+    assert run([*argv, "--policy", str(mine), "--record", str(log), "--json"]) == 0
+    capsys.readouterr()
+    assert run(["sim", "replay", str(log)]) == 0
+    assert run(["sim", "replay", str(log), "--policy", "rr"]) == 0
+    assert "go to the same server under rr" in capsys.readouterr().out
+    assert run([*argv, "--policy", str(other)]) == 2
+    assert f"{other} places jobs, it chooses no servers" in capsys.readouterr().err
+    assert run(["sim", "run", "lublin99", "--nodes", "4", "--count", "5", "--policy", str(mine)]) == 2
+    assert f"{mine} chooses servers for calls, it places no jobs" in capsys.readouterr().err
+    for path, dispatch in ((mine, "call"), (other, "place")):
+        assert run(["policy", "list", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["policies"][0]["dispatch"] == dispatch
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -322,4 +418,13 @@ def test_policies_for_calls_are_listed_and_checked(capsys: Captured) -> None:
     (told,) = json.loads(capsys.readouterr().out)["policies"]
     assert (told["dispatch"], told["parameters"]["share_link"]["default"]) == ("call", True)
     assert run(["policy", "check", "loth+t", "--worlds", "5"]) == 0
-    assert "every law holds: 5 worlds" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "every law holds: 5 worlds" in told
+    assert "hashes" in told
+
+
+def test_a_policy_for_calls_that_goes_through_a_set_of_names_is_found(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "sets.py"
+    path.write_text(LAST.replace("FOR_CALLS", "True").replace('list(draft.servers())[-1].name, Why("last", "it is the last")', SETS))
+    assert run(["policy", "check", str(path), "--worlds", "5"]) == 1
+    assert "hashes is broken: PYTHONHASHSEED=1 and 2 give different plans" in capsys.readouterr().out

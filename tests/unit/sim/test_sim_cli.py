@@ -161,6 +161,19 @@ def test_a_misspelt_model_is_told_by_its_nearest_name(capsys: Captured) -> None:
     assert "no model and no file is called 'Lublin89'; did you mean lublin99?" in capsys.readouterr().err
 
 
+def test_a_queue_of_the_policy_file_that_no_job_is_in_is_told(tmp_path: Path, capsys: Captured) -> None:
+    trace, pipeline = tmp_path / "two.swf", tmp_path / "two.toml"
+    trace.write_text("; MaxProcs: 4\n" + "".join(f"{at} {at} 0 9 1 -1 -1 1 9 -1 1 1 1 1 {at} -1 -1 -1\n" for at in (1, 2)))
+    text = '[[stage]]\npolicy = "fcfs"\n[[partition]]\nname = "main"\n[[partition]]\nname = "debug"\nqueues = ["NAME"]\n'
+    text += "".join(f'[[simulated.partition]]\nname = "{name}"\nnodes = 2\n' for name in ("main", "debug"))
+    for queue, told in (("2", "no job of two is in queue 2 of"), ("q2", "")):
+        pipeline.write_text(text.replace("NAME", queue))
+        assert run(["sim", "run", str(trace), "--policy", str(pipeline)]) == 0
+        error = capsys.readouterr().err
+        assert told in error
+        assert ("the queues of its jobs: q1, q2" in error) == bool(told)
+
+
 @pytest.mark.parametrize("more", [["--json"], []])
 def test_a_full_disk_behind_stdout_is_told_without_a_traceback(more: list[str]) -> None:
     words = [sys.executable, "-m", "rmgr.cli.main", "sim", "run", TRACE, "--policy", "fcfs", "--count", "5", *more]

@@ -3,8 +3,9 @@
 Algorithm: 1. the cores of the partition are the leaves of a tree of nested partitions; 2. a job enters the run queue of one smallest
 partition that holds it, chosen from the root down by `allocation`; 3. a front crosses the tree from the root to the leaves, a slot each:
 a node serves its queue once, then its children go on side by side, those that are early again (`rmgr.sched.tree`); 4. a job that would be
-one too many on a core, or for which memory is missing, waits, and those behind it wait too; 5. what ended leaves the record at the
-next boundary of a slot; jobs that come enter it there.
+one too many on a core, or for which memory is missing, waits, and those behind it wait too; a node with a window of maintenance takes
+no job until that is over, as nobody knows how long slots will stretch one; 5. what ended leaves the record at the next boundary of a slot;
+jobs that come enter it there.
 Parameters: width, quantum, allocation, weights, newcomers, most_jobs.
 Source: Hori et al., distributed queue tree; papers.md section 3. Differs from it in: one leader publishes the tree and its front, the
 nodes of the tree send no messages; a weight of q gives a job q adjacent entries in its queue (the paper's future work); `most_jobs`.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rmgr.sched.capacity.carousel import Carousel, leaves_of, placed_in
+from rmgr.sched.capacity.holds import each_node
 from rmgr.sched.draft import Draft
 from rmgr.sched.job import PLAIN, Job, nodes_of
 from rmgr.sched.parameters import about
@@ -28,7 +30,7 @@ from rmgr.sched.tree.queue import Newcomers
 
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")
-TOO_MANY = Why("dqt", "its cores have as many jobs as they may, or lack memory for one more, or are not free")
+TOO_MANY = Why("dqt", "its cores have as many jobs as they may, lack memory for one more, or are taken, closed or planned for maintenance")
 BEHIND = Why("dqt", "waits behind a job that came earlier")
 NEVER = Why("dqt", "no partition of the tree can hold its processes")
 MOST_WEIGHT = 8
@@ -96,6 +98,10 @@ class Dqt:
         room = _Room(draft, carousel, self.name, self.most_jobs)
         comes: list[Job] = []
         for job in draft.by_arrival():
+            over = draft.over_limits(job, comes)  # the orders know of what has started, and these start together
+            if over is not None:
+                draft.leave_pending(job.id, over)
+                continue
             node = self._node(carousel, job, cursors, room)
             if node is None:
                 if room.never(job):
@@ -219,11 +225,12 @@ class _Room:
         return min(size, tree.processors)
 
     def never(self, job: Job) -> bool:
-        """Not even alone on the tree, with every node open."""
-        tree, leaves, nodes = self._carousel.tree, self._carousel.leaves, self._draft.nodes
+        """Not even alone on all nodes as they are now, all of them open: the tree may be of smaller ones until its jobs have ended."""
+        nodes = self._draft.nodes
         if any(node.closed for node in nodes.values()):
             return False
-        return placed_in(job, leaves, tree.span(0), nodes) is None
+        leaves = leaves_of(nodes)
+        return placed_in(job, leaves, (0, sum(cores for _, cores in each_node(leaves))), nodes) is None
 
     def take(self, job: Job, node: int) -> None:
         """The job has entered this tree node."""

@@ -33,7 +33,8 @@ class Adaptive(Choosing):
     return_below: float = field(default=0.3, metadata=about("share of slow calls below which LOTH is used again", least=0, most=1))
 
     def __post_init__(self) -> None:
-        """Raises: ValueError where the two shares would make the mode swing."""
+        """Raises: ValueError where the two shares would make the mode swing; as every policy for calls."""
+        super(Adaptive, self).__post_init__()
         if self.return_below > self.spread_above:
             raise ValueError(f"return_below {self.return_below:g} is above spread_above {self.spread_above:g}")
 

@@ -44,6 +44,11 @@ class Choosing(ABC):
         default="last", metadata=about("how load and throughput are predicted from their measurements")
     )
 
+    def __post_init__(self) -> None:
+        """Raises: ValueError for a load that nothing would look at."""
+        if self.predictor == "queueing" and self.load == "mean":
+            raise ValueError("predictor queueing looks at arrivals, not at the load: leave load=mean out, or take predictor=last or ewma")
+
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - the same whatever happened
         calls = list(draft.calls())
         if not calls:

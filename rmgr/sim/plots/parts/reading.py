@@ -6,7 +6,7 @@ Times become seconds as floating point numbers: exact enough for a picture, neve
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,6 +63,15 @@ class Columns:
         return self.by_name[name]
 
 
+@dataclass(frozen=True, slots=True)
+class QueueTree:
+    """Shape of a partition's queue tree. cores: ranges of its leaves from the left. partition: its name, "" = the whole machine."""
+
+    width: int
+    cores: tuple[tuple[int, int], ...]
+    partition: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run. Arrays have a place a job, in job order; nan where a job never started.
@@ -72,7 +81,7 @@ class Run:
         processors: of the machine. details: what else decides it (load 0.7, seed 3), for titles.
         numbers: of the jobs. submit, start, finish, ran, wait: seconds. size: processors. summary: schedule.json.
         spells: of every stretch of running: place of its job, start, end, cores as text ("0-3 7").
-        turns: slots of a gang in which each job ran, 0 without one. quantum, width: of its slots (s) and its tree, under dqt.
+        turns: slots of a gang in which each job ran, 0 without one. quantum: of its slots (s), under dqt. trees: of each partition.
     """
 
     directory: Path
@@ -91,7 +100,7 @@ class Run:
     spells: Spells
     turns: Integers
     quantum: float
-    width: int
+    trees: tuple[QueueTree, ...]
 
     @property
     def name(self) -> str:
@@ -167,13 +176,14 @@ def read_run(directory: Path) -> Run:
     spells = _spells(directory, table, numbers, start, finish)
     policy, details, processors = _described(directory)
     turns = table.numbers("turns", least=0).astype(np.int64) if "turns" in table.by_name else np.zeros(len(numbers), dtype=np.int64)
-    quantum, width = _slots(directory)
+    processors = processors or _processors(summary, spells, size, ran)
+    quantum, trees = _slots(directory, processors)
     return Run(
         directory=directory,
         workload=table.texts("workload_name")[0],
         policy=policy,
         details=details,
-        processors=processors or _processors(summary, spells, size, ran),
+        processors=processors,
         numbers=numbers,
         submit=table.numbers("submission_time", least=0),
         start=start,
@@ -185,7 +195,7 @@ def read_run(directory: Path) -> Run:
         spells=spells,
         turns=turns,
         quantum=quantum,
-        width=width,
+        trees=trees,
     )
 
 
@@ -320,17 +330,35 @@ def _described(directory: Path) -> tuple[str, tuple[str, ...], int]:
     return policy, tuple(details), processors
 
 
-def _slots(directory: Path) -> tuple[float, int]:
-    """(quantum in seconds, width) of dqt as the run's own manifest tells them; else the policy's defaults."""
+def _slots(directory: Path, processors: int) -> tuple[float, tuple[QueueTree, ...]]:
+    """(quantum in seconds, trees) of dqt as the run's own manifest tells them; else the policy's defaults, one tree over the machine."""
     policy = Dqt()
     path = directory / MANIFEST
     document = read_json(path) if path.is_file() else {}
-    params = (document.get("experiment") or document).get("params")
+    found = document.get("experiment") or document
+    slots, params = found.get("slots"), found.get("params")
+    whole = ((0, processors - 1),)
+    if isinstance(slots, dict):  # also of a pipeline's file, whose parameters stand in it alone
+        quantum, width = slots.get("quantum_seconds"), slots.get("width")
+        if isinstance(quantum, int | float) and isinstance(width, int) and quantum > 0 and width >= 2:
+            return float(quantum), tuple(_trees(slots.get("trees"))) or (QueueTree(width, whole),)
     if isinstance(params, dict):
         known = {"quantum", "width"} & params.keys()
         with suppress(ConfigError):  # the parameters of another policy
             policy = Dqt(**read_values("dqt", parameters_of(Dqt), {name: params[name] for name in known}))
-    return policy.quantum_us / 1e6, policy.width
+    return policy.quantum_us / 1e6, (QueueTree(policy.width, whole),)
+
+
+def _trees(told: object) -> Iterator[QueueTree]:
+    """Of a manifest: those that can be read."""
+    for tree in told if isinstance(told, list) else ():
+        if not isinstance(tree, dict) or not isinstance(width := tree.get("width"), int):
+            continue
+        with suppress(ValueError):
+            parts = str(tree.get("cores", "")).split()
+            cores = tuple((int(low), int(high or low)) for low, _, high in (part.partition("-") for part in parts))
+            if width >= 2 and cores and all(0 <= low <= high <= _LARGEST for low, high in cores):
+                yield QueueTree(width, cores, str(tree.get("partition", "")))
 
 
 def _processors(summary: Mapping[str, Any], spells: Spells, size: Floats, ran: Floats) -> int:
