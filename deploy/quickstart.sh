@@ -91,7 +91,8 @@ loss() { "$VENV/bin/python" "$ROOT/deploy/lib/starter_loss.py" "$@"; }
 job=$(($(loss newest) + 2)) # the application's first TaskQueue takes the next number, its second the one after that
 
 heading "3. Energy of a water cluster by fragments; one Starter dies in the middle"
-"$VENV/bin/python" -u "$ROOT/deploy/examples/fragments.py" --progress --delay 0.25 >"$out" 2>&1 &
+: >"$out" # now: who follows it may look before the application's process has begun
+"$VENV/bin/python" -u "$ROOT/deploy/examples/fragments.py" --progress --delay 0.25 >>"$out" 2>&1 &
 app=$!
 tail -n +1 -s 0.2 -f --pid=$app "$out" 2>/dev/null &
 shown=$!
@@ -102,7 +103,7 @@ fi
 ended=0
 wait "$app" || ended=$?
 app=""
-wait "$shown" || true
+wait "$shown" || cat "$out"
 [ "$ended" = 0 ] || die "the application ended with exit code $ended (its output: $out)"
 
 heading "4. What the loss of a Starter did"

@@ -74,6 +74,7 @@ def setup(config: LogConfig, role: str, **bound: object) -> Log:
             structlog.processors.format_exc_info,
             _closed_fields,
             _no_secrets,
+            *((_no_controls,) if pretty else ()),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -104,6 +105,15 @@ def _no_secrets(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mu
                 event[field] = redacted(value)
         elif not isinstance(value, (int, float, type(None))):
             event[field] = redacted(value)
+    return event
+
+
+def _no_controls(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Names and words of users do not steer the terminal of whoever runs the daemon. (JSON escapes them by itself.)"""
+    for field, value in list(event.items()):
+        if isinstance(value, str) and not value.isprintable():
+            shown = (char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode("ascii") for char in value)
+            event[field] = "".join(shown)
     return event
 
 

@@ -18,6 +18,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
 from rmgr.model.tasks.outcome import Outcome
+from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def write(store: Store, number: int, outcome: Outcome, attempt: int) -> None:
 def _output(store: Store, number: int, outcome: Outcome, attempt: int, at: int) -> bytes:
     parts = outcome.log_parts[at]
     rows = [keys.log(number, outcome.index, attempt, keys.STREAMS[at], part) for part in range(min(parts, _MAX_PARTS))]
-    found = store.get_many(rows) if rows else {}
+    found = rows_within(store, rows, MOST_LOG_PART_BYTES)
     gap = f"\n[{parts - _MAX_PARTS} parts left out: rmgr logs {number}_{outcome.index}]\n".encode() if parts > _MAX_PARTS else b""
-    return b"".join(found[row][0] for row in rows if row in found) + gap + outcome.log[at]
+    return b"".join(found[row] for row in rows if row in found) + gap + outcome.log[at]
 
 
 class EchoedCalls(Protocol):
@@ -166,8 +167,8 @@ class LiveEcho:
 _LONG_S = 1.0
 #: While calls end it is looked this seldom whether others last.
 _SELDOM_S = 5.0
-#: Looking takes at most one part in so many of the time.
-_COST = 50
+#: Looking takes at most one part in so many of the time; but the first look loads gRPC, which on a busy machine takes seconds.
+_COST, _LONGEST_S = 50, 5.0
 #: While no call is left it is looked this seldom whether it is over.
 _IDLE_S = 30.0
 
@@ -176,7 +177,7 @@ class LongEcho(LiveEcho):
     """Writes lines of calls that run for a second and more as they come; others are for `write`, once they end.
 
     Cost: a thread, which sleeps while calls end one after the other. It looks at what the nodes run when none has ended for a second,
-    else every 5 s, and takes 2 % of the time at most. gRPC is loaded by the first look.
+    else every 5 s, and takes 2 % of the time at most where looks are quick. gRPC is loaded by the first look.
     """
 
     def __init__(self, core: EchoedCalls) -> None:
@@ -241,7 +242,8 @@ class LongEcho(LiveEcho):
             with self._mine:
                 self._ended = None
             self._looked_s = machine.monotonic()
-            self._due_s = self._looked_s + max(_LONG_S / (2 if self._has_young else 1), _COST * (self._looked_s - now)) - _TICK_S
+            rest_s = min(_COST * (self._looked_s - now), _LONGEST_S)
+            self._due_s = self._looked_s + max(_LONG_S / (2 if self._has_young else 1), rest_s) - _TICK_S
             self._looks_again = not is_quiet and not self._looks_again and self._has_young
 
     def _admits(self, index: int, attempt: int) -> bool:

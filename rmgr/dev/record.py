@@ -21,6 +21,8 @@ _STATE = "cluster.json"
 KEEPER = "keeper"
 #: How long processes of a role may take to end although the time for all is over (s): who is killed leaves its session behind.
 _AT_LEAST_S = 3.0
+#: How often the ends of processes are looked for (s).
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +151,12 @@ def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProce
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.send_signal(signal.SIGCONT)
                 found.terminate()
-        _, alive = psutil.wait_procs([found for _, found in group], timeout=max(_AT_LEAST_S, end - time.monotonic()))
+        alive = _await_ends([found for _, found in group], timeout_s=max(_AT_LEAST_S, end - time.monotonic()))
         for found in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
         killed += [process for process, found in group if found in alive]
-        psutil.wait_procs(alive, timeout=5.0)
+        _await_ends(alive, timeout_s=5.0)
         if group and roles == (KEEPER,):
             state = read_state(Path(state.directory)) or state
     return killed
@@ -169,4 +171,26 @@ def kill_processes(state: DevState, *, timeout_s: float = 20.0) -> None:
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(found, timeout=timeout_s)
+    _await_ends(found, timeout_s=timeout_s)
+
+
+def _await_ends(processes: list[psutil.Process], *, timeout_s: float) -> list[psutil.Process]:
+    """Those that still run after `timeout_s`.
+
+    A zombie has ended. Its parent may reap it late: the first process of some machines looks every few seconds, that of many
+    containers never does.
+    """
+    end = time.monotonic() + timeout_s
+    while processes := [process for process in processes if _runs(process)]:
+        if time.monotonic() >= end:
+            break
+        time.sleep(_LOOK_S)
+    return processes
+
+
+def _runs(process: psutil.Process) -> bool:
+    """It may still hold ports and files: those of a zombie are held as long as other threads of it end."""
+    try:
+        return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+    except psutil.NoSuchProcess:
+        return False

@@ -22,7 +22,8 @@ from rmgr.errors import (
     StateConflict,
     Unavailable,
 )
-from rmgr.model.tasks.request import CancelRequest, StopRequest, indices_of, ranges_of
+from rmgr.model.tasks.block import MOST_TASKS
+from rmgr.model.tasks.request import CancelRequest, StopRequest, indices_of
 from rmgr.runtime import machine
 
 _Request = TypeVar("_Request", CancelRequest, StopRequest)
@@ -34,20 +35,21 @@ _NO_LEADER = DeadlineExceeded(
 _RANGES = 500
 
 
-def ask_to_cancel(coordinator: Coordinator, submission: int, indices: Sequence[int], *, detail: str, deadline_s: float) -> set[int]:
+def ask_to_cancel(
+    coordinator: Coordinator, submission: int, ranges: Sequence[tuple[int, int]], *, detail: str, deadline_s: float
+) -> set[int]:
     """Those of the waiting tasks that the leader has taken out of their queue.
 
-    Args: deadline_s: monotonic.
+    Args: ranges: (first, count). deadline_s: monotonic.
     Raises: DeadlineExceeded when no leader has answered (it does it when one leads), CoordinationUnavailable, what went wrong there.
     """
     ended: set[int] = set()
-    ranges = ranges_of(indices)
     for at in range(0, len(ranges), _RANGES):
-        request = CancelRequest(submission=submission, tasks=ranges[at : at + _RANGES], detail=detail)
+        request = CancelRequest(submission=submission, tasks=tuple(ranges[at : at + _RANGES]), detail=detail)
         answer = _ask(coordinator, request, deadline_s, _NO_LEADER)
         if answer.error:
             raise RmgrError(answer.error)
-        ended.update(indices_of(answer.ended, max(indices) + 1))
+        ended.update(indices_of(answer.ended, MOST_TASKS))
     return ended
 
 

@@ -1,19 +1,21 @@
-"""Rows of outcomes, pages of fragments and summaries, read within bounds: a user can write there whatever the store takes.
+"""Rows that users can write, read within bounds: outcomes, pages of fragments, summaries, parts of logs.
 
 Whoever reads for many users, a leader or a Starter, must neither hold what one of them has left there nor go round in it for ever.
+Nor must a client that follows the work of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-import msgspec
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_outcomes, decode_page
+from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes, decode_page, split_page
 from rmgr.errors import DataLost
 from rmgr.model.tasks.outcome import Fragment, Outcome
+
+T = TypeVar("T", bound=Sequence[object])
 
 #: 256 outcomes with the longest results, errors and pieces of output are a third of it.
 MOST_OUTCOMES_BYTES = 16 * 2**20
@@ -21,6 +23,8 @@ MOST_OUTCOMES_BYTES = 16 * 2**20
 MOST_PAGE_BYTES = 64 * 2**20
 #: What the history keeps of a submission: with the names of 10,000 nodes.
 MOST_SUMMARY_BYTES = 2**20
+#: A part of a log has a quarter of it.
+MOST_LOG_PART_BYTES = 2**20
 #: Rows of outcomes in memory at a time.
 _TOGETHER = 8
 
@@ -34,6 +38,12 @@ def row_of(store: Store, row: str, most: int, *, timeout_s: float = 30.0) -> byt
     if data is None:
         raise DataLost(f"row {row} has {about.size:,} bytes, more than rmgr ever writes there", hint="rmgr doctor")
     return data
+
+
+def rows_within(store: Store, rows: Sequence[str], most: int, *, timeout_s: float = 30.0) -> dict[str, bytes]:
+    """Those of some rows that are there and have at most so many bytes."""
+    found = store.get_noted_many(rows, largest=most, timeout_s=timeout_s) if rows else {}
+    return {row: data for row, (data, _) in found.items() if data is not None}
 
 
 def outcomes_in(store: Store, row: str, *, timeout_s: float = 30.0) -> tuple[Outcome, ...]:
@@ -60,13 +70,22 @@ def outcomes_of_rows(store: Store, rows: Sequence[str]) -> Iterator[tuple[str, t
 
 def page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> tuple[Fragment, ...]:
     """The page of a submission that begins with fragment `at`: at least one. Raises DataLost: it is absent, or none."""
+    return _page_at(store, number, at, decode_page, timeout_s)
+
+
+def raw_page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> list[bytes]:
+    """The same, each fragment as it was written: with what a newer release has said, or signed. Raises DataLost."""
+    return _page_at(store, number, at, split_page, timeout_s)
+
+
+def _page_at(store: Store, number: int, at: int, decode: Callable[[bytes], T], timeout_s: float) -> T:
     row = keys.page(number, at)
     data = row_of(store, row, MOST_PAGE_BYTES, timeout_s=timeout_s)
     if data is None:
         raise DataLost(f"page {at} of submission {number} is missing from the store", hint="rmgr doctor")
     try:
-        page = decode_page(data)
-    except msgspec.DecodeError as error:
+        page = decode(data)
+    except UNREADABLE as error:
         raise DataLost(f"row {row} is no page of fragments: {error}", hint="rmgr doctor") from None
     if not page:
         raise DataLost(f"page {at} of submission {number} is empty", hint="rmgr doctor")
@@ -76,5 +95,5 @@ def page_at(store: Store, number: int, at: int, *, timeout_s: float = 30.0) -> t
 def _decoded(row: str, data: bytes) -> tuple[Outcome, ...]:
     try:
         return tuple(decode_outcomes(data))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise DataLost(f"row {row} does not hold outcomes: {error}", hint="rmgr doctor") from None

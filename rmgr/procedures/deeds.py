@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +22,7 @@ from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding, Store
 from rmgr.coord.seal.tree import NotSealed, opened, sign_together
+from rmgr.errors import UsageError
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.queue import SHARED, ClusterSettings
 from rmgr.runtime import machine
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 SHARES_S = 2.0
 _KEEP = 8192
 _KEEP_SHARES = 1024
-_PAGE = 1000
+#: Keys listed at once, their rows read at once; a row has a key of up to 1,000 bytes and little else.
+_PAGE, _TOGETHER, _MOST_SHARE_BYTES = 1000, 100, 16 * 1024
 
 
 def _nothing() -> None: ...
@@ -189,7 +193,8 @@ class Deeds:
             known = self._shares.get((owner, user))
         if known is not None and now_s < known.until_s and (not key or any(one.covers(key) for one in known.shares)):
             return known.shares
-        found = tuple(share for who in (user, ALL) if who for share in self.read_shares(store, keys.shares_of(owner, who)))
+        told = (islice(self.read_shares(store, keys.shares_of(owner, who)), ownership.MOST_SHARES) for who in (user, ALL) if who)
+        found = tuple(chain.from_iterable(told))
         with self._lock:
             self._shares[owner, user] = _Shared(found, until_s=now_s + SHARES_S)
             self._shares.move_to_end((owner, user))
@@ -197,21 +202,21 @@ class Deeds:
                 self._shares.popitem(last=False)
         return found
 
-    def read_shares(self, store: Store, prefix: str = "share/") -> list[ValueShare]:
-        """Shares in rows with `prefix` that their owners have signed; the others are left out."""
-        found, after = [], ""
+    def read_shares(self, store: Store, prefix: str = "share/") -> Iterator[ValueShare]:
+        """Shares in rows with `prefix` that their owners have signed, 100 rows in memory; the others are left out."""
+        after = ""
         while names := store.keys(prefix, after=after, limit=_PAGE):
-            for row in names:
-                value = store.get_noted(row)
-                try:
-                    if value is not None and self._holder(store, row, value[1]).owner == keys.parse_share(row)[0]:
-                        found.append(ownership.decode_share(row, value[0]))
-                except NotSealed:
-                    continue
+            for at in range(0, len(names), _TOGETHER):
+                some = names[at : at + _TOGETHER]
+                found = store.get_noted_many(some, largest=_MOST_SHARE_BYTES)
+                for row in filter(found.__contains__, some):
+                    data, about = found[row]
+                    with suppress(NotSealed, UsageError):
+                        if data is not None and self._holder(store, row, about).owner == keys.parse_share(row)[0]:
+                            yield ownership.decode_share(row, data)
             if len(names) < _PAGE:
-                break
+                return
             after = names[-1]
-        return found
 
     def put_share(self, store: Store, share: ValueShare) -> None:
         """From now on the user may; replaces what was said of the same key and user."""

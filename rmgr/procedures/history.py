@@ -6,7 +6,7 @@ that lived long are found from the oldest end (`oldest_end`); each row is looked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from rmgr.coord.protocol import keys
@@ -14,10 +14,16 @@ from rmgr.coord.protocol.ports import Store
 from rmgr.coord.views.closing import decode_summary
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.views import JobView
-from rmgr.procedures.bounded import MOST_SUMMARY_BYTES
+from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
 
-#: Rows read at once, and rows that one probe of `oldest_end` looks at.
-_PAGE, _PROBE = 500, 20
+#: Keys listed at once, their rows in memory at a time, and rows that one probe of `oldest_end` looks at.
+_PAGE, _TOGETHER, _PROBE = 500, 50, 20
+
+
+def summary_of(store: Store, number: int, *, timeout_s: float = 30.0) -> JobView | None:
+    """What the history keeps of a submission, None when there is nothing. Raises DataLost."""
+    data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES, timeout_s=timeout_s)
+    return None if data is None else decode_summary(data)
 
 
 def ended_before(
@@ -27,11 +33,11 @@ def ended_before(
 
     Args:
         after: only rows behind this key. on_unreadable: gets a sentence about each row that cannot be read; it is left out.
-    Raises: StoreUnavailable. Cost: two reads for each 500 rows, one page of them in memory.
+    Raises: StoreUnavailable. Cost: eleven reads for each 500 rows, 50 of them in memory.
     """
     while names := store.keys(keys.history_prefix(), after=after, limit=_PAGE, timeout_s=timeout_s):
         after = names[-1]
-        yield from _ended(_summaries(store, names, on_unreadable, timeout_s), before_us)
+        yield from _ended(summaries(store, names, on_unreadable, timeout_s=timeout_s), before_us)
 
 
 def oldest_end(store: Store, before_us: int, *, timeout_s: float = 30.0) -> str:
@@ -45,7 +51,7 @@ def oldest_end(store: Store, before_us: int, *, timeout_s: float = 30.0) -> str:
     while high - low > 1:
         middle = (low + high) // 2
         names = store.keys(keys.history_prefix(), after=keys.history(middle), limit=_PROBE, timeout_s=timeout_s)
-        found = list(_summaries(store, names, lambda _: None, timeout_s))
+        found = list(summaries(store, names, lambda _: None, timeout_s=timeout_s))
         if not found or any(True for _ in _ended(found, before_us)):
             low = middle
         else:
@@ -60,14 +66,19 @@ def forget(store: Store, view: JobView, *, timeout_s: float = 30.0) -> None:
     store.delete(keys.history(view.id), timeout_s=timeout_s)
 
 
-def _summaries(store: Store, names: list[str], on_unreadable: Callable[[str], None], timeout_s: float) -> Iterator[JobView]:
-    rows = store.get_noted_many(names, largest=MOST_SUMMARY_BYTES, timeout_s=timeout_s)
-    for name in names:
-        if name in rows:
-            try:
-                yield decode_summary(rows[name][0] or b"")
-            except DataLost as error:
-                on_unreadable(f"{name}: {error.message}")
+def summaries(
+    store: Store, names: Sequence[str], on_unreadable: Callable[[str], None], *, timeout_s: float = 30.0
+) -> Iterator[JobView]:
+    """The summaries in some rows, 50 of them in memory. on_unreadable: see `ended_before`. Raises: StoreUnavailable."""
+    for at in range(0, len(names), _TOGETHER):
+        some = names[at : at + _TOGETHER]
+        rows = store.get_noted_many(some, largest=MOST_SUMMARY_BYTES, timeout_s=timeout_s)
+        for name in some:
+            if name in rows:
+                try:
+                    yield decode_summary(rows[name][0] or b"")
+                except DataLost as error:
+                    on_unreadable(f"{name}: {error.message}")
 
 
 def _ended(views: Iterable[JobView], before_us: int) -> Iterator[JobView]:

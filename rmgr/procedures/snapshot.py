@@ -23,7 +23,7 @@ from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, NotFound, PermissionDenied, WrongCluster
 from rmgr.model.cluster.node import Drain, EpochRecord, Meta, NodeRecord, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import MOST_TASKS, BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.procedures.bounded import outcomes_in, page_at
@@ -144,7 +144,7 @@ def read_progress(
         return None
     progress.skip_to(paged)
     for at, fragment in fragments:
-        progress.apply(at, fragment, outcomes_of(fragment, store), end=progress.tail.next)
+        progress.apply(at, fragment, outcomes_of(fragment, store, end=progress.tail.next), end=progress.tail.next)
     return submission, progress
 
 
@@ -177,12 +177,12 @@ def read_fragments(
     return [(at, read_fragment(item.data)) for at, item in zip(numbers, found, strict=True) if item is not None]
 
 
-def outcomes_of(fragment: Fragment, store: Store | None) -> Iterable[Outcome]:
-    """The outcomes of a fragment; without a store only what its ranges tell (state by index). Raises DataLost."""
+def outcomes_of(fragment: Fragment, store: Store | None, *, end: int = MOST_TASKS) -> Iterable[Outcome]:
+    """The outcomes of a fragment; without a store only what its ranges tell (state by index, below `end`). Raises DataLost."""
     if not fragment.row:
         return fragment.outcomes
     if store is None:
-        return stated(fragment)
+        return stated(fragment, end=end)
     return outcomes_in(store, fragment.row)
 
 
@@ -241,7 +241,12 @@ def read_waiting(coordinator: Coordinator, number: int, *, timeout_s: float = 10
     names = _awaited(coordinator.children(paths.failed(number), timeout_s=timeout_s), timeout_s) or []
     ranges = paths.failed_in(names)
     found = fetch([f"{paths.failed(number)}/{name}" for name, _ in ranges], coordinator.get, timeout_s=timeout_s)
-    return [(*numbers, decode_failed(item.data)) for (_, numbers), item in zip(ranges, found, strict=True) if item is not None]
+    waiting: list[Waiting] = []
+    for (_, numbers), item in zip(ranges, found, strict=True):
+        if item is not None:
+            with suppress(msgspec.MsgspecError):  # as among claimed blocks
+                waiting.append((*numbers, decode_failed(item.data)))
+    return waiting
 
 
 def read_tasks(
@@ -255,14 +260,15 @@ def read_tasks(
     if tail is None or done is None:
         raise NotFound(f"submission {number} is being collected", hint=f"rmgr history {number}")
     paged, fragments = read_whole(coordinator, number, done, timeout_s=timeout_s)
-    applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store))) for fragment in read_pages(store, number, paged)]
-    applied += [(fragment, tuple(outcomes_of(fragment, store))) for _, fragment in fragments]
+    grown = validity.tail(tail, number)
+    all_of_them = [*read_pages(store, number, paged), *(fragment for _, fragment in fragments)]
+    applied: list[Applied] = [(fragment, tuple(outcomes_of(fragment, store, end=grown.next))) for fragment in all_of_them]
     nodes = _awaited(coordinator.children(paths.NODES, timeout_s=timeout_s), timeout_s) or []
     claimed: list[Claimed] = read_claimed(coordinator, nodes, submission=number, timeout_s=timeout_s)
     starting = read_starting(coordinator, claimed, timeout_s=timeout_s)
     return submission, task_views(
         submission,
-        validity.tail(tail, number),
+        grown,
         fragments=applied,
         claimed=claimed,
         starting=starting,
@@ -280,11 +286,12 @@ def _with_past(coordinator: Coordinator, submission: Submission, timeout_s: floa
         names = _awaited(coordinator.children(parent, timeout_s=timeout_s), timeout_s) or []
         wanted += [f"{parent}/{name}" for name, key in paths.blocks_in(names) if key.submission == submission.id and key.attempt > 1]
     found = fetch(wanted, coordinator.get, timeout_s=timeout_s)
-    return [
-        (paths.parse_block(path.rpartition("/")[2]), decode_block(item.data))
-        for path, item in zip(wanted, found, strict=True)
-        if item is not None
-    ]
+    waiting: list[tuple[BlockKey, BlockData]] = []
+    for path, item in zip(wanted, found, strict=True):
+        if item is not None:
+            with suppress(msgspec.MsgspecError):  # as among claimed blocks
+                waiting.append((paths.parse_block(path.rpartition("/")[2]), decode_block(item.data)))
+    return waiting
 
 
 def read_pages(store: Store | None, number: int, paged: Paged) -> list[Fragment]:

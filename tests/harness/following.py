@@ -12,6 +12,7 @@ from rmgr.client.submission.follower import Follower
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Create, Exists, Multi
 from rmgr.coord.protocol.records import encode_fragment
+from rmgr.errors import RmgrError
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from tests.harness.memory import MemoryCoordinator
@@ -51,6 +52,8 @@ class World:
         self.messages: deque[Callable[[], None]] = deque()
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.seen: list[int] = []
+        self.outcomes: list[Outcome] = []
+        self.errors: list[Exception] = []
         self.indices: list[tuple[int, int]] = []
         self.may_end = self.is_last = False
         self.follower = Follower(1, self, self._deliver, self._gone, may_end=lambda: self.may_end, **options)
@@ -65,18 +68,20 @@ class World:
         made.reads()
         try:
             yield made
+            assert not made.errors
         finally:
             made.follower.stop()
             made.coordinator.close()
 
     def _deliver(self, number: int, _fragment: Fragment, outcomes: Sequence[Outcome]) -> None:
         self.seen.append(number)
+        self.outcomes += outcomes
         self.indices += [(number, outcome.index) for outcome in outcomes]
         if self.is_last:
             self.follower.stop()
 
     def _gone(self, error: Exception) -> None:
-        raise error
+        self.errors.append(error)
 
     def post(self, job: Callable[[], None]) -> None:
         self.messages.append(job)
@@ -95,7 +100,10 @@ class World:
 
     def io(self, job: Callable[[], Any]) -> Future[Any]:
         done: Future[Any] = Future()
-        done.set_result(job())
+        try:
+            done.set_result(job())
+        except RmgrError as error:
+            done.set_exception(error)
         return done
 
     def jitter(self, seconds: float) -> float:
@@ -109,8 +117,12 @@ class World:
 
     def add(self, index: int, count: int = 1) -> None:
         """A fragment of `count` outcomes of a task is committed."""
+        self.write(fragment(index, count))
+
+    def write(self, data: bytes) -> None:
+        """This is committed as a fragment."""
         path = paths.fragment_prefix(1)
-        self.coordinator.commit(Multi(name="T", ops=(Create(path, fragment(index, count), sequence=True),), proof=Exists(path))).result(60)
+        self.coordinator.commit(Multi(name="T", ops=(Create(path, data, sequence=True),), proof=Exists(path))).result(60)
 
     def reads(self) -> tuple[int, int]:
         """Readings and looks since it was asked last."""

@@ -1,6 +1,6 @@
-"""Limits the TLS handshakes that a port does a second: each costs 2 to 4 ms of a processor, whoever asks for it.
+"""Limits what each address, or user, may have done a second: TLS handshakes (2 to 4 ms of a processor each), messages on direct lines.
 
-Each address has its own rate, so that who floods from one takes nothing from the others, and all together have one.
+Each has a rate of its own, so that who floods takes nothing from the others, and all together have one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-#: Addresses that are remembered, the latest ones.
-_ADDRESSES = 1024
+#: Those that are remembered, the latest ones.
+_KEEP = 1024
 
 
-class Handshakes:
+class Rates:
     """Args:
-    rate, burst: of one address, a second and at once. all_: so many times as much for all addresses. clock: monotonic seconds.
+    rate, burst: of each, a second and at once. all_: so many times as much for all together. clock: monotonic seconds.
 
     For one thread. Cost: 1 us.
     """
@@ -28,15 +28,15 @@ class Handshakes:
         self._all = (math.inf, clock())  #: what is left, as of when
         self._of: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def may(self, address: str) -> bool:
-        """Whether who calls from there gets one now; it is counted then."""
+    def may(self, who: str) -> bool:
+        """Whether this address, or user, gets one now; it is counted then."""
         now_s = self._clock()
-        mine = _filled(self._of.pop(address, (math.inf, now_s)), self._rate, self._burst, now_s)
+        mine = _filled(self._of.pop(who, (math.inf, now_s)), self._rate, self._burst, now_s)
         whole = _filled(self._all, self._rate * self._times, self._burst * self._times, now_s)
         is_free = mine >= 1 and whole >= 1
-        self._of[address] = mine - is_free, now_s
+        self._of[who] = mine - is_free, now_s
         self._all = whole - is_free, now_s
-        if len(self._of) > _ADDRESSES:
+        if len(self._of) > _KEEP:
             self._of.popitem(last=False)
         self.refused += not is_free
         return is_free

@@ -12,15 +12,18 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import msgspec
 
 from rmgr.adapters.host.accounts import Account, uid_of
+from rmgr.model.base.states import OWN_FAILURES, Reason
 from rmgr.model.wire import frames
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
 from rmgr.runner.host.board import SIZE
 
 #: What checks and what believes raise of words that make no sense.
-NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, AttributeError, OSError)
+NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, AttributeError, RecursionError, OSError)
 
 
 class Imposture(ValueError):
@@ -35,6 +38,11 @@ SURPRISES = frozenset(
         *("leftovers", "output_capped", "spawner_failed", "unknown_order"),
     }
 )
+#: Why work may have ended, as those see it who run it. All others are the system's to say: of a submission, of a node, of what it ordered.
+_SEEN = (OWN_FAILURES - {Reason.DISK_LIMIT}) | {
+    *(Reason.NONE, Reason.BAD_OUTPUT, Reason.START_FAILED, Reason.USER_CANCEL),
+    *(Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST),
+}
 #: Characters of what is logged or told, and the largest count of bytes, microseconds, processes.
 _MAX_TEXT, _MAX_COUNT = 16 * 1024, 2**53
 #: Frames that account for nothing: so many at once, and a second. Each piece of work accounted for pays for some more.
@@ -63,6 +71,42 @@ class Talk:
         self._seen_s, self._read = now_s, read_bytes
         if self._left < 0:
             raise Imposture("it floods its socket with messages that nobody waits for")
+
+
+class OrderedEnds:
+    """Remembers which work its Starter has ordered to end and why: that reason alone comes back as it was given. Calls are not locked."""
+
+    def __init__(self) -> None:
+        self._ordered: dict[int, set[Reason]] = {}
+
+    def order(self, seq: int, reason: Reason) -> None:
+        """It is told to end."""
+        self._ordered.setdefault(seq, set()).add(reason)
+
+    def over(self, seqs: Iterable[int]) -> None:
+        """These have ended, or will not begin."""
+        if self._ordered:
+            for seq in seqs:
+                self._ordered.pop(seq, None)
+
+    def believed(self, seq: int, told: Reason) -> Reason:
+        """Why it ended, when its user's processes have told `told`.
+
+        No process of a user's speaks for the node or the system: whatever else it says is the loss of a worker, which waits before it comes
+        again. (Honest ones say NODE_LOST where memory, room or files were missing; that counts as much.)
+        """
+        return told if told in _SEEN or told in self._ordered.get(seq, ()) else Reason.WORKER_LOST
+
+    def task(self, end: frames.TaskEnd) -> frames.TaskEnd:
+        """The end of a call with the reason that is believed."""
+        if end.extra is None or (reason := self.believed(end.seq, end.extra.reason)) is end.extra.reason:
+            return end
+        return msgspec.structs.replace(end, extra=msgspec.structs.replace(end.extra, reason=reason))
+
+    def command(self, end: frames.CommandEnd) -> frames.CommandEnd:
+        """The end of a command with the reason that is believed."""
+        reason = self.believed(end.seq, end.reason)
+        return end if reason is end.reason else msgspec.structs.replace(end, reason=reason)
 
 
 @contextlib.contextmanager

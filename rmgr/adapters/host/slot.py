@@ -116,6 +116,7 @@ class Slot:
         self._board: Board | None = None
         self._closing = False
         self._talk = distrust.Talk() if account is not None else None
+        self._ordered_ends = distrust.OrderedEnds()
         self._gone = threading.Event()
         self.directory.mkdir(mode=0o755 if account is None else 0o700)
         self._home = leftovers.identity(self.directory)
@@ -233,6 +234,9 @@ class Slot:
 
     def stop(self, seq: int, *, reason: Reason = Reason.USER_CANCEL, grace_us: int = 5_000_000) -> None:
         """Ends command `seq`, running or queued; it is reported in `CommandsEnded` with `reason`."""
+        with self._lock:
+            if seq in self._commands and self.account is not None:
+                self._ordered_ends.order(seq, reason)
         self.order(frames.Stop(seq=seq, reason=reason, grace_us=grace_us))
 
     def signal(self, seq: int, signum: int) -> None:
@@ -348,21 +352,26 @@ class Slot:
             case frames.CommandEnds():
                 for end in frame.ends:
                     distrust.check_end(end, self.account)
+                ends = frame.ends
                 with self._lock:
                     if self.account is not None and not all(one.seq in self._commands for one in frame.started):
                         raise distrust.Imposture("it names commands that it was not given")
                     for started in frame.started:
                         self._commands[started.seq] = started
-                    for end in frame.ends:
+                    if self.account is not None:
+                        ends = tuple([self._ordered_ends.command(end) for end in ends])
+                    for end in ends:
                         self._commands.pop(end.seq, None)
+                    self._ordered_ends.over(end.seq for end in ends)
                 if frame.started:
                     self.tell.commands_started(frame.started)
-                if frame.ends:
-                    self.tell.commands_ended(frame.ends)
+                if ends:
+                    self.tell.commands_ended(ends)
             case frames.CommandsReturned():
                 with self._lock:
                     for seq in frame.seqs:
                         self._commands.pop(seq, None)
+                    self._ordered_ends.over(frame.seqs)
                 self.tell.returned(None, frame.seqs, frame.reason)
             case frames.Surprise():
                 distrust.check_surprise(frame, self.account)

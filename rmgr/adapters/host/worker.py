@@ -115,6 +115,7 @@ class Worker:
         self._watching = False
         self._heard = False
         self._talk = distrust.Talk() if slot.account is not None else None
+        self._ordered_ends = distrust.OrderedEnds()
         self._is_asking = False  #: for its cores
 
     # -- the Starter's side ----------------------------------------------------------------------------------------
@@ -175,6 +176,9 @@ class Worker:
         """
         order = frames.Stop(worker=self.number, seq=seq, reason=reason, grace_us=grace_us)
         if seq:
+            with self._lock:
+                if seq in self._outstanding and self.slot.account is not None:
+                    self._ordered_ends.order(seq, reason)
             self.slot.loop.call(lambda: self._stop(order))
         else:
             self.slot.order(order)
@@ -259,6 +263,8 @@ class Worker:
             self._board = None
         started_us, elapsed_us = _wall_times(started) if seq else (0, 0)
         unstarted = tuple(other for other in left if other != seq)
+        if seq and self.slot.account is not None:
+            gone = msgspec.structs.replace(gone, reason=self._ordered_ends.believed(seq, gone.reason))
         self.slot.tell.worker_ended(self, gone, seq=seq, started_us=started_us, elapsed_us=elapsed_us, unstarted=unstarted)
 
     def _on_frames(self, received: list[object], _fds: list[int]) -> None:
@@ -295,6 +301,7 @@ class Worker:
                     with self._lock:
                         self._highest = max(self._highest, frame.seqs[-1])
                         seqs = tuple(seq for seq in frame.seqs if self._outstanding.pop(seq, self) is None)
+                        self._ordered_ends.over(frame.seqs)
                     if seqs:
                         tell.returned(self, seqs, Reason.NONE)
                 case frames.Blocked():
@@ -327,6 +334,9 @@ class Worker:
         if self.slot.account is not None:
             for end in ends:
                 distrust.check_end(end, self.slot.account)
+            with self._lock:
+                ends = tuple([self._ordered_ends.task(end) for end in ends])
+                self._ordered_ends.over(end.seq for end in ends)
         with self._lock:
             self._highest = max(self._highest, ends[-1].seq)
             pop = self._outstanding.pop
@@ -380,6 +390,7 @@ class Worker:
             seqs = tuple(seq for seq in self._outstanding if after < seq <= until)
             for seq in seqs:
                 del self._outstanding[seq]
+            self._ordered_ends.over(seqs)
         if seqs or answer:
             self.slot.tell.returned(self, seqs, Reason.NONE)
 

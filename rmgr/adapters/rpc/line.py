@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.access.pace import Rates
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.identity.tls import ServerContext, context_of, peer_of
 from rmgr.errors import ConfigError, PermissionDenied
@@ -38,6 +38,8 @@ MAX_LINES, MAX_GREETING = 256, 32
 _YOUNG_S = 0.5
 #: Handshakes that one address gets a second, and at once; all together twice as many. Whoever gets none goes on without a line.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 25.0, float(MAX_LINES)
+#: Messages that one user may send a second, and at once: far more than a node can be handed. Who sends more loses the line.
+MESSAGES_PER_S, MESSAGES_AT_ONCE = 10_000.0, 20_000.0
 #: How often it is looked whose keys were revoked, while there are lines.
 _LOOK_S = 0.5
 _WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -206,7 +208,8 @@ class LineServer:
         self._looks = False
         self._greeting: dict[socket.socket, float] = {}  #: since when, the oldest first
         self._context = ServerContext(credentials) if credentials is not None else None
-        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._handshakes = Rates(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._messages = Rates(MESSAGES_PER_S, MESSAGES_AT_ONCE, all_=float(MAX_LINES))  # by user
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._sock = socket.create_server(address, family=family, backlog=512)
         self._sock.setblocking(False)
@@ -325,7 +328,7 @@ class LineServer:
             self._loop.later(_LOOK_S, self._look)
 
     def _heard(self, line: DirectLine, message: Message) -> None:
-        if line.peer is not None and self._is_revoked(line.peer.key_id):
+        if line.peer is not None and (self._is_revoked(line.peer.key_id) or not self._messages.may(line.peer.name)):
             self._lines.discard(line)
             line.close()
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmgr.cli.display.render import emit
+from rmgr.cli.display.render import emit, harmless_json
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.errors import NotFound
@@ -53,7 +53,7 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
     if partition:
         pieces = _cut(pieces, partition, f"{epoch}.{log}")
     if not out:
-        sys.stdout.writelines(pieces)
+        sys.stdout.writelines(map(harmless_json, pieces))
         return
     _write(out, pieces)
     session.note(f"log {epoch}.{log} is in {out}; rmgr sim replay {out}" + ("" if session.json else " --partial if its leader still leads"))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from rmgr.cli.display.render import SCHEMA, iso, paint
+from rmgr.cli.display.render import SCHEMA, iso, json_line, paint
 from rmgr.client.logs.live import OutputPiece
 from rmgr.coord.protocol.keys import STREAMS
 from rmgr.errors import UsageError
@@ -98,7 +97,7 @@ class JsonLines:
     def _write(self, position: int, stream: str, text: str, time_us: int) -> None:
         if text:
             line = {"schema": SCHEMA, "time": iso(time_us), "task": self._label(position), "stream": stream, "data": text}
-            sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
+            sys.stdout.write(json_line(line))
             sys.stdout.flush()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -54,14 +55,38 @@ _LIFE = (
 )
 
 
+#: What JSON may hold unescaped and is not shown for sure.
+_UNSURE = re.compile(r"[^ -~\n]")
+
+
 # -- machine output ---------------------------------------------------------------------------------------------------------
 
 
 def emit(document: dict[str, Any], out: TextIO | None = None) -> None:
     """Writes one JSON value (a line), `schema` first."""
     stream = out or sys.stdout
-    stream.write(json.dumps({"schema": SCHEMA, **document}, ensure_ascii=False) + "\n")
+    stream.write(json_line({"schema": SCHEMA, **document}))
     stream.flush()
+
+
+def json_line(value: object) -> str:
+    """`value` as JSON in a line of its own, readable, with escapes for whatever would steer a terminal."""
+    return harmless_json(json.dumps(value, ensure_ascii=False)) + "\n"
+
+
+def harmless_json(text: str) -> str:
+    """The same JSON (values, or lines of them) with escapes for characters that show nothing: C1 controls, marks that turn the direction.
+
+    JSON itself asks for escapes of U+0000 to U+001F alone; terminals obey U+009B as they do ESC [.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return _UNSURE.sub(lambda found: found[0] if found[0].isprintable() else _escapes(found[0]), text)
+
+
+def _escapes(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def iso(time_us: int) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import click
 
@@ -14,12 +16,14 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, filter_options, table_options
 from rmgr.cli.words.params import Parsed
 from rmgr.cli.words.selectors import Filter, parse
-from rmgr.client.queries.past import list_past
+from rmgr.client.queries.past import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.views import JobView
 
 _DEFAULT_LIMIT = 100
+#: So many that are named are looked up one by one; for more of them the history is read through.
+_READ_ALONE = 100
 
 
 def parse_since(text: str) -> int:
@@ -40,7 +44,7 @@ def parse_since(text: str) -> int:
     "history",
     examples="""\
     rmgr history                            your last 100, newest first
-    rmgr history 42
+    rmgr history 42; rmgr history last
     rmgr history --since 1d --state failed
     rmgr history -A -o jobid,user,name,exit,elapsed --sort=-elapsed
     rmgr history --json --limit 0           everything
@@ -71,43 +75,48 @@ def history(
     """
 
     def once() -> None:
-        wanted = _wanted(selectors)
+        named, ranged = _wanted(session, selectors)
+        wanted = named | ranged
         user = None if everyone or chosen.user or wanted else session.me
         found: list[JobView] = []
-        for job in _newest_first(session, user if not chosen.user else chosen.user):
-            if wanted and job.id not in wanted:
-                continue
+        for job in _newest_first(session, user if not chosen.user else chosen.user, wanted):
             if chosen.admits(job) and (since is None or job.ended_us >= since) and (until is None or job.ended_us <= until):
                 found.append(job)
-            if (limit and len(found) >= limit) or (wanted and len(found) == len(wanted)):
+            if limit and len(found) >= limit:
                 break
-        missing = sorted(wanted - {job.id for job in found})
-        if missing and not chosen.is_set and since is None and until is None:
+        missing = sorted(named - {job.id for job in found})
+        if missing and not chosen.is_set and since is None and until is None and not 0 < limit <= len(found):
             raise NotFound(f"{missing[0]} is not in the history", hint=f"it may not have ended: rmgr show {missing[0]}")
         if session.json:
             emit({"history": [shapes.history(job) for job in found]})
         else:
             table(found, HISTORY_COLUMNS, layout)
             if not found and not watch:
-                session.note("nothing has ended yet" + ("" if everyone else "; -A shows everyone's"))
+                narrowed = chosen.is_set or since is not None or until is not None
+                nothing = "nothing that matches has ended" if narrowed else "nothing has ended yet"
+                session.note(nothing + ("" if everyone or chosen.user or wanted else "; -A shows everyone's"))
 
     draw(session, once, watch=watch)
 
 
-def _wanted(selectors: tuple[str, ...]) -> set[int]:
+def _wanted(session: Session, selectors: tuple[str, ...]) -> tuple[frozenset[int], frozenset[int]]:
+    """Numbers that are named, and those of ranges, of which some may have ended; neither: all of them."""
     if not selectors:
-        return set()
+        return frozenset(), frozenset()
     if "purge" in selectors:
         raise UsageError("purge comes right after history", hint="rmgr history purge --older-than 90d --json")
     selection = parse(selectors)
-    if selection.tasks or selection.every or selection.last:
+    if selection.tasks or selection.every:
         raise UsageError("history is listed by submission", hint="rmgr history 42 43, rmgr history 1-10, or rmgr tasks 42")
-    ranged = {array.index_at(i) for array in selection.ranges for i in range(len(array))}
-    return set(selection.ids) | ranged
+    ranged = frozenset(array.index_at(i) for array in selection.ranges for i in range(len(array)))
+    newest = [job.id for job in islice(_newest_first(session, session.me), 1)] if selection.last else []
+    if selection.last and not newest:
+        raise NotFound("none of your submissions has ended yet", hint="rmgr jobs lists those that wait and run")
+    return frozenset((*selection.ids, *newest)), ranged
 
 
-def _newest_first(session: Session, user: str | None):  # type: ignore[no-untyped-def]
-    """Ended work that is still in memory, then what the store has, each submission once."""
+def _newest_first(session: Session, user: str | None, wanted: frozenset[int] = frozenset()) -> Iterator[JobView]:
+    """Ended work that is still in memory, then what the store has, each submission once. wanted: none but these; empty: all."""
     told: set[int] = set()
     try:
         recent = [job for job in session.query().jobs(ended=True, user=user or "") if job.state.is_final]
@@ -115,9 +124,19 @@ def _newest_first(session: Session, user: str | None):  # type: ignore[no-untype
         session.note(f"{error.message}; what has just ended may be missing here")
         recent = []
     for job in sorted(recent, key=lambda job: -job.id):
-        told.add(job.id)
-        yield job
-    for job in list_past(session, user=user):
-        if job.id not in told:
+        if not wanted or job.id in wanted:
             told.add(job.id)
             yield job
+    left = wanted - told
+    if wanted and not left:
+        return  # all of them are in memory
+    if 0 < len(left) <= _READ_ALONE:  # a look at each, whatever the history has become
+        past: Iterable[JobView] = filter(None, (past_of(session, number) for number in sorted(left, reverse=True)))
+    else:
+        past = list_past(session, user=user)
+    for job in past:
+        if job.id not in told and (not wanted or job.id in wanted) and user in {None, job.user}:
+            told.add(job.id)
+            yield job
+            if len(told) == len(wanted):
+                return

@@ -52,9 +52,20 @@ def jobs(session: Session, selectors: tuple[str, ...], ended: bool, everyone: bo
             if len(found) >= _MOST_JOBS:
                 session.note(f"the newest {_MOST_JOBS} are shown; see ended ones with rmgr history, others with ids or filters")
             if not found and not watch:
-                session.note("nothing waits or runs" + ("" if ended else "; -a shows what has ended, -A everyone's"))
+                session.note(nothing_listed(chosen, ended=ended or any(state.is_final for state in chosen.states), everyone=everyone))
 
     draw(session, once, watch=watch)
+
+
+def nothing_listed(chosen: Filter, *, ended: bool, everyone: bool) -> str:
+    """What an empty list means, and which options show more."""
+    which = "is in memory" if ended else "waits or runs"
+    more = [] if ended else ["-a shows what has ended"]
+    if not everyone and not chosen.user:
+        more.append("-A shows everyone's")
+    if ended:
+        more.append("rmgr history lists what ended earlier")
+    return "; ".join([f"nothing {which}" + (" that matches" if chosen.is_set else ""), *more])
 
 
 def _find(session: Session, selectors: tuple[str, ...], chosen: Filter, *, ended: bool, everyone: bool) -> list[JobView]:

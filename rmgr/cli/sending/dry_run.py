@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.cli.display.render import clock, emit, iso, printable
 from rmgr.cli.session.context import Session
-from rmgr.client.commands.sending import CheckedRequest
+from rmgr.client.commands.sending import CheckedRequest, as_tried
 from rmgr.model.base.units import counted, format_duration, format_size
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase
@@ -17,7 +17,7 @@ from rmgr.model.views import WhatIfView
 def tell_dry(session: Session, draft: CheckedRequest) -> None:
     """What would be submitted; and of a placed job who would place it."""
     record = draft.record
-    trial = session.query().what_if(record) if record.rigid is not None and record.phase is Phase.OPEN else None
+    trial = session.query().what_if(as_tried(draft)) if record.rigid is not None and record.phase is Phase.OPEN else None
     if session.json:
         emit({"dry_run": True} | told_dry(draft) | ({"would": _would(trial)} if trial is not None else {}))
     else:

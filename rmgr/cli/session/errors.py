@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -66,6 +67,9 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
             hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
         case OSError(errno=errno.ENAMETOOLONG):
             code, message, hint, exit_code = "USAGE", _os_message(error), "name an existing file, or a shorter name", 2
+        case FileNotFoundError() if _is_directory_gone():
+            code, message, exit_code = "USAGE", "the directory that this command was started in has been removed", 2
+            hint = "cd to one that exists"
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
         case _:
@@ -131,6 +135,15 @@ def _excerpt(error: UnicodeEncodeError) -> str:
 def _clipped(text: str) -> str:
     """What was typed is repeated, but not the whole of a large file that was pasted by mistake."""
     return text if len(text) <= _MOST_TOLD else f"{text[: _MOST_TOLD * 2 // 3]} [...] {text[-_MOST_TOLD // 3 :]}"
+
+
+def _is_directory_gone() -> bool:
+    """No relative name leads anywhere; the error itself names no file then."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _os_message(error: OSError) -> str:

@@ -125,11 +125,11 @@ class LiveOwners:
 
 
 def _owner(opened: Opened, number: int) -> str | None:
-    from rmgr.coord.views.closing import decode_summary
+    from rmgr.procedures.history import summary_of
 
     try:
-        row = opened.store.get(keys.history(number), timeout_s=opened.timeout_s) if number >= 0 else None
-        return decode_summary(row[0]).user if row is not None else None
+        kept = summary_of(opened.store, number, timeout_s=opened.timeout_s) if number >= 0 else None
+        return kept.user if kept is not None else None
     except (DataLost, PermissionDenied):  # a gateway shows users their own
         return None
 

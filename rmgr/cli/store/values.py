@@ -372,8 +372,8 @@ def _forget(opened: Opened, pointer: keys.Pointer) -> None:
 
 def _pointer(opened: Opened, key: str) -> keys.Pointer | None:
     """The pointer under a user's key, None when there is a value or nothing."""
-    head = opened.store.head(keys.named(key), timeout_s=opened.timeout_s)
-    if head is None or head[1] is not Encoding.POINTER:
+    row = keys.named(key)
+    found = opened.store.get_noted_many([row], largest=keys.POINTER_BYTES, timeout_s=opened.timeout_s).get(row)
+    if found is None or found[1].encoding is not Encoding.POINTER or found[0] is None:
         return None
-    row = opened.store.get(keys.named(key), timeout_s=opened.timeout_s)
-    return keys.decode_pointer(row[0]) if row is not None and row[1] is Encoding.POINTER else None
+    return keys.decode_pointer(found[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 from rmgr.cli.display import shapes
 from rmgr.cli.display.output import Plain
-from rmgr.cli.display.render import STATE_STYLES, elapsed, emit, paint
+from rmgr.cli.display.render import STATE_STYLES, elapsed, emit, paint, printable
 from rmgr.cli.sending.options import WorkRequest
 from rmgr.cli.session.context import Session
 from rmgr.cli.waiting.detach import detached
@@ -86,7 +86,8 @@ def _print_output(session: Session, item: AwaitedSubmission) -> bool:
 def _tell_end(end: FollowedEnd) -> None:
     state = paint(f"{end.state:<9}", STATE_STYLES[end.state], sys.stdout)
     time = elapsed(end.started_us, end.ended_us, 0)
-    sys.stdout.write(f"{end.id}  {state}  {end.node}  {time}" + (f"  {end.error}" if end.error else "") + "\n")
+    node, error = printable(end.node), f"  {printable(end.error)}" if end.error else ""
+    sys.stdout.write(f"{end.id}  {state}  {node}  {time}{error}\n")
     sys.stdout.flush()
 
 

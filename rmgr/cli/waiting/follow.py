@@ -269,5 +269,5 @@ def read_ends(session: Session, number: int) -> list[FollowedEnd]:
     fragments += [fragment for _, fragment in recent]
     ends, total = EndFold(), validity.tail(tail, number).next
     for fragment in fragments:
-        _ends(item, fragment, ends.fold(outcomes_of(fragment, store), total))
+        _ends(item, fragment, ends.fold(outcomes_of(fragment, store, end=total), total))
     return list(item.ends.values())

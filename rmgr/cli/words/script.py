@@ -19,9 +19,8 @@ from rmgr.cli.words.sbatch import MARK as SBATCH
 from rmgr.cli.words.sbatch import translated
 from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
+from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
 
-#: As large as sbatch takes them.
-MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
 _FOREIGN = (SBATCH, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")

@@ -18,7 +18,7 @@ from rmgr.client.commands.checks import (
     waiting_blocks,
 )
 from rmgr.client.commands.request import CommandRequest, command_of, output_key, payloads_of
-from rmgr.client.commands.shipping import ship_script, ship_stdin, ship_uploads
+from rmgr.client.commands.shipping import script_sha256, ship_script, ship_stdin, ship_uploads
 from rmgr.errors import RmgrError, SubmitUnknown
 from rmgr.model.base.states import Reason
 from rmgr.model.base.units import format_duration
@@ -133,6 +133,14 @@ def send(host: CommandHost, draft: CheckedRequest) -> Sent:
     except KeyboardInterrupt:
         host.note(f"interrupted; whether it was submitted is not known: the same again with --token {record.token} runs it once")
         raise
+
+
+def as_tried(draft: CheckedRequest) -> Submission:
+    """The record for who is asked where it would run: with the hash of its script, which nobody has stored."""
+    request, record = draft.request, draft.record
+    if request.script is None or record.command is None:
+        return record
+    return replace(record, command=replace(record.command, script_sha256=script_sha256(request.script, request.options.python)))
 
 
 def shipped(host: CommandHost, draft: CheckedRequest) -> Submission:

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 def ship_script(host: HasStore, script: ScriptText, python: str = "") -> str:
     """Stores the script's text; returns its hash. `python` replaces the interpreter of a `#!...python` line."""
+    return _store(host, _script_text(script, python))
+
+
+def script_sha256(script: ScriptText, python: str = "") -> str:
+    """The hash that `ship_script` returns; nothing is stored."""
+    return hashlib.sha256(_script_text(script, python)).hexdigest()
+
+
+def _script_text(script: ScriptText, python: str) -> bytes:
     text = script.text
     if python:
         head, newline, rest = text.partition(b"\n")
@@ -31,7 +40,7 @@ def ship_script(host: HasStore, script: ScriptText, python: str = "") -> str:
             text = b"#!" + os.fsencode(python) + newline + rest
         elif not head.startswith(b"#!") and script.name.endswith(".py"):
             text = b"#!" + os.fsencode(python) + b"\n" + text
-    return _store(host, text)
+    return text
 
 
 def ship_stdin(host: HasStore, name: str) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from rmgr.coord.decisions.ends import stated
 from rmgr.coord.seal.work import fragment_statement, is_precious, needs_seal
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.outcome import Fragment, Outcome
@@ -71,10 +70,13 @@ def _made_s(fragment: Fragment) -> float:
     return fragment.base_us / 1e6 if fragment.base_us else machine.wall_s()
 
 
-def doubted(fragment: Fragment, outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
-    """What is left of outcomes that are not believed: states, and what is wrong; of a row, by the ranges."""
-    text = f"{LOST}: its outcome cannot be believed: {why}"
-    if fragment.row:
-        return list(stated(fragment, error=text))
+def disbelief(why: str) -> str:
+    """The error text of an outcome that is not believed."""
+    return f"{LOST}: its outcome cannot be believed: {why}"
+
+
+def doubted(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
+    """What is left of outcomes that are not believed: states, and what is wrong."""
+    text = disbelief(why)
     bare = {"value": b"", "value_size": -1, "value_sha256": None, "outputs": 0, "error": text}
     return [msgspec.structs.replace(outcome, **bare) if is_precious(outcome) else outcome for outcome in outcomes]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.model.tasks.gap import place
+from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 
 _BATCH = 16
 
@@ -14,25 +15,40 @@ _BATCH = 16
 def read_ended(
     store: Store | None, number: int, position: int, attempt: int, stream: str, *, parts: int, rest: bytes, timeout_s: float = 30.0
 ) -> Iterator[bytes]:
-    """One stream of an attempt from its beginning. A part that is gone (retention) is left out.
+    """One stream of an attempt from its beginning. A part that is gone (retention), or is none, is left out.
 
-    Raises: StoreUnavailable, DataLost.
+    Raises: StoreUnavailable, DataLost. Cost: a read for each 16 parts, and a listing where none of these is there.
     """
-    names = [keys.log(number, position, attempt, stream, part) for part in range(parts)]
-    if store is not None:
-        for at in range(0, len(names), _BATCH):
-            rows = store.get_many(names[at : at + _BATCH], timeout_s=timeout_s)
-            yield from (rows[name][0] for name in names[at : at + _BATCH] if name in rows)
+    prefix, at = keys.logs_of(number, position, attempt, stream), 0
+    while store is not None and at < parts:
+        names = [keys.log(number, position, attempt, stream, part) for part in range(at, min(at + _BATCH, parts))]
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+        yield from (rows[name] for name in names if name in rows)
+        at += _BATCH
+        if not rows:  # who says that there are billions of parts sends nobody through all of them
+            at = _next_part(store, prefix, names[-1], timeout_s, none=parts)
     if rest:
         yield rest
+
+
+def _next_part(store: Store, prefix: str, after: str, timeout_s: float, *, none: int) -> int:
+    """The number of the first part behind this key; `none`: there is no other."""
+    length = len(after)
+    while names := store.keys(prefix, after=after, limit=_BATCH, timeout_s=timeout_s):
+        for name in names:
+            digits = name.removeprefix(prefix)
+            if len(name) == length and digits.isascii() and digits.isdigit():
+                return int(digits)
+        after = names[-1]
+    return none
 
 
 def read_flushed(store: Store, number: int, position: int, attempt: int, stream: str, *, timeout_s: float = 30.0) -> Iterator[bytes]:
     """What was flushed of an attempt whose end nobody told: it runs still, or died with its node."""
     prefix, after = keys.logs_of(number, position, attempt, stream), ""
     while names := store.keys(prefix, after=after, limit=_BATCH, timeout_s=timeout_s):
-        rows = store.get_many(names, timeout_s=timeout_s)
-        yield from (rows[name][0] for name in names if name in rows)
+        rows = rows_within(store, names, MOST_LOG_PART_BYTES, timeout_s=timeout_s)
+        yield from (rows[name] for name in names if name in rows)
         after = names[-1]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rmgr.coord.protocol import keys
-from rmgr.coord.views.closing import decode_summary
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.views import JobView
+from rmgr.procedures.history import summaries, summary_of
 
 if TYPE_CHECKING:
     from rmgr.client.queries.doors import HistoryHost
@@ -28,15 +28,16 @@ def store_or_none(host: HistoryHost) -> Store | None:
 
 def read_past(host: HistoryHost, number: int) -> JobView | None:
     """The summary of one submission, None when there is none (or no store is configured)."""
-    store = store_or_none(host)
-    if store is None:
-        return None
-    found = store.get(keys.history(number), timeout_s=host.left_s(30.0) or 30.0)
-    return None if found is None else decode_summary(found[0])
+    return past_of(host, number) if store_or_none(host) is not None else None
+
+
+def past_of(host: HistoryHost, number: int) -> JobView | None:
+    """The summary of one submission, None when there is none. Raises: StoreUnavailable, NotConnected, DataLost. Cost: one read."""
+    return summary_of(host.data_store(), number, timeout_s=host.left_s(30.0) or 30.0)
 
 
 def list_past(host: HistoryHost, *, user: str | None) -> Iterator[JobView]:
-    """Summaries, newest first, one page of them in memory. Raises StoreUnavailable. Cost: two reads for each 500."""
+    """Summaries, newest first, 50 of them in memory. Raises StoreUnavailable. Cost: eleven reads for each 500."""
     store = host.data_store()
     try:
         prefix, after = keys.history_prefix(user), ""
@@ -48,11 +49,5 @@ def list_past(host: HistoryHost, *, user: str | None) -> Iterator[JobView]:
         names = store.keys(prefix, after=after, limit=_PAGE, timeout_s=timeout_s)
         if not names:
             return
-        rows = store.get_many(names, timeout_s=timeout_s)
-        for name in names:
-            if name in rows:
-                try:
-                    yield decode_summary(rows[name][0])
-                except RmgrError as error:
-                    host.note(f"{error.message} (left out)")
+        yield from summaries(store, names, lambda why: host.note(f"{why} (left out)"), timeout_s=timeout_s)
         after = names[-1]

@@ -66,7 +66,7 @@ class Follower:
         self._may_end = may_end
         self.number = number
         self._host = host
-        self._fragments = ReadFragments(number, host, deliver, self._later, authenticity=authenticity)
+        self._fragments = ReadFragments(number, host, deliver, self._later, self._fail, authenticity=authenticity)
         self._gone = gone
         self._resync_s = resync_s
         self._next = 0  # the first fragment not read yet

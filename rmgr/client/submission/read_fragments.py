@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, doubted
+from rmgr.client.identity.authentic import LOST, PAGED, Authenticity, disbelief, doubted
 from rmgr.client.submission.doors import SubmitterHost
 from rmgr.coord.decisions.ends import stated
-from rmgr.coord.protocol import keys
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_outcomes, split_page
+from rmgr.coord.protocol.records import UNREADABLE, decode_outcomes
 from rmgr.coord.seal.work import named_digest
-from rmgr.errors import DataLost, Unavailable
+from rmgr.coord.validity import records as validity
+from rmgr.errors import DataLost, NotFound, RmgrError, Unavailable
 from rmgr.model.tasks.outcome import Fragment, Outcome
+from rmgr.procedures.bounded import MOST_OUTCOMES_BYTES, raw_page_at, row_of
 
 _LOG = logging.getLogger("rmgr.submitter")
 
@@ -35,6 +35,12 @@ class _Arrival:
     outcomes: Sequence[Outcome] | None  #: None: it is being checked, or its row is being read
     zxid: int = PAGED
     data: bytes = b""  #: what it was read from, while it is being checked
+    lost: str = ""  #: why nothing but states is known of it, of the first `end` tasks
+    end: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        return self.outcomes is not None or bool(self.lost)
 
 
 class ReadFragments:
@@ -42,7 +48,7 @@ class ReadFragments:
 
     Args:
         deliver: called with (number, fragment, outcomes) for each fragment, in order.
-        later: tries again when the store did not answer.
+        later: tries again when the store did not answer. fail: the submission cannot be read.
         authenticity: which fragments to believe (secured clusters), None = all.
     """
 
@@ -52,6 +58,7 @@ class ReadFragments:
         host: SubmitterHost,
         deliver: Callable[[int, Fragment, Sequence[Outcome]], None],
         later: Callable[[Callable[[], None]], None],
+        fail: Callable[[RmgrError], None],
         *,
         authenticity: Authenticity | None,
     ) -> None:
@@ -59,6 +66,7 @@ class ReadFragments:
         self._host = host
         self._deliver = deliver
         self._later = later
+        self._fail = fail
         self._authenticity = authenticity
         self._waiting: deque[_Arrival] = deque()
         self._stopped = False
@@ -84,10 +92,12 @@ class ReadFragments:
 
     def hand_over(self) -> None:
         """Delivers those whose outcomes are known, up to the first that is not."""
-        while self._waiting and self._waiting[0].outcomes is not None and not self._stopped:
+        while self._waiting and self._waiting[0].is_known and not self._stopped:
             arrival = self._waiting.popleft()
-            assert arrival.outcomes is not None
-            self._deliver(arrival.number, arrival.fragment, arrival.outcomes)
+            outcomes = arrival.outcomes
+            if outcomes is None:  # made now: of many fragments that lie about millions of tasks one at a time is in memory
+                outcomes = list(stated(arrival.fragment, end=arrival.end, error=arrival.lost))
+            self._deliver(arrival.number, arrival.fragment, outcomes)
 
     # -- whether it is to be believed
 
@@ -119,7 +129,10 @@ class ReadFragments:
         arrival.data = b""
         if why:
             _LOG.warning("outcomes_not_believed: submission %d, fragment %d: %s", self._submission, arrival.number, why)
-            arrival.outcomes = doubted(fragment, fragment.outcomes, why)
+            if fragment.row:
+                self._lose(arrival, disbelief(why))
+            else:
+                arrival.outcomes = doubted(fragment.outcomes, why)
         elif fragment.row:
             self._fetch(arrival)
         else:
@@ -128,23 +141,50 @@ class ReadFragments:
     # -- outcomes in rows
 
     def _fetch(self, arrival: _Arrival) -> None:
-        reading = self._host.io(lambda: self._host.store.get(arrival.fragment.row))
+        reading = self._host.io(lambda: row_of(self._host.store, arrival.fragment.row, MOST_OUTCOMES_BYTES))
         reading.add_done_callback(lambda _: self._host.post(lambda: self._fetched(arrival, reading)))
 
-    def _fetched(self, arrival: _Arrival, reading: Future[Any]) -> None:
+    def _fetched(self, arrival: _Arrival, reading: Future[bytes | None]) -> None:
         if self._stopped:
             return
+        row = arrival.fragment.row
         try:
-            row = reading.result(0)
-            if row is not None and not self._is_named(arrival.fragment.row, row[0]):
-                arrival.outcomes = doubted(arrival.fragment, (), f"row {arrival.fragment.row} is not what its name says")
+            data = reading.result(0)
+            if data is None:
+                self._lose(arrival, f"{LOST}: the results in row {row} are missing from the data store")
+            elif not self._is_named(row, data):
+                self._lose(arrival, disbelief(f"row {row} is not what its name says"))
             else:
-                arrival.outcomes = decode_outcomes(row[0]) if row is not None else lost_outcomes(arrival.fragment)
+                arrival.outcomes = decode_outcomes(data)
         except Unavailable:
             self._later(lambda: self._fetch(arrival))
             return
-        except (DataLost, msgspec.DecodeError):
-            arrival.outcomes = lost_outcomes(arrival.fragment)
+        except DataLost as error:
+            self._lose(arrival, f"{LOST}: {error.message}")
+        except UNREADABLE as error:
+            self._lose(arrival, f"{LOST}: row {row} does not hold outcomes: {error}")
+        self.hand_over()
+
+    def _lose(self, arrival: _Arrival, text: str) -> None:
+        """Nothing but states is known of it, of tasks that were submitted: how many these are by now is asked first."""
+        asked = self._host.coordinator.get(paths.tail(self._submission))
+        asked.add_done_callback(lambda _: self._host.post(lambda: self._lost(arrival, text, asked)))
+
+    def _lost(self, arrival: _Arrival, text: str, asked: Future[Stamped | None]) -> None:
+        if self._stopped:
+            return
+        try:
+            found = asked.result(0)
+            if found is None:
+                raise NotFound(f"submission {self._submission} is gone", hint=f"rmgr history {self._submission}")
+            end = validity.tail(found, self._submission).next
+        except (Unavailable, TimeoutError):
+            self._later(lambda: self._lose(arrival, text))
+            return
+        except RmgrError as error:
+            self._fail(error)
+            return
+        arrival.end, arrival.lost = end, text
         self.hand_over()
 
     def _is_named(self, row: str, data: bytes) -> bool:
@@ -160,16 +200,7 @@ def read_pages(store: Store, submission: int, at: int, base: int) -> list[tuple[
     """
     pages: list[tuple[int, list[bytes]]] = []
     while at < base:
-        found = store.get(keys.page(submission, at))
-        if found is None:
-            raise DataLost(f"page {at} of submission {submission} is missing from the store", hint="rmgr doctor")
-        fragments = split_page(found[0])
+        fragments = raw_page_at(store, submission, at)
         pages.append((at, fragments))
         at += len(fragments)
     return pages
-
-
-def lost_outcomes(fragment: Fragment) -> list[Outcome]:
-    """What is still known of a fragment whose row is gone: the states, without results."""
-    text = f"{LOST}: the results in row {fragment.row} are missing from the data store"
-    return list(stated(fragment, error=text))

@@ -36,6 +36,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import NotConnected, NotFound, RmgrError
 from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.request import ranges_of
 from rmgr.model.tasks.submission import Phase, Submission
 from rmgr.procedures import cancelling
 from rmgr.procedures.bootstrap import require_store
@@ -178,7 +179,7 @@ class Engine:
         """See `ports.SubmitterPort`."""
         self.check_usable()
         return cancelling.cancel_tasks(
-            self.coordinator, number, indices, detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
+            self.coordinator, number, ranges_of(indices), detail=reason, running=running, deadline_s=machine.monotonic() + timeout_s
         )
 
     def call_soon(self, callback: Callable[[], None]) -> None:

@@ -20,11 +20,10 @@ from rmgr.client.values.pickling import dump_function, name_of
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotFound, UsageError, ValueTooLarge
+from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES
 
 #: Plain functions whose pickle is remembered, and hashes known to be in the store.
 _MAX_FUNCTIONS = 256
-#: Bytes of one with all that it holds: each worker that runs it loads it. What is larger is an argument.
-MAX_FUNCTION_BYTES = 256 * 1024 * 1024
 _MAX_KNOWN = 10_000
 _MISSING = object()
 
@@ -70,8 +69,16 @@ class Functions:
         self._remember(digest)
         return digest
 
-    def blob(self, data: bytes, *, timeout_s: float = 30.0) -> str:
-        """Uploads bytes that stand for a function (an initializer with its arguments)."""
+    def initializer(self, data: bytes, *, timeout_s: float = 30.0) -> str:
+        """Uploads an initializer with its arguments, pickled; returns its id. Raises: ValueTooLarge, StoreUnavailable."""
+        if len(data) > MAX_INITIALIZER_BYTES:
+            raise ValueTooLarge(
+                f"the initializer has {len(data)} bytes with its arguments; the limit is {MAX_INITIALIZER_BYTES}",
+                hint="put large data into the data store and have the initializer get it by its key",
+            )
+        return self._put(data, timeout_s)
+
+    def _put(self, data: bytes, timeout_s: float) -> str:
         digest = hashlib.sha256(data).hexdigest()
         with self._lock:
             if digest in self._stored:
@@ -87,7 +94,7 @@ class Functions:
                 f"the function {name_of(function)} has {len(data)} bytes with all that it holds; the limit is {MAX_FUNCTION_BYTES}",
                 hint="put large data into the data store and pass its key",
             )
-        return self.blob(data, timeout_s=timeout_s)
+        return self._put(data, timeout_s)
 
     def _remember(self, digest: str) -> None:
         with self._lock:

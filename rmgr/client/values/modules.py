@@ -18,9 +18,8 @@ from rmgr.client.values.content import put_once
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import UsageError, ValueTooLarge
+from rmgr.model.tasks.submission import MAX_MODULE_BYTES
 
-#: Largest zip file.
-MAX_BYTES = 64 * 1024 * 1024
 _STAMP = (1980, 1, 1, 0, 0, 0)
 _SKIPPED = frozenset({"__pycache__", ".git", ".mypy_cache", ".pytest_cache", ".ruff_cache"})
 
@@ -63,9 +62,9 @@ def pack(module: ModuleType | str) -> bytes:
                 )
             _add(archive, "/".join([*parents, inside]), path.read_bytes())
     data = out.getvalue()
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_MODULE_BYTES:
         raise ValueTooLarge(
-            f"the module {name} has {len(data)} bytes packed; the limit is {MAX_BYTES}", hint="install it where the work runs"
+            f"the module {name} has {len(data)} bytes packed; the limit is {MAX_MODULE_BYTES}", hint="install it where the work runs"
         )
     return data
 

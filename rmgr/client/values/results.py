@@ -66,12 +66,13 @@ def value_of(settled: Settled, where: Where, timeout_s: float | None) -> object:
 def _stored_value(settled: Settled, where: Where, timeout_s: float) -> object:
     outcome = settled.outcome
     task, key = f"{where.number}_{outcome.index}", keys.output(where.number, outcome.index, settled.attempt)
-    found = where.store.get(key, timeout_s=timeout_s)
+    found = where.store.get_noted_many([key], largest=outcome.value_size, timeout_s=timeout_s).get(key)
     if found is None:
         raise DataLost(f"the result of task {task} ({key}) is missing from the data store", hint="submit it again")
-    if outcome.value_sha256 is not None and hashlib.sha256(found[0]).digest() != outcome.value_sha256:
+    data, about = found
+    if data is None or (outcome.value_sha256 is not None and hashlib.sha256(data).digest() != outcome.value_sha256):
         raise DataLost(f"the result of task {task} ({key}) in the data store is not what its node has stored", hint="submit it again")
-    return load(found[0], found[1], f"the result of task {task}")
+    return load(data, about.encoding, f"the result of task {task}")
 
 
 def load(data: bytes, encoding: Encoding, what: str) -> object:

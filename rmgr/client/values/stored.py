@@ -139,14 +139,14 @@ class StoredValues:
         Args: find: the row of a pointer's output. Raises: NotFound, PermissionDenied, DataLost, what `find` raises.
         """
         deeds, row = self._deeds_or_refuse(), keys.named(key)
-        noted = self._store.get_noted(row, timeout_s=timeout) if self._is_pointer(row, timeout) else None
-        about = noted[1] if noted is not None else self._store.about(row, timeout_s=timeout)
-        if about is None:
+        there = self.noted([row], largest=keys.POINTER_BYTES, timeout=timeout)
+        if row not in there:
             raise NotFound(f"the value {key!r} was deleted just now", hint="rmgr store ls lists the keys")
+        data, about = there[row]
         holder = deeds.check_read(self._store, key, row, about)
-        if noted is None or about.encoding is not Encoding.POINTER:
+        if about.encoding is not Encoding.POINTER:
             return row, about
-        pointer = keys.decode_pointer(noted[0])
+        pointer = _pointer(key, data, about)
         is_led = self._is_led and holder.writer != deeds.me.name
         row = keys.led(key) if is_led else find(key, pointer)
         found = self._store.about(row, timeout_s=timeout)
@@ -154,10 +154,6 @@ class StoredValues:
             raise DataLost(f"the output {key!r} of task {pointer.sub}_{pointer.index} is missing from the store (row {row})")
         self.believed(key, self._origin(key, pointer, found) if is_led else row, (b"", found), holder)
         return row, found
-
-    def _is_pointer(self, row: str, timeout: float) -> bool:
-        head = self._store.head(row, timeout_s=timeout)
-        return head is not None and head[1] is Encoding.POINTER
 
     def check_input(self, key: str, *, trust: Collection[str] = (), timeout: float = 30.0) -> None:
         """Raises PermissionDenied when a task of yours may not have the value of `key`, or would load somebody else's pickle."""
@@ -203,10 +199,18 @@ class StoredValues:
         """Lets `user` ("all": everybody) read your value under `key`, with `write` replace and delete it, too.
 
         is_prefix: all that you have, and will have, under keys that begin with `key`. Values of others under them stay theirs.
-        Raises: UsageError in an open cluster, where values are everybody's; StoreUnavailable.
+        Raises: UsageError in an open cluster, where values are everybody's, and above 10,000 for one user; StoreUnavailable.
+        Cost: a listing of what you share with that user.
         """
         deeds = self._deeds_or_refuse()
-        deeds.put_share(self._store, self._share(deeds, key, user, write=write, is_prefix=is_prefix))
+        share = self._share(deeds, key, user, write=write, is_prefix=is_prefix)
+        there = self._store.keys(keys.shares_of(share.owner, share.user), limit=ownership.MOST_SHARES)
+        if len(there) >= ownership.MOST_SHARES and share.row not in there:
+            raise UsageError(
+                f"you share {ownership.MOST_SHARES:,} keys and prefixes with {user} already, the most that counts",
+                hint="share a prefix of many keys: rmgr store share --prefix",
+            )
+        deeds.put_share(self._store, share)
 
     def unshare(self, key: str, user: str, *, is_prefix: bool = False) -> bool:
         """Takes back what `share` has said of the same key (or prefix) and user; True if it was there. Counts within 2 s."""
@@ -217,9 +221,8 @@ class StoredValues:
     def shares(self) -> list[ValueShare]:
         """What you share, and what others share with you, by owner and key. Cost: a read each."""
         deeds = self._deeds_or_refuse()
-        found = {share.row: share for share in deeds.read_shares(self._store)}
-        mine = {deeds.me.name, ownership.ALL}
-        seen = [one for one in found.values() if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine]
+        mine, told = {deeds.me.name, ownership.ALL}, deeds.read_shares(self._store)
+        seen = (one for one in told if deeds.me.is_free or one.owner == deeds.me.name or one.user in mine)
         return sorted(seen, key=lambda one: (one.owner, one.key, one.user))
 
     def adopt(self, key: str, owner: str, *, only_nobodys: bool = False, timeout: float = 30.0) -> bool:
@@ -342,15 +345,15 @@ class StoredValues:
         self._store.put_many(rows, encoding=encoding, overwrite=overwrite, timeout_s=timeout, **beside)
 
     def _has_value(self, name: str, timeout: float) -> bool:
-        head = self._store.head(name, timeout_s=timeout)
-        if head is None:
+        there = self.noted([name], largest=keys.POINTER_BYTES, timeout=timeout)
+        if name not in there:
             return False
-        if head[1] is not Encoding.POINTER:
+        data, about = there[name]
+        if about.encoding is not Encoding.POINTER:
             return True
-        found = self._store.get(name, timeout_s=timeout)
-        if found is None or found[1] is not Encoding.POINTER:
-            return found is not None
-        pointer = keys.decode_pointer(found[0])
+        if data is None:  # it leads nowhere
+            return False
+        pointer = keys.decode_pointer(data)
         try:
             state = self.fates.fate(pointer, timeout)
         except PermissionDenied:  # a gateway shows nobody what others submitted; what they share it fetches itself
@@ -411,3 +414,9 @@ class StoredValues:
         if state in {State.FAILED, State.CANCELLED} and not lenient:
             raise NotFound(f"there is no value under the key {key!r}: task {task} ended {state}", hint=f"rmgr show {task}")
         return None
+
+
+def _pointer(key: str, data: bytes | None, about: About) -> Pointer:
+    if data is None:
+        raise DataLost(f"the pointer under the key {key!r} has {about.size:,} bytes", hint="rmgr store rm, or have a task write it again")
+    return keys.decode_pointer(data)

@@ -27,6 +27,8 @@ def _edges(code: int) -> dict[State, int]:
 #: By the task's code. Open: each end that can be reached from some state that is not final. Ended: none, as the table is today.
 _EDGES = tuple(_edges(code) for code in range(len(CODE_OF_END) + 1))
 _FROM_OPEN = _EDGES[0]
+#: Outcomes of one fragment, far more than a commit can have.
+MOST_STATED = 100_000
 #: The last place of a page of `Codes`.
 _PAGE_END = 4095
 
@@ -123,8 +125,14 @@ class EndFold:
         return twin
 
 
-def stated(fragment: Fragment, *, end: int = MOST_TASKS, error: str = "") -> Iterator[Outcome]:
-    """What a fragment whose outcomes lie in a row says of them without it: states by index, below `end`."""
+def stated(fragment: Fragment, *, end: int = MOST_TASKS, most: int | None = None, error: str = "") -> Iterator[Outcome]:
+    """What a fragment whose outcomes lie in a row says of them without it: states by index, below `end`, of the first `most` tasks.
+
+    Where that is not told, of `end` or `MOST_STATED` tasks: anybody could have written the same range a thousand times.
+    """
+    left = min(end, MOST_STATED) if most is None else most
     for state, first, count in fragment.ranges:
-        for index in range(first, min(first + count, end)):
+        stop = min(first + count, end, first + left)
+        left -= max(0, stop - first)
+        for index in range(first, stop):
             yield Outcome(index=index, state=state, error=error)

@@ -21,6 +21,7 @@ import msgspec
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import About, Encoding
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal.tree import NotSealed
 from rmgr.errors import PermissionDenied, RmgrError
 
@@ -70,7 +71,7 @@ def decode_deed(note: bytes) -> Deed:
         raise NotSealed(UNSIGNED)
     try:
         return _deed.decode(note)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise NotSealed("what lies beside it is no deed") from None
 
 
@@ -125,6 +126,10 @@ class Holder:
 # -- shares ------------------------------------------------------------------------------------------------------------------------
 
 
+#: Keys and prefixes that one owner shares with one user; what is behind them does not count.
+MOST_SHARES = 10_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueShare:
     """Rights that an owner gives others to the owner's values.
@@ -167,7 +172,7 @@ def decode_share(row: str, data: bytes) -> ValueShare:
     try:
         owner, user = keys.parse_share(row)
         told = msgspec.json.decode(data, type=_Written)
-    except (msgspec.DecodeError, RmgrError):
+    except (*UNREADABLE, RmgrError):
         raise NotSealed(f"{row} is no share") from None
     share = ValueShare(owner=owner, user=user, key=told.key, is_prefix=told.prefix, write=told.write)
     if share.row != row:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, UsageError
 
 #: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
@@ -329,7 +330,7 @@ def decode_pointer(data: bytes) -> Pointer:
     """The reverse of `encode_pointer`. Raises: `DataLost`."""
     try:
         return msgspec.json.decode(data, type=Pointer)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise DataLost(f"the pointer {data[:80]!r} cannot be read: {error}") from None
 
 

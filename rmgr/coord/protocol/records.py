@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,14 +12,15 @@ from rmgr.coord.protocol import skew
 from rmgr.errors import WrongCluster
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, KeyedPayload
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.wire import stream
 
 T = TypeVar("T")
 
 #: Newest record format that this release reads; a newer one is refused with a clear error, never guessed.
 FORMAT = 1
 
-#: What decoders raise: other bytes, text that is no UTF-8, numbers that no release can write again, values nested thousands deep.
-UNREADABLE = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+#: What decoders raise, of records as of frames; also of numbers that no release can write again.
+UNREADABLE = stream.UNREADABLE
 
 _WIDE = 1 << 63
 
@@ -106,11 +107,27 @@ def encode_block(data: BlockData) -> bytes:
     return _pack.encode(_WideBlock(**(fields | {"done": mask})))
 
 
+def _read(decode: Callable[[bytes], T], data: bytes) -> T:
+    """What `decode` makes of it. Raises msgspec.DecodeError alone, whatever stands there: who reads expects nothing else."""
+    try:
+        return decode(data)
+    except msgspec.MsgspecError:
+        raise
+    except (ValueError, OverflowError, RecursionError, TypeError) as error:  # text that is no UTF-8, say, or what is nested too deep
+        raise msgspec.DecodeError(f"{type(error).__name__}: {cut(error)}") from None
+
+
 def decode_block(data: bytes) -> BlockData:
     """Data of a block's znode. Raises msgspec.DecodeError."""
+    return _read(_block_of, data)
+
+
+def _block_of(data: bytes) -> BlockData:
     if skew.array_length(data) > _FIELDS:
         elements = _any.decode(data)
-        known = decode_block(_pack.encode(elements[:_FIELDS]))
+        if skew.is_deep(elements):
+            raise msgspec.DecodeError("it is nested too deep")
+        known = _block_of(_pack.encode(elements[:_FIELDS]))
         values = {name: getattr(known, name) for name in BlockData.__struct_fields__}
         return _NewerBlock(**values, newer=tuple(elements[_FIELDS:]))
     try:
@@ -128,7 +145,7 @@ def encode_fragment(fragment: Fragment) -> bytes:
 
 def decode_fragment(data: bytes) -> Fragment:
     """Data of a fragment's znode. Raises msgspec.DecodeError."""
-    return _fragment.decode(data)
+    return _read(_fragment.decode, data)
 
 
 def read_fragment(data: bytes) -> Fragment:
@@ -146,7 +163,7 @@ def encode_failed(record: FailedRange) -> bytes:
 
 def decode_failed(data: bytes) -> FailedRange:
     """Data of a failed range's znode. Raises msgspec.DecodeError."""
-    return _failed.decode(data)
+    return _read(_failed.decode, data)
 
 
 def brief(outcomes: Iterable[Outcome]) -> tuple[Any, ...]:
@@ -194,8 +211,8 @@ def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:
 
 
 def decode_payloads(data: bytes) -> tuple[bytes, ...]:
-    """Reverse of `encode_payloads`."""
-    return _payloads.decode(data)
+    """Reverse of `encode_payloads`. Raises msgspec.DecodeError."""
+    return _read(_payloads.decode, data)
 
 
 def encode_keyed(payload: KeyedPayload) -> bytes:
@@ -204,5 +221,5 @@ def encode_keyed(payload: KeyedPayload) -> bytes:
 
 
 def decode_keyed(data: bytes) -> KeyedPayload:
-    """Reverse of `encode_keyed`."""
-    return _keyed.decode(data)
+    """Reverse of `encode_keyed`. Raises msgspec.DecodeError."""
+    return _read(_keyed.decode, data)

@@ -10,6 +10,7 @@ successor, the leader, users), `/nodes/..` (FENCE), `/config`, `/meta`, and bloc
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,8 @@ _json = msgspec.json.Encoder(order="sorted")
 _plain = msgspec.json.Decoder()
 _MARK = b'"newer":{'
 _FIELD = "newer"
+#: Levels of what a newer release may have written. Encoding takes as much of the stack as decoding did, and who encodes may have less left.
+_MOST_LEVELS = 32
 
 
 def keep(record: object, data: bytes) -> None:
@@ -32,12 +35,30 @@ def _keep(value: object, raw: object) -> None:
         names = _names(type(value))
         unknown = {key: item for key, item in raw.items() if key not in names}
         if unknown and _FIELD in names:
+            if is_deep(unknown):
+                raise ValueError("what no release knows is nested too deep")
             object.__setattr__(value, _FIELD, unknown)
         for name in names & raw.keys():
             _keep(getattr(value, name), raw[name])
     elif isinstance(raw, list) and isinstance(value, tuple):
         for item, raw_item in zip(value, raw, strict=False):
             _keep(item, raw_item)
+
+
+def is_deep(value: object) -> bool:
+    """It has more levels than a newer release may write. Cost: O(size)."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        level = [item for one in level for item in _items(one)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return value if isinstance(value, list | tuple) else ()
 
 
 def restore(data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.validity.rules import (
     BOOK,
     FieldFault,
+    at,
     blob,
     flag,
     many,
@@ -74,9 +75,14 @@ _ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
 
 
 def _is_bounded(record: Any) -> FieldFault | None:
-    """Of an order to a node: which block is meant must be sayable."""
+    """Of an order to a node: which block is meant must be sayable, and how long it may take a span of time."""
     block = record.extra.get("block", "")
-    return FieldFault("extra['block']", block, "the name of a block") if len(block) > 100 else None
+    if len(block) > 100:
+        return FieldFault("extra['block']", block, "the name of a block")
+    grace_us = record.extra.get("grace_us", "0")
+    is_number = grace_us.isascii() and grace_us.isdigit() and len(grace_us) <= 20  # else `int` fails, or takes long
+    fault = SPAN(int(grace_us)) if is_number else FieldFault("", grace_us, "microseconds in digits")
+    return at("extra['grace_us']", fault) if fault is not None else None
 
 
 BOOK.add(

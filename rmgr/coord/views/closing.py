@@ -17,7 +17,7 @@ from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import reign_of
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Check, Delete, Gone, Multi, Op
-from rmgr.coord.protocol.records import encode_record
+from rmgr.coord.protocol.records import UNREADABLE, encode_record
 from rmgr.coord.views.answers import job_view
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.base.states import State
@@ -51,7 +51,7 @@ def decode_summary(data: bytes) -> JobView:
     """A history row. Raises DataLost."""
     try:
         return msgspec.json.decode(data, type=JobView)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise DataLost(f"a row of the history cannot be read: {error}") from None
 
 

@@ -13,7 +13,8 @@ import msgspec
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.errors import RmgrError
+from rmgr.errors import DataLost, RmgrError
+from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -24,6 +25,8 @@ _HOUR_S = 3600
 _TTL_S = 2 * 86_400.0
 #: What nobody writes within a day: a row with more was not written by a gateway.
 _MOST = 1 << 62
+#: 24 hours of 10,000 users are a fifth of it.
+_MOST_ROW_BYTES = 32 * 2**20
 
 
 class WrittenToday(msgspec.Struct, frozen=True):
@@ -77,14 +80,14 @@ class WrittenKeeper:
             self._log.exception("written_not_kept")
 
     def _load(self) -> None:
-        found = self._store.get(self._row, timeout_s=_TIMEOUT_S)
-        self._saved = {}
-        if found is None:
-            return
         try:
-            row = msgspec.json.decode(found[0], type=WrittenToday)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            found = row_of(self._store, self._row, _MOST_ROW_BYTES, timeout_s=_TIMEOUT_S)
+            row = msgspec.json.decode(found, type=WrittenToday) if found is not None else None
+        except (DataLost, msgspec.MsgspecError, ValueError, RecursionError) as error:
             self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])
+            row = None
+        self._saved = {}
+        if row is None:
             return
         now = int(self._wall()) // _HOUR_S
         sane = {user: {now - at: size for at, size in hours.items() if 0 < size < _MOST} for user, hours in row.by_user.items()}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.registry import CollectorRegistry
 
-from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.access.pace import Rates
 from rmgr.adapters.rpc.listening import check_place
 from rmgr.errors import ConfigError, PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Role
@@ -124,7 +124,7 @@ class _Server:
         self._credentials = credentials
         self._trust = trust
         self._context: ServerContext | None = None
-        self._handshakes = Handshakes(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
+        self._handshakes = Rates(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE)
         if credentials is not None:
             from rmgr.adapters.identity.tls import ServerContext
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-_LINE = re.compile(rb"\n\[rmgr: (\d+) bytes of output dropped here, the limit is (\d+)\]\n")
+#: A program may print such a line itself: it stands for no more than a file can have.
+_LINE = re.compile(rb"\n\[rmgr: (\d{1,15}) bytes of output dropped here, the limit is (\d{1,15})\]\n")
 _LONGEST = 100  #: bytes of the line at most
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,6 +76,42 @@ def ranges_of(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
         else:
             found.append((index, 1))
     return tuple(found)
+
+
+class TaskRanges:
+    """Positions of tasks that are asked for: those of `ranges` (first, count) below `end`, at the cost of the ranges."""
+
+    __slots__ = ("_firsts", "_stops", "count")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]], end: int) -> None:
+        self._firsts: list[int] = []
+        self._stops: list[int] = []
+        at = 0
+        for first, count in sorted(ranges):
+            start, stop = max(first, at), min(first + count, end)
+            if start >= stop:
+                continue
+            if self._stops and start == at:
+                self._stops[-1] = stop
+            else:
+                self._firsts.append(start)
+                self._stops.append(stop)
+            at = stop
+        self.count = sum(self._stops) - sum(self._firsts)
+
+    def within(self, first: int, end: int) -> list[int]:
+        """Those from `first` to below `end`. Cost: O(log ranges + end - first)."""
+        found: list[int] = []
+        at = max(0, bisect_right(self._firsts, first) - 1)
+        while at < len(self._firsts) and self._firsts[at] < end:
+            found += range(max(first, self._firsts[at]), min(end, self._stops[at]))
+            at += 1
+        return found
+
+    def covers(self, first: int, end: int) -> bool:
+        """All from `first` to below `end` are among them. Cost: O(log ranges)."""
+        at = bisect_right(self._firsts, first) - 1
+        return at >= 0 and end <= self._stops[at]
 
 
 def indices_of(ranges: Iterable[tuple[int, int]], end: int) -> list[int]:

@@ -54,6 +54,14 @@ class OnDisconnect(StrEnum):
 #: Bytes of one upload (each node that runs the work keeps it); files and directories in it.
 MAX_UPLOAD_BYTES = 256 * 1024 * 1024
 MAX_UPLOAD_MEMBERS = 100_000
+#: Bytes of one function with all that it holds: each worker that runs it loads it. What is larger is an argument.
+MAX_FUNCTION_BYTES = 256 * 1024 * 1024
+#: Bytes of an initializer with its arguments, which ride in a message to each worker.
+MAX_INITIALIZER_BYTES = 60 * 1024 * 1024
+#: Bytes of a packed module.
+MAX_MODULE_BYTES = 64 * 1024 * 1024
+#: Bytes of a script, as large as sbatch takes them.
+MAX_SCRIPT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ class Launcher:
                     failed.reason = Reason.NODE_LOST
                 raise failed from None
             out_path, out = self._output(item.out, 0, batch, opened)
-            same = item.err == item.out and bool(item.out)
+            same = item.err == item.out and out in opened
             err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
             argv = self._argv(batch, item)
             ooms = oom_kills() if batch.shape.memory_bytes else 0
@@ -256,12 +256,14 @@ class Launcher:
         return path
 
     def _output(self, path: str, number: int, batch: CommandBatch, opened: list[int]) -> tuple[str, int]:
-        """(path, descriptor) of an output stream."""
+        """(path, descriptor) of an output stream: a private one where none is named, or its directory does not exist here."""
         if not path:
             return self._paths[number], self._fds[number]
         try:
             fd = open_output(path, append=batch.append)
         except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR} and not os.path.isdir(os.path.dirname(path)):
+                return self._paths[number], self._fds[number]
             raise StartFailed(f"the output file {path} cannot be written on {self._node}: {error.strerror}", 126, error.errno) from None
         opened.append(fd)
         return os.path.abspath(path), fd

@@ -40,6 +40,13 @@ def test_a_script_that_asks_for_three_nodes_runs_once_with_all_of_them(sh: Shell
     assert (shown["queue"], shown["processes"], sorted(shown["nodes"])) == ("batch", 3, ["n1", "n2", "n3"])
 
 
+def test_a_dry_run_of_a_script_says_where_it_would_run(sh: Shell) -> None:
+    sh.file("job.sh", SCRIPT)
+    tried = sh.ok("submit", "--dry-run", "--json", "job.sh")
+    assert "is not known" not in tried.err
+    assert sorted(node["id"] for node in tried.json["would"]["nodes"]) == ["n1", "n2", "n3"]
+
+
 def test_a_job_that_waits_is_explained_and_starts_when_there_is_room(sh: Shell) -> None:
     first = sh.submit("-n", "6", "-t", "5m", "--", "sleep", "200")
     try:

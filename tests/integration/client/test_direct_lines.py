@@ -36,29 +36,16 @@ from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
-from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
+from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 from tests.harness.bundles import session_bundles
+from tests.harness.line_ends import Post, call, sound_loop
 from tests.harness.starter_rig import Rig, wait_for
-
-
-class Post:
-    """What came on lines, and which of them ended."""
-
-    def __init__(self) -> None:
-        self.came: list[Message] = []
-        self.ended: list[DirectLine] = []
-
-    def callbacks(self) -> dict[str, Callable[..., None]]:
-        return {"on_message": lambda _line, message: self.came.append(message), "on_end": self.ended.append}
 
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    crashes: list[BaseException] = []
-    made = Loop("lines", on_crash=crashes.append)
-    yield made
-    made.close()
-    assert not crashes
+    with sound_loop() as made:
+        yield made
 
 
 # -- who may have one ------------------------------------------------------------------------------------------------------------
@@ -73,12 +60,6 @@ def server(loop: Loop) -> Iterator[tuple[LineServer, Post, set[str]]]:
     made = LineServer(("127.0.0.1", 0), loop=loop, credentials=starter, is_revoked=revoked.__contains__, on_message=heard)
     yield made, post, revoked
     made.close()
-
-
-def call(server: LineServer, loop: Loop, role: Role, name: str, post: Post, *, key_id: str = "", cluster: str = "") -> DirectLine:
-    expected = key_id or session_bundles().credentials(Role.STARTER).identity.key_id
-    bundles = session_bundles(cluster) if cluster else session_bundles()
-    return dial(f"127.0.0.1:{server.port}", credentials=bundles.credentials(role, name), key_id=expected, loop=loop, **post.callbacks())
 
 
 def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple[LineServer, Post, set[str]], loop: Loop) -> None:

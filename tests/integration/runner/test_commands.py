@@ -151,8 +151,14 @@ def test_output_files_of_the_user_are_written_and_shared_when_they_are_one(node:
     end = node.end_of(node.shell(slot, "echo new", out=str(file)))
     assert file.read_text() == "new\n"
     assert (str(file), 4) == (end.out.path, end.out.size)
-    refused = node.end_of(node.shell(slot, "true", out="/no/such/dir/x"))
-    assert "/no/such/dir/x" in refused.detail
+    refused = node.end_of(node.shell(slot, "true", out=str(tmp_path)))
+    assert refused.reason is Reason.START_FAILED
+    assert str(tmp_path) in refused.detail
+
+
+def test_streams_for_files_whose_directory_is_not_here_are_private(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.shell(slot, "echo a; echo b >&2", out="/no/such/dir/x", err="/no/such/dir/x"))
+    assert (end.reason, end.out.data, end.err.data) == (Reason.NONE, b"a\n", b"b\n")
 
 
 def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, tmp_path: Path) -> None:

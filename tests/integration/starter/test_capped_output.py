@@ -47,7 +47,7 @@ class Flood:
         block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0)
         self.lane = SimpleNamespace(running_seq=self.seq, since_s=0.0, tasks={self.seq: (block, 0)}, slot=slot, worker=None)
         self.store = MemoryStore(uuid.uuid4().hex)
-        self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None)  # type: ignore[arg-type]
+        self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP)  # type: ignore[arg-type]
         agent = SimpleNamespace(lanes=[self.lane], logs=self.logs, blocks={})
         starter: Any = SimpleNamespace(agents={"n1": agent}, ask=lambda question: question())
         self.agent = agent

@@ -326,7 +326,7 @@ def test_a_newest_one_that_is_damaged_is_told_and_the_one_before_is_taken(rig: R
         kept.append(steps(ledger)[-1])
         if attempt == 1:
             put(rig, number)
-    manifest = rows.read(rig.store, rows.listed(rig.store, number, 0)[0])
+    manifest = rows.read(rig.store, next(rows.listed(rig.store, number, 0)))
     rig.store.put(keys.checkpoint_piece(number, 0, 2, manifest.files[0].rows[0][0]), b"something else")
     put(rig, number)
     grows(ledger)

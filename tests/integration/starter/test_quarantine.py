@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,24 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
     running.parts.starter.ask(lambda: setattr(agent.strikes, "out_until_s", time.monotonic()))
     wait_for(lambda: trouble(rig) is None, "its end to be published")
     assert not agent.is_draining
+
+
+def test_a_node_whose_turns_raise_is_shown_as_troubled_until_one_comes_to_its_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = rig.start()
+    rig.wait_registered()
+    agent = running.agent()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(agent.puller), "run", broken)
+        told = wait_for(lambda: trouble(rig), "its trouble to be published")
+        assert (told.kind, told.until_us) == ("other", 0)
+        assert re.fullmatch(r"its turns fail, test_quarantine.py:\d+: RuntimeError: a defect", told.reason)
+        assert not agent.is_draining, "what it has stays, and takes no other node with it"
+    wait_for(lambda: trouble(rig) is None, "its end to be published")
+    rig.outcomes(rig.submit(Command(argv=("true",))), 1)
 
 
 def kill_parent() -> Callable[[], None]:

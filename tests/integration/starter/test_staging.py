@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,11 @@ class SlowStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def get(self, key: str, **options: Any) -> Any:
-        self.gets.append(key)
-        if key.startswith("fn/"):
+    def get_noted_many(self, keys: Sequence[str], **options: Any) -> Any:
+        self.gets += keys
+        if any(key.startswith("fn/") for key in keys):
             threading.Event().wait(self.delay_s)
-        return self._store.get(key, **options)
+        return self._store.get_noted_many(keys, **options)
 
     def stream(self, key: str, **options: Any) -> Iterator[bytes] | None:
         chunks = self._store.stream(key, **options)

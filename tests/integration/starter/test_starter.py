@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.adapters import store_rules
@@ -167,6 +168,16 @@ def test_values_travel_by_key_from_task_to_task(rig: Rig) -> None:
     assert raw == (b"raw bytes!", Encoding.RAW)
 
 
+def test_a_keyed_task_without_keys_ends_and_its_node_works_on(rig: Rig) -> None:
+    rig.start()
+    keyless: Any = msgspec.Raw(b"x")
+    bad = rig.submit(lambda: None, keyed=[keyless] * 3)
+    good = rig.submit(lambda: 7)
+    assert pickle.loads(rig.outcomes(good, 1)[0].value) == 7
+    ended = rig.outcomes(bad, 3).values()
+    assert {(outcome.state, outcome.reason) for outcome in ended} == {(State.FAILED, Reason.UNTRUSTED)}
+
+
 def test_each_input_is_read_once_and_each_output_written_once_by_calls_for_many(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     trips: dict[str, list[int]] = {"get_noted_many": [], "put_many": [], "put_soon": [], "get": [], "put": [], "head": []}
 
@@ -174,7 +185,7 @@ def test_each_input_is_read_once_and_each_output_written_once_by_calls_for_many(
         real = getattr(rig.store, name)
 
         def call(what: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(what, list) or str(what).startswith(("name/", "out/")):
+            if (isinstance(what, list) and not str(what[0]).startswith("fn/")) or str(what).startswith(("name/", "out/")):
                 trips[name].append(len(what) if isinstance(what, list) else 1)
             return real(what, *args, **options)
 
@@ -344,6 +355,15 @@ def test_named_output_files_are_written_on_the_node_and_kept_in_the_store(rig: R
         path = tmp_path / f"o-{number}-{index + 5}.txt"
         assert path.read_text() == f"{index + 5}\n"
         assert log_of(rig, number, found[index]) == f"{index + 5}\n".encode()
+
+
+def test_output_for_a_file_whose_directory_is_not_here_is_in_the_store(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    number = rig.submit(sh("head -c 9000 /dev/zero; echo end", out=str(tmp_path / "absent" / "o.txt")))
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.state is State.COMPLETED
+    assert log_of(rig, number, outcome) == bytes(9000) + b"end\n"
+    assert not (tmp_path / "absent").exists()
 
 
 # -- limits and retries ------------------------------------------------------------------------------------------------------------

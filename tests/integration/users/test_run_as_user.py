@@ -275,17 +275,17 @@ def test_files_of_root_are_neither_stored_nor_removed(rig: Rig, node: Running, a
     ):
         outcome = rig.outcomes(rig.submit(command, user=anna.name), 1)[0]
         assert (outcome.state, outcome.reason) == (State.FAILED, Reason.BAD_OUTPUT), outcome
-    forged = rig.submit(forge, [call(str(secret), "value")], user=anna.name, resubmit=False)
-    assert rig.outcomes(forged, 1)[0].state is State.FAILED
-    forged = rig.submit(forge, [call(str(secret), "output")], user=anna.name, resubmit=False)
-    assert rig.outcomes(forged, 1)[0].state is State.FAILED
+    for how in ("value", "output"):
+        outcome = rig.outcomes(rig.submit(forge, [call(str(secret), how)], user=anna.name, resubmit=False), 1)[0]
+        assert outcome.state is State.FAILED
+        assert outcome.reason is not Reason.EXCEPTION, "it has not said anything"
     assert secret.read_text() == "root's own"
     leaked = [key for key in rig.store.keys("") if b"root's own" in (rig.store.get(key) or (b"",))[0]]
     assert leaked == []
 
 
-def forge(path: str, how: str) -> None:
-    """Speaks for its worker: says that a file of root is what this task has made."""
+def forge(what: str, how: str) -> None:
+    """Speaks for its worker: says that a file of root is what this task has made, or that it has ended for a reason."""
     import gc
     import os as system
 
@@ -293,8 +293,12 @@ def forge(path: str, how: str) -> None:
     from rmgr.model.wire.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
+    gc.unfreeze()  # else what was there when the worker was forked is in no list
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
-    extra = TaskExtra(value=Value(path=path, size=10)) if how == "value" else TaskExtra(out=Output(size=10, path=path))
+    if how == "reason":
+        extra = TaskExtra(reason=Reason(what), summary="told by its task")
+    else:
+        extra = TaskExtra(value=Value(path=what, size=10)) if how == "value" else TaskExtra(out=Output(size=10, path=what))
     end = TaskEnd(worker._seq, 1, 1, 1, b"", True, extra)
     worker._socket.sendall(encode(TaskEnds((end,))))
     system._exit(0)
@@ -305,10 +309,13 @@ def babble(kind: str) -> None:
     import gc
     import os as system
 
+    import msgspec
+
     from rmgr.model.wire.frames import Output, TaskEnd, TaskEnds, TaskExtra
     from rmgr.model.wire.stream import encode
     from rmgr.runner.python.worker import WorkerProcess
 
+    gc.unfreeze()  # else what was there when the worker was forked is in no list
     worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
     if kind == "shrink":
         for fd in system.listdir("/proc/self/fd"):
@@ -321,19 +328,36 @@ def babble(kind: str) -> None:
     elif kind == "flood":
         end = TaskEnd(worker._seq, 1, 1, 1, b"", True, TaskExtra(out=Output(size=10, data=b"x" * 100_000)))
         worker._socket.sendall(encode(TaskEnds((end,))))
+    elif kind == "characters":
+        worker._socket.sendall(b"\x07\x00\x00\x00\x93\x3f\xc4\x00\xa2\xff\xfe")
+    elif kind == "depth":
+        worker._socket.sendall(encode((62, 1, msgspec.Raw(b"\x91" * 100_000 + b"\x01"))))
+    elif kind == "deep board":
+        body = msgspec.msgpack.encode((worker._seq, 1, 1, 1, b"", True, None, msgspec.Raw(b"\x91" * 100_000 + b"\x01")))
+        worker._board.view[4096 + 16 : 4096 + 16 + len(body)] = body
+        worker._board.words[8] = len(body) << 32 | 1
     else:
         worker._socket.sendall(b"\x04\x00\x00\x00abcd")
     system._exit(3)
 
 
-@pytest.mark.parametrize("kind", ["shrink", "board", "flood", "noise"])
+@pytest.mark.parametrize("kind", ["shrink", "board", "flood", "noise", "characters", "depth", "deep board"])
 def test_nonsense_from_a_users_processes_costs_him_his_slot_at_most(
     rig: Rig, node: Running, anna: Account, ben: Account, kind: str
 ) -> None:
     number = rig.submit(babble, [call(kind)], user=anna.name, resubmit=False)
-    assert rig.outcomes(number, 1)[0].state is State.FAILED
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.state is State.FAILED
+    assert outcome.reason is not Reason.EXCEPTION, "it has not said anything"
     assert told(rig, sh("id -u"), ben).strip() == str(ben.uid)
     assert told(rig, sh("id -u"), anna).strip() == str(anna.uid)
+
+
+@pytest.mark.parametrize("reason", [Reason.NODE_LOST, Reason.UNTRUSTED, Reason.MIGRATED, Reason.POISON])
+def test_a_task_does_not_end_for_a_reason_that_only_the_system_has(rig: Rig, node: Running, anna: Account, reason: Reason) -> None:
+    number = rig.submit(forge, [call(reason.value, "reason")], user=anna.name, resubmit=False)
+    outcome = rig.outcomes(number, 1)[0]
+    assert (outcome.state, outcome.reason, outcome.error) == (State.FAILED, Reason.WORKER_LOST, "told by its task")
 
 
 def test_an_interpreter_of_the_users_runs_as_him_from_its_first_instruction(rig: Rig, node: Running, anna: Account) -> None:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from rmgr.adapters.access.limits import TOTALS, Bounds
-from rmgr.adapters.access.pace import Handshakes
+from rmgr.adapters.access.pace import Rates
 from rmgr.adapters.access.shares import Shares
 from rmgr.adapters.rpc.use import UseAnswer, UserUse
 from rmgr.audit_book import FEW, MOST_OF_ALL, AuditBook
@@ -116,7 +116,7 @@ def test_what_was_written_counts_for_a_day() -> None:
     assert made.used("ann")["store_bytes"] == 100
 
 
-def test_what_was_written_is_recalled_by_the_gateway_that_follows() -> None:
+def test_what_was_written_is_recalled_by_the_gateway_that_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, store, wall = Clock(), MemoryStore("use"), [1_800_000_000.0]
     log = structlog.get_logger()
 
@@ -139,7 +139,17 @@ def test_what_was_written_is_recalled_by_the_gateway_that_follows() -> None:
     third, keeper = gateway()
     assert third.used("ann")["store_bytes"] == 40  # the rest is of yesterday
     keeper.close()
-    for junk in (b"", b"\xff", b'{"format":1,"by_user":{"ann":{"x":1}}}', b'{"format":1,"by_user":{"ann":{"1":-5}}}', b"[" * 9000):
+    monkeypatch.setattr("rmgr.daemons.gateway.written._MOST_ROW_BYTES", 10_000)
+    good = store.get("use/g:1")
+    assert good is not None
+    for junk in (
+        b"",
+        b"\xff",
+        b'{"format":1,"by_user":{"ann":{"x":1}}}',
+        b'{"format":1,"by_user":{"ann":{"1":-5}}}',
+        b"[" * 9000,
+        good[0] + b" " * 10_000,
+    ):
         store.put("use/g:1", junk)
         made, keeper = gateway()
         assert made.used("ann").get("store_bytes", 0) == 0
@@ -185,7 +195,7 @@ def test_what_a_user_leaves_beside_his_submissions_is_bounded(name: str) -> None
 
 def test_handshakes_have_a_rate_for_each_address_and_one_for_all() -> None:
     clock = Clock()
-    pace = Handshakes(10, 20, all_=2, clock=lambda: clock.now_s)
+    pace = Rates(10, 20, all_=2, clock=lambda: clock.now_s)
     assert [pace.may("a") for _ in range(30)].count(True) == 20
     assert [pace.may("b") for _ in range(30)].count(True) == 20
     assert not pace.may("c")  # two that flood from everywhere have what all may have

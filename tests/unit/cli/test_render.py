@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 
@@ -99,6 +100,17 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     line = drawn([(1, "a\x1b[31mb\nc\r", "RUNNING", "")])[1]
     assert "\x1b" not in line
     assert "\\x1b[31mb c\\r" in line
+
+
+@pytest.mark.parametrize("text", ["\x9b31m", "\x7f\x00\x1b[2J", "\u202e", "\u2028", "\ud800", "\U000e0001", "a\u00a0b"])
+def test_json_holds_no_character_that_steers_a_terminal_and_keeps_its_values(text: str) -> None:
+    out = io.StringIO()
+    render.emit({"name": text, "other": ["水分子 é"]}, out)
+    line = out.getvalue()
+    assert line[:-1].isprintable()
+    assert "水分子 é" in line
+    assert json.loads(line)["name"] == text
+    assert render.harmless_json(line) == line
 
 
 def test_times_are_iso_8601_in_utc() -> None:

@@ -181,11 +181,9 @@ def test_a_name_that_is_taken_by_another_certificate_is_told(world: World) -> No
 
 def test_what_is_left_of_outcomes_that_are_not_believed() -> None:
     outcomes = (VALUE.outcomes[0], FAILED.outcomes[0], Outcome(index=4, value_size=9, value_sha256=b"h" * 32, outputs=2))
-    left = doubted(Fragment(outcomes=outcomes), outcomes, "of this")
+    left = doubted(outcomes, "of this")
     assert [outcome.state for outcome in left] == [State.COMPLETED, State.FAILED, State.COMPLETED]
     assert left[1] == FAILED.outcomes[0]
     for outcome in (left[0], left[2]):
         assert (outcome.value, outcome.value_size, outcome.outputs) == (b"", -1, 0)
         assert outcome.error == "DATA_LOST: its outcome cannot be believed: of this"
-    rows = doubted(Fragment(row="r", ranges=((State.COMPLETED, 3, 2),)), (), "of that")
-    assert [outcome.index for outcome in rows] == [3, 4]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
-from rmgr.coord.protocol import paths
+from rmgr.client.submission import read_fragments
+from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Create, Delete, Exists, Holds, Multi, Set
 from rmgr.coord.protocol.records import encode_fragment, encode_record, join_page
+from rmgr.errors import DataLost, InvalidRecord
+from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment
-from rmgr.model.tasks.submission import Paged
+from rmgr.model.tasks.submission import Paged, Tail
+from rmgr.procedures import bounded
 from tests.harness.following import World, fragment
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_store import MemoryStore
+from tests.harness.sparing_store import SparingStore
 
 
 @pytest.fixture
@@ -150,10 +156,101 @@ def test_what_was_paged_out_while_it_gathered_is_read_from_its_page(crowd: World
     data = crowd.coordinator.get(paths.fragment(1, 1)).result(60)
     assert data is not None
     pages = {0: [encode_fragment(Fragment(attempt=1)), data.data]}
-    crowd.store = SimpleNamespace(get=lambda key: (join_page(pages[0]), ""))
+    crowd.store = MemoryStore()
+    crowd.store.put(keys.page(1, 0), join_page(pages[0]))
     paged = encode_record(Paged(base=2))
     ops = (*(Delete(paths.fragment(1, number)) for number in (0, 1)), Set(paths.done(1), paged, 0))
     crowd.coordinator.commit(Multi(name="T", ops=ops, proof=Holds(paths.done(1), paged))).result(60)
     crowd.run()
     ring(crowd)
     assert crowd.seen == [0, 1]
+
+
+# -- what a user may have written ----------------------------------------------------------------------------------------------
+
+
+def page_out(world: World, base: int) -> None:
+    """The leader says that so many fragments lie in pages."""
+    paged = encode_record(Paged(base=base))
+    world.coordinator.commit(Multi(name="T", ops=(Set(paths.done(1), paged, 0),), proof=Holds(paths.done(1), paged))).result(60)
+
+
+PAGES = {
+    "is missing": None,
+    "is empty": join_page([]),
+    "is no page": b"\xc1",
+    "is no page of fragments: maximum recursion": b"\x91" * 100_000,
+    "more than rmgr ever writes": bytes(1001),
+}
+
+
+@pytest.mark.parametrize("why", PAGES)
+def test_a_page_that_is_none_ends_the_following_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    world = World()
+    world.store = store = SparingStore()
+    data = PAGES[why]
+    if data is not None:
+        store.put(keys.page(1, 0), data)
+    if why == "more than rmgr ever writes":
+        monkeypatch.setattr(bounded, "MOST_PAGE_BYTES", 1000)
+        store.large.add(keys.page(1, 0))
+    page_out(world, 5)
+    world.follower.start(fresh=False)
+    world.run()
+    [error] = world.errors
+    assert isinstance(error, DataLost)
+    assert why in error.message
+    assert error.hint == "rmgr doctor"
+    assert world.seen == []
+    world.coordinator.close()
+
+
+def grown(world: World, total: int) -> None:
+    """So many tasks were submitted."""
+    world.coordinator.ensure([paths.tail(1)])
+    tail = encode_record(Tail(next=total))
+    world.coordinator.commit(Multi(name="T", ops=(Set(paths.tail(1), tail, 0),), proof=Holds(paths.tail(1), tail))).result(60)
+
+
+LOST_ROWS = {
+    "are missing from the data store": None,
+    "is not what its name says": b"else",
+    "does not hold outcomes": b"\xc1",
+    "more than rmgr ever writes": bytes(1001),
+}
+
+
+@pytest.mark.parametrize("why", LOST_ROWS)
+def test_of_a_row_that_is_none_no_more_outcomes_are_made_than_there_are_tasks(
+    world: World, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    world.store = store = SparingStore()
+    data = LOST_ROWS[why]
+    row = keys.fragment(1, hashlib.sha256(b"other" if data == b"else" else data or b"").hexdigest())
+    if data is not None:
+        store.put(row, data)
+    if why == "more than rmgr ever writes":
+        monkeypatch.setattr(read_fragments, "MOST_OUTCOMES_BYTES", 1000)
+        store.large.add(row)
+    grown(world, 5)
+    forged = ((State.COMPLETED, 0, 2**26), (State.FAILED, 3, 2**26), (State.COMPLETED, 2**26, 7)) * 200
+    for ranges in (forged, ((State.COMPLETED, 1, 2), (State.FAILED, 4, 1))):
+        world.write(encode_fragment(Fragment(attempt=1, row=row, ranges=ranges)))
+    world.run()
+    assert world.seen == [0, 1]
+    assert world.indices == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (1, 4)]
+    assert [one.state for one in world.outcomes[5:]] == [State.COMPLETED, State.COMPLETED, State.FAILED]
+    assert all(one.error.startswith("DATA_LOST: ") and why in one.error for one in world.outcomes)
+
+
+def test_a_submission_whose_tail_is_nonsense_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.store = SparingStore()
+    world.follower.start(fresh=True)
+    grown(world, 2**26)  # by one change
+    world.write(encode_fragment(Fragment(attempt=1, row=keys.fragment(1, "x"), ranges=((State.COMPLETED, 0, 2**26),))))
+    world.run()
+    [error] = world.errors
+    assert isinstance(error, InvalidRecord)
+    assert world.seen == []
+    world.coordinator.close()

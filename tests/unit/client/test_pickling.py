@@ -100,6 +100,15 @@ def test_a_function_is_stored_once_by_its_content(store: MemoryStore) -> None:
     assert store.keys("fn/") == [keys.function(digest)]
 
 
+def test_an_initializer_has_a_limit_of_its_own(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = Functions(store)
+    digest = functions.initializer(b"i" * 100)
+    assert store.keys("fn/") == [keys.function(digest)]
+    monkeypatch.setattr("rmgr.client.values.functions.MAX_INITIALIZER_BYTES", 99)
+    with pytest.raises(ValueTooLarge, match="the initializer has 100 bytes with its arguments; the limit is 99"):
+        functions.initializer(b"i" * 100)
+
+
 def test_whatever_can_be_called_can_be_registered(store: MemoryStore) -> None:
     class Adder:
         def __init__(self, n: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice, product
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -170,7 +170,7 @@ def test_ranges_are_folded_like_the_outcomes_that_they_state(told: list[list[tup
     one_by_one, together = Progress(), Progress()
     for number, ranges in enumerate(told):
         fragment = Fragment(attempt=1, row="frag/1/x", node="n1", base_us=7 + number, ranges=tuple(ranges))
-        one_by_one.apply(number, fragment, islice(stated(fragment, end=end), most), end=end)
+        one_by_one.apply(number, fragment, stated(fragment, end=end, most=most), end=end)
         together.apply_stated(number, fragment, most=most, end=end)
     for name in ("counts", "duplicates", "strange"):
         assert getattr(together.ends, name) == getattr(one_by_one.ends, name)

@@ -307,6 +307,15 @@ def test_an_order_says_which_block_in_few_characters() -> None:
         validity.check(InboxOrder(order=OrderKind.SIGNAL, submission=1, extra={"block": "x" * 101}), where="o")
 
 
+@pytest.mark.parametrize("grace_us", ["", "\u00b2", "\u0663", "-1", "1e6", "9" * 20, "9" * 900])
+def test_an_order_says_how_long_it_may_take_as_a_span(grace_us: str) -> None:
+    order = InboxOrder(order=OrderKind.CHECKPOINT, submission=1, extra={"grace_us": grace_us})
+    with pytest.raises(RmgrError, match="grace_us"):
+        validity.check(order, where="o")
+    for good in ("0", "30000000"):
+        validity.check(dataclasses.replace(order, extra={"grace_us": good}), where="o")
+
+
 def test_checking_a_block_costs_little() -> None:
     """A bound for a loaded machine, far above what it costs (see `validity.check`)."""
     data = msgspec.structs.replace(HONEST[BlockData], payloads=(b"x" * 20,) * MAX_TASKS, allocation=None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmgr.coord.validity.work import LONG
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import (
@@ -22,6 +24,7 @@ from rmgr.model.wire.frames import (
     TaskItem,
     Value,
 )
+from rmgr.model.wire.line import Message
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
 
 TASKS = TaskBatch(
@@ -37,6 +40,16 @@ ENDS = TaskEnds(
         TaskEnd(3, 1, 2, 3, b"", True, TaskExtra(values=(Value(data=b"1", pickled=False), Value(path="/x", size=5)))),
     )
 )
+
+
+def nested(items: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.lists(items, max_size=20) | st.dictionaries(st.text(max_size=40), items, max_size=20)
+
+
+def values_in(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(1 + values_in(item) for item in value.values())
+    return 1 + sum(map(values_in, value)) if isinstance(value, list) else 1
 
 
 def test_every_direction_has_tags_of_its_own() -> None:
@@ -85,6 +98,52 @@ def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
 def test_a_frame_that_does_not_decode_is_refused(body: bytes) -> None:
     with pytest.raises(FrameError, match="decode"):
         FrameReader(frames.ToWorker).feed(len(body).to_bytes(4, "little") + body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (frames.FromWorker, b"\x93\x3f\xc4\x00\xa2\xff\xfe"),  # a summary that is no UTF-8
+        (frames.FromWorker, b"\x93\x3e\x01" + b"\x91" * 100_000 + b"\x01"),  # a field that nobody knows, nested without end
+        (frames.FromSpawner, b"\x93\x19\xa2\xff\xfe\xa0"),
+        (Message, b"\x94\x01\xa2\xff\xfe\xa1b\xc4\x00"),
+        (Message, b"\x95\x03\x01\x01\x01" + b"\x91" * 50_000 + b"\x01"),
+    ],
+)
+def test_what_a_user_can_write_ends_the_stream_and_never_who_reads_it(kind: object, body: bytes) -> None:
+    with pytest.raises(FrameError, match="decode"):
+        FrameReader(kind).feed(len(body).to_bytes(4, "little") + body)
+
+
+def test_a_frame_of_millions_of_small_values_is_refused_before_it_is_decoded() -> None:
+    count = 4_000_000
+    crowd = b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count  # values of an end: a byte each, and a struct of 70 bytes once decoded
+    end = msgspec.msgpack.encode(["", b"", "", None, msgspec.Raw(crowd)])
+    frame = encode((60, [(1, 1, 1, 1, b"", True, msgspec.Raw(end))]))
+    with pytest.raises(FrameError, match="values"):
+        FrameReader(frames.FromWorker).feed(frame)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(), nested))
+def test_values_are_counted_as_the_codec_writes_them(value: object) -> None:
+    data, count = msgspec.msgpack.encode(value), values_in(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "MAX_VALUES", count)
+        assert not stream.is_crowded(memoryview(data))
+        patch.setattr(stream, "MAX_VALUES", count - 1)
+        assert stream.is_crowded(memoryview(data))
+
+
+def test_a_large_honest_frame_arrives() -> None:
+    values = tuple(Value(data=b"x" * 30_000) for _ in range(1000))
+    ends = TaskEnds((TaskEnd(1, 1, 2, 3, b"", True, TaskExtra(values=values)),))
+    assert FrameReader(frames.FromWorker).feed(encode(ends)) == [ends]
+
+
+def test_the_end_of_a_task_with_as_many_output_keys_as_it_may_have_arrives() -> None:
+    value = Value(path="/var/lib/rmgr/n1/slot", size=2_000_000, sha256=bytes(32))
+    ends = TaskEnds((TaskEnd(1, 1, 2, 3, b"", True, TaskExtra(values=(value,) * LONG)),))
+    assert FrameReader(frames.FromWorker).feed(encode(ends)) == [ends]
 
 
 def test_a_silent_success_is_small() -> None:

@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from rmgr.client.submission import read_fragments
+from rmgr.coord.decisions.ends import MOST_STATED
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import Encoding
-from rmgr.coord.protocol.records import encode_fragment, encode_outcomes, join_page
+from rmgr.coord.protocol.records import decode_fragment, encode_fragment, encode_outcomes, join_page
 from rmgr.daemons.leader.submissions import actions, collect, fragments
 from rmgr.errors import DataLost
 from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Tail
 from rmgr.procedures import bounded, removal, snapshot
-from tests.harness.memory_store import MemoryStore
+from tests.harness.sparing_store import SparingStore
 
+#: An outcome with a field of a newer release, nested deeper than anybody decodes.
+NEWER = msgspec.msgpack.encode([*msgspec.msgpack.decode(msgspec.msgpack.encode(Outcome(index=0))), 0])
+DEEP = b"\x91" + NEWER[:-1] + b"\x91" * 100_000 + b"\xc0"
 OUTCOMES = (Outcome(index=0, value=b"result", log=(b"out", b""), cpu_us=7), Outcome(index=1, state=State.FAILED, error="E: no", cpu_us=9))
 
 
-class Sparing(MemoryStore):
-    """Fails who would read a large value whole."""
-
-    def __init__(self) -> None:
-        super().__init__(uuid.uuid4().hex)
-        self.large: set[str] = set()
-
-    def get_noted_many(self, keys: Sequence[str], *, largest: int = 2**62, **options: Any) -> Any:
-        assert largest < 2**40 or not self.large.intersection(keys), f"{keys} are read whatever their size"
-        return super().get_noted_many(keys, largest=largest, **options)
-
-    def get_noted(self, key: str, **options: Any) -> Any:
-        assert key not in self.large, f"{key} is read whatever its size"
-        return super().get_noted(key, **options)
+class Sparing(SparingStore):
+    """Its large values are above every bound."""
 
     def grow(self, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its value is above every bound, which are small here."""
@@ -63,9 +55,10 @@ def test_outcomes_come_back_and_what_is_none_is_lost(store: Sparing, monkeypatch
     assert tuple(snapshot.outcomes_of(fragment, store)) == OUTCOMES
     with pytest.raises(DataLost, match="missing"):
         bounded.outcomes_in(store, keys.fragment(7, "gone"))
-    store.put(keys.fragment(7, "nonsense"), b"\xc1")
-    with pytest.raises(DataLost, match="does not hold outcomes"):
-        bounded.outcomes_in(store, keys.fragment(7, "nonsense"))
+    for nonsense in (b"\xc1", DEEP):
+        store.put(keys.fragment(7, "nonsense"), nonsense)
+        with pytest.raises(DataLost, match="does not hold outcomes"):
+            bounded.outcomes_in(store, keys.fragment(7, "nonsense"))
     store.grow(fragment.row, monkeypatch)
     with pytest.raises(DataLost, match="1,001 bytes, more than rmgr ever writes there"):
         bounded.outcomes_in(store, fragment.row)
@@ -75,7 +68,7 @@ def test_of_many_rows_those_that_are_none_are_left_out(store: Sparing, monkeypat
     rows = [row(store, (Outcome(index=number),), f"{number}").row for number in range(20)]
     store.grow(rows[3], monkeypatch)
     store.delete(rows[4])
-    store.put(rows[5], b"\xc1")
+    store.put(rows[5], DEEP)
     found = dict(bounded.outcomes_of_rows(store, rows))
     assert list(found) == [*rows[:3], *rows[6:]]
     assert found[rows[19]] == (Outcome(index=19),)
@@ -103,6 +96,7 @@ def test_outputs_are_kept_although_another_row_of_outcomes_is_none(store: Sparin
 Read = Callable[[Sparing], Any]
 READERS: dict[str, Read] = {
     "bounded": lambda store: bounded.page_at(store, 7, 0),
+    "clients": lambda store: [decode_fragment(data) for _, pages in read_fragments.read_pages(store, 7, 0, 1) for data in pages],
     "leader": lambda store: fragments.read_pages(store, number=7, start=0, base=1),
     "commands": lambda store: snapshot.read_pages(store, 7, snapshot.Paged(base=1)),
 }
@@ -126,6 +120,12 @@ def test_a_page_has_a_fragment_at_least_and_an_end(store: Sparing, reader: str, 
     with pytest.raises(DataLost, match="more than rmgr ever writes"):
         read(store)
     assert collect._paged(store, 7, 1) == []
+
+
+def test_ranges_state_no_more_than_one_commit_could_have_brought(store: Sparing) -> None:
+    forged = Fragment(attempt=1, row=keys.fragment(7, "x"), ranges=((State.COMPLETED, 5, 2**26),) * 100)
+    assert [one.index for one in snapshot.outcomes_of(forged, None)] == list(range(5, 5 + MOST_STATED))
+    assert [one.index for one in snapshot.outcomes_of(forged, None, end=7)] == [5, 6] * 3 + [5]
 
 
 def test_a_value_under_an_output_key_is_not_read_to_see_that_it_is_no_pointer(store: Sparing) -> None:

@@ -10,13 +10,16 @@ import pytest
 
 from rmgr.coord.ops import leader as leader_ops
 from rmgr.coord.protocol import keys, paths
-from rmgr.coord.protocol.multi import Committed, Stamped
+from rmgr.coord.protocol.multi import Committed, Create, Gone, Multi, Stamped
 from rmgr.coord.protocol.records import join_page, read_fragment
 from rmgr.coord.views.closing import paged_with
 from rmgr.errors import CoordinationUnavailable
 from rmgr.model.base.states import State
+from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Paged
-from rmgr.procedures.snapshot import fetch, fetch_visible, read_progress, read_tasks
+from rmgr.procedures.cancelling import cancel_tasks
+from rmgr.procedures.snapshot import fetch, fetch_visible, read_claimed, read_progress, read_tasks
+from rmgr.runtime import machine
 from tests.harness.leader_bench import Bench
 from tests.harness.memory import MemoryCoordinator
 
@@ -72,6 +75,29 @@ def test_fragments_that_are_paged_out_while_they_are_read_are_read_from_the_page
     finally:
         late.close()
     assert late.between is None
+
+
+def test_blocks_that_no_decoder_reads_hide_no_other_work(bench: Bench) -> None:
+    starter = bench.starter("n1")
+    number = bench.submitter.submit(TASKS, block=4)
+    starter.claim("n1")
+    key = BlockKey(priority=0, seq=99, submission=number, first=0, count=1, attempt=2, cores=1, memory_mib=0)
+    for path in (paths.running_block("n1", key), paths.pending_block("default", key), paths.failed_range(number, 0, 1, 2)):
+        made = Multi(name="HOSTILE", ops=(Create(path, b"\x91\xa2\xff\xfe"),), proof=Gone(path))  # a text that is no UTF-8
+        assert isinstance(bench.outside.commit(made).result(60), Committed)
+    states = [view.state for view in read_tasks(bench.outside, bench.store, number)[1]]
+    assert len(states) == TASKS
+    assert [key.count for _, key, _ in read_claimed(bench.outside, ["n1"])] == [4]
+
+
+def test_blocks_that_no_decoder_reads_keep_nobody_from_cancelling_the_others(bench: Bench) -> None:
+    number = bench.submitter.submit(TASKS, block=4)
+    key = BlockKey(priority=0, seq=99, submission=number, first=0, count=1, attempt=2, cores=1, memory_mib=0)
+    for path in (paths.pending_block("default", key), paths.held_block("default", key), paths.failed_range(number, 0, 1, 2)):
+        made = Multi(name="HOSTILE", ops=(Create(path, b"\x91\xa2\xff\xfe"),), proof=Gone(path))
+        assert isinstance(bench.outside.commit(made).result(60), Committed)
+    deadline_s = machine.monotonic() + 60
+    assert cancel_tasks(bench.outside, number, [(0, TASKS)], running=False, deadline_s=deadline_s) == list(range(TASKS))
 
 
 def test_reads_without_an_answer_are_the_services_fault_and_not_a_crash() -> None:

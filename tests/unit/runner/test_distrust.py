@@ -14,6 +14,7 @@ from rmgr.adapters.host.accounts import Account, acting, find_account, open_regu
 from rmgr.adapters.host.distrust import (
     SURPRISES,
     Imposture,
+    OrderedEnds,
     Talk,
     check_board,
     check_end,
@@ -174,3 +175,19 @@ def test_descriptors_that_are_not_taken_are_closed() -> None:
         stream_socket([udp.fileno()])
     udp.close()
     ours.close()
+
+
+def test_no_process_of_a_users_speaks_for_the_node_or_the_system() -> None:
+    stops = OrderedEnds()
+    stops.order(7, Reason.MIGRATED)
+    stops.order(7, Reason.DISK_LIMIT)
+    seen = {Reason.NONE, Reason.EXIT_CODE, Reason.EXCEPTION, Reason.SIGNAL, Reason.TIME_LIMIT, Reason.OUT_OF_MEMORY, Reason.BAD_OUTPUT}
+    seen |= {Reason.START_FAILED, Reason.USER_CANCEL, Reason.DATA_LOST, Reason.LEASE_LOST, Reason.WORKER_LOST}
+    for reason in Reason:
+        of_call = stops.task(TaskEnd(6, 1, 1, 1, b"", True, TaskExtra(reason, b"error", "words")))
+        assert of_call.extra == TaskExtra(reason if reason in seen else Reason.WORKER_LOST, b"error", "words")
+        assert stops.command(CommandEnd(seq=6, reason=reason)).reason is (reason if reason in seen else Reason.WORKER_LOST)
+        ordered = {Reason.MIGRATED, Reason.DISK_LIMIT}
+        assert stops.believed(7, reason) is (reason if reason in seen | ordered else Reason.WORKER_LOST), "as it was ordered"
+    stops.over([7])
+    assert stops.believed(7, Reason.MIGRATED) is Reason.WORKER_LOST

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.client.logs.stored_logs import unseen
-from rmgr.model.tasks.gap import gap_line
+from rmgr.model.tasks.gap import gap_line, place
 from rmgr.runner.host.outputs import open_output, take, trim
 
 CAP = 64 * 1024
@@ -57,3 +57,11 @@ def test_a_dropped_middle_is_told_and_its_end_is_shown(tmp_path: Path, size: int
 def marker(stored: bytes) -> bytes:
     start = stored.index(b"\n[rmgr: ")
     return stored[start : stored.index(b"]\n", start) + 2]
+
+
+@pytest.mark.parametrize("digits", [16, 5000])
+def test_a_line_that_a_program_prints_stands_for_no_more_than_a_file_can_have(digits: int) -> None:
+    line = gap_line(1, 1).replace(b"1 bytes", b"9" * digits + b" bytes")
+    placed = list(place([b"a" * 200 + line + b"b" * 200]))
+    assert b"".join(one.data for one in placed) == b"a" * 200 + line + b"b" * 200
+    assert placed[-1].end == 400 + len(line)

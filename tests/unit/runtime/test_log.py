@@ -71,6 +71,24 @@ def test_no_log_line_has_a_secret_whoever_writes_it(start: Callable[[str], Any],
     assert "driver: auth failed for cassandra://u:***@h/k" in text
 
 
+def test_words_of_users_do_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setenv("NO_COLOR", "1")
+    try:
+        log = logs.setup(LogConfig(format="pretty"), "starter")
+        log.warning("work_refused", user="a\x1b[2Jb", why="two words \x9b31m", name="\u202e")
+        try:
+            raise ValueError("\x1b]0;title")
+        except ValueError:
+            log.exception("store_failed")
+    finally:
+        structlog.reset_defaults()
+    text = capsys.readouterr().err
+    assert text.replace("\n", "").isprintable()
+    assert "a\\x1b[2Jb" in text
+    assert "ValueError: \\x1b]0;title" in text
+
+
 def test_the_audit_says_who_wanted_what_and_by_which_rule(start: Callable[[str], Any], capsys: pytest.CaptureFixture[str]) -> None:
     log = start("submitter")
     audit(log, who="ben", role="user", what="cancel", target="42", allowed=False, why="it belongs to anna")

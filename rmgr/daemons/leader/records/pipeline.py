@@ -17,7 +17,7 @@ from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
 from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
 from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served
-from rmgr.sched.policy import Cause, Policy
+from rmgr.sched.policy import Cause, Policy, sends_calls
 from rmgr.sched.queue_class import QueueClass
 
 
@@ -84,6 +84,11 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
             raise ConfigError(
                 f"partition {partition}: {stage.policy.name} shares nodes in time, which only the simulator carries out",
                 hint=f"rmgr sim run TRACE --policy {stage.policy.name}; rmgr policy list names those that place jobs of a cluster",
+            )
+        if sends_calls(stage.policy):
+            raise ConfigError(
+                f"partition {partition}: {stage.policy.name} chooses servers for calls, it places no jobs",
+                hint="rmgr policy list names those that do; rmgr sim calls SCENARIO --policy NAME simulates it",
             )
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+from rmgr.coord.decisions.ends import MOST_STATED
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.leader.core.term import Term
 from rmgr.model.tasks.outcome import Fragment
 from rmgr.procedures.bounded import page_at
-
-#: Outcomes of one fragment, far more than a commit can have.
-_MOST_OUTCOMES = 100_000
 
 
 class FragmentSizes:
@@ -56,9 +54,9 @@ def apply(fragment: Fragment, progress: Progress, number: int, term: Term) -> No
     ends, end = progress.ends, progress.tail.next
     known, strange = ends.duplicates, ends.strange
     if fragment.row:
-        progress.apply_stated(progress.next_fragment, fragment, most=_MOST_OUTCOMES, end=end)
+        progress.apply_stated(progress.next_fragment, fragment, most=MOST_STATED, end=end)
     else:
-        progress.apply(progress.next_fragment, fragment, islice(fragment.outcomes, _MOST_OUTCOMES), end=end)
+        progress.apply(progress.next_fragment, fragment, islice(fragment.outcomes, MOST_STATED), end=end)
     if ends.strange > strange and not strange:
         term.log.warning("outcomes_ignored", submission=number, why="of tasks that were never submitted, or no ends")
     if ends.duplicates > known:

@@ -28,11 +28,10 @@ from rmgr.coord.decisions.keeping import (
     Weigh,
 )
 from rmgr.coord.decisions.view import overall_state
-from rmgr.coord.protocol import keys, paths
+from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi, Outcome, Stamped, Stat
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.validity import records as validity
-from rmgr.coord.views.closing import decode_summary
 from rmgr.daemons.leader.core.doors import LeaderCommits, StoreCalls
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.tree import version_of
@@ -48,7 +47,7 @@ from rmgr.errors import DataLost, InvalidRecord
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
-from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
+from rmgr.procedures.history import summary_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -463,7 +462,7 @@ def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | 
 def _kept_end(store: Store, number: int) -> SubmissionEnd:
     """How a submission ended, by the history. On a thread that may wait."""
     try:
-        row = row_of(store, keys.history(number), MOST_SUMMARY_BYTES)
-        return SubmissionEnd(known=False) if row is None else SubmissionEnd(state=decode_summary(row).state)
+        kept = summary_of(store, number)
+        return SubmissionEnd(known=False) if kept is None else SubmissionEnd(state=kept.state)
     except DataLost:  # it is not what a leader has written there
         return SubmissionEnd(known=False)

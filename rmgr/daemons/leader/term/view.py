@@ -19,6 +19,7 @@ from rmgr.coord.decisions.liveness import MassLoss
 from rmgr.coord.decisions.rights import Person, check, may
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.validity.records import check as check_record
 from rmgr.coord.views import answers, certificates
 from rmgr.coord.views.certificates import CertificateHolder
 from rmgr.coord.views.health import with_part
@@ -139,6 +140,7 @@ class LeaderAnswering:
     def what_if(self, record: bytes) -> WhatIfView:
         """Where and when the submission of this record would run. Raises NotFound, Infeasible, Unavailable, UsageError."""
         submission = decode_record(record, Submission, "the request")
+        check_record(replace(submission, id=1), where="the request")  # it has no number yet; policies may not meet what its sender made up
         end_s = machine.monotonic() + COPY_S
         while True:
             try:

@@ -20,6 +20,7 @@ import msgspec
 
 from rmgr.adapters.host.accounts import Account, acting
 from rmgr.checkpoint import CONTROL
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
@@ -31,6 +32,10 @@ PIECE_BYTES = 4 * 1024 * 1024
 SMALL_BYTES = 256 * 1024
 #: Files, directories and links of one job on one node.
 MAX_FILES = 100_000
+#: No piece and no list of files is larger, so nothing larger is read: a user can write whatever the store takes in their place.
+#: The list says some 300 bytes of a file, and 80 of each further piece.
+MOST_PIECE_BYTES = PIECE_BYTES + SMALL_BYTES
+MOST_LIST_BYTES = 64 * 1024 * 1024
 _RIGHTS = 0o777
 #: Names of what is left out that are told, and characters of each.
 _SHOWN, _SHOWN_CHARS = 3, 20
@@ -68,9 +73,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     seal: CheckpointSeal | None = None  #: the last field, for ever (`coord/seal/checkpoint.py`)
 
 
+class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields of a manifest that do without its files: which checkpoint it is, and who has sealed it."""
+
+    sub: int
+    index: int
+    attempt: int
+    n: int
+    made_us: int
+    format: int = 1
+    seal: CheckpointSeal | None = None
+
+
 def encode_files(files: tuple[FileEntry, ...]) -> bytes:
-    """JSON."""
-    return msgspec.json.encode(files)
+    """JSON. Raises: ValueTooLarge."""
+    return _encode(files)
 
 
 def decode_files(data: bytes) -> tuple[FileEntry, ...]:
@@ -79,22 +96,36 @@ def decode_files(data: bytes) -> tuple[FileEntry, ...]:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON."""
-    return msgspec.json.encode(manifest)
+    """JSON. Raises: ValueTooLarge."""
+    return _encode(manifest)
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """The reverse. Raises: DataLost, also for one that only a newer release can read."""
-    manifest: Manifest = _decode(data, Manifest)
-    if manifest.format != 1:
-        raise DataLost(f"it has format {manifest.format}, which this release does not know")
-    return manifest
+    decode_head(data)
+    return _decode(data, Manifest)
+
+
+def decode_head(data: bytes) -> ManifestHead:
+    """The head of a manifest, without an object for each of its files. Raises: DataLost, as `decode_manifest`."""
+    head: ManifestHead = _decode(data, ManifestHead)
+    if head.format != 1:
+        raise DataLost(f"it has format {head.format}, which this release does not know")
+    return head
+
+
+def _encode(listed: object) -> bytes:
+    data = msgspec.json.encode(listed)
+    if len(data) > MOST_LIST_BYTES:
+        told = f"the list of its files has {size_text(len(data))}, at most {size_text(MOST_LIST_BYTES)} are stored"
+        raise ValueTooLarge(f"{told}: put small files into one, or give them shorter names")
+    return data
 
 
 def _decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise DataLost(f"its list of files cannot be read: {error}") from None
 
 
@@ -270,12 +301,16 @@ class _Packer:
             size += len(chunk)
             self._total += len(chunk)
             check_size(self._total, self._max_bytes)
+            data = chunk
+            if is_small and size > SMALL_BYTES:  # it has grown since it was listed
+                is_small, data = False, bytes(self._shared[start:]) + chunk
+                del self._shared[start:]
             if is_small:
-                self._shared += chunk
+                self._shared += data
             else:
-                digest = hashlib.sha256(chunk).hexdigest()
-                self._put(digest, chunk)
-                rows.append((digest, 0, len(chunk)))
+                digest = hashlib.sha256(data).hexdigest()
+                self._put(digest, data)
+                rows.append((digest, 0, len(data)))
         if is_small and size:
             self._waiting.append((path, mode, whole.hexdigest(), start, size))
             if len(self._shared) >= PIECE_BYTES:
@@ -366,3 +401,5 @@ def _check(entry: FileEntry) -> None:
         raise DataLost(f"it names a file {entry.path!r}, which is not in its directory")
     if entry.link and not _leads_inside(entry.path, entry.link):
         raise DataLost(f"it has a link {entry.path!r} that leads out of its directory")
+    if sum(size for _, _, size in entry.rows) != entry.size or any(size < 0 for _, _, size in entry.rows):
+        raise DataLost(f"the pieces of the file {entry.path!r} are not its {entry.size:,} bytes")

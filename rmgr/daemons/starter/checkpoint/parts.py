@@ -21,10 +21,22 @@ from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.checkpoint import ask as asking
 from rmgr.daemons.starter.checkpoint import rows
-from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, clear, decode_files, encode_files, missing, pack, scan, unpack
+from rmgr.daemons.starter.checkpoint.files import (
+    MOST_LIST_BYTES,
+    FileEntry,
+    Manifest,
+    clear,
+    decode_files,
+    encode_files,
+    missing,
+    pack,
+    scan,
+    unpack,
+)
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.errors import DataLost, NotFound, PermissionDenied, RmgrError, StateConflict, Unavailable
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
 
 T = TypeVar("T")
@@ -148,10 +160,10 @@ class RemotePart:
 
     def collect(self, *, stop: bool, max_bytes: int) -> tuple[FileEntry, ...]:
         _, row = self._step(Step(step="collect", stop=stop, max_bytes=max_bytes), timeout_s=_LONG_S)
-        found = self.store.get(row)
-        if found is None or hashlib.sha256(found[0]).hexdigest() != row.rpartition("/")[2]:
+        data = row_of(self.store, row, MOST_LIST_BYTES)
+        if data is None or hashlib.sha256(data).hexdigest() != row.rpartition("/")[2]:
             raise DataLost(f"the list of files of node {self.node} is not in the data store, or not what that node has stored")
-        return decode_files(found[0])
+        return decode_files(data)
 
     def restore(self, manifest: Manifest, key: str) -> None:
         del manifest

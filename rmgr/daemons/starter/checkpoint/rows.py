@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import math
+from collections.abc import Callable, Iterator
 
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Store
-from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
+from rmgr.daemons.starter.checkpoint.files import (
+    MOST_LIST_BYTES,
+    MOST_PIECE_BYTES,
+    Manifest,
+    decode_head,
+    decode_manifest,
+    encode_manifest,
+)
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
-from rmgr.errors import DataLost, PermissionDenied
+from rmgr.errors import DataLost, PermissionDenied, UsageError
+from rmgr.procedures.bounded import row_of
 
 #: How many of a task are kept: should the last not be readable, there is one before.
 KEPT = 2
 _PAGE = 1000
 
 
-def listed(store: Store, sub: int, index: int) -> list[Checkpoint]:
-    """All of a task, the newest first. Raises: StoreUnavailable."""
-    found = [found for key in _keys(store, keys.checkpoints_of(sub, index)) if (found := keys.parse_checkpoint(key)) is not None]
-    return sorted(found, key=lambda one: one.order, reverse=True)
+def listed(store: Store, sub: int, index: int) -> Iterator[Checkpoint]:
+    """All of a task, the newest first, a page of them in memory at a time. Raises: StoreUnavailable."""
+    before = (math.inf, math.inf)
+    while True:
+        found = (one for _, one in _keys(store, keys.checkpoints_of(sub, index)) if one is not None and one.order < before)
+        newest = heapq.nlargest(_PAGE, found, key=lambda one: one.order)
+        yield from newest
+        if len(newest) < _PAGE:
+            return
+        before = newest[-1].order
 
 
 def read(store: Store, checkpoint: Checkpoint, seals: Seals = OPEN) -> Manifest:
     """What one holds. Raises: DataLost; PermissionDenied when it is not to be believed; StoreUnavailable, CoordinationUnavailable."""
-    found = store.get(checkpoint.key)
-    if found is None:
+    data = row_of(store, checkpoint.key, MOST_LIST_BYTES)
+    if data is None:
         raise DataLost("its list of files is not in the data store")
-    manifest = decode_manifest(found[0])
-    seals.check(found[0], manifest)
+    seals.check(data, decode_head(data))  # first: an object for each file that somebody has invented is ten times what he wrote
+    manifest = decode_manifest(data)
     if (manifest.sub, manifest.index, manifest.attempt, manifest.n) != (checkpoint.sub, checkpoint.index, checkpoint.attempt, checkpoint.n):
         raise PermissionDenied(f"it is a copy of checkpoint {manifest.attempt}.{manifest.n} of task {manifest.sub}_{manifest.index}")
     return manifest
@@ -47,11 +63,14 @@ def piece_writer(store: Store, sub: int, index: int, attempt: int, written: set[
 
 
 def piece_reader(store: Store, manifest: Manifest) -> Callable[[str], bytes | None]:
-    """Gets pieces of a checkpoint."""
+    """Gets pieces of a checkpoint. They raise DataLost for one that is larger than any is made."""
 
     def get(digest: str) -> bytes | None:
-        found = store.get(keys.checkpoint_piece(manifest.sub, manifest.index, manifest.attempt, digest))
-        return found[0] if found is not None else None
+        try:
+            key = keys.checkpoint_piece(manifest.sub, manifest.index, manifest.attempt, digest)
+        except UsageError as error:
+            raise DataLost(f"it names a piece that there cannot be: {error.message}") from None
+        return row_of(store, key, MOST_PIECE_BYTES)
 
     return get
 
@@ -62,7 +81,7 @@ def write(store: Store, manifest: Manifest) -> None:
 
 
 def prune(store: Store, sub: int, index: int, attempt: int, seals: Seals = OPEN) -> None:
-    """Removes all but the last `KEPT`, and pieces that none of these needs. One that is not to be believed is none of them.
+    """Removes all but the last `KEPT`, and pieces that none of these needs. One that is not to be believed, or read, is none of them.
 
     Nothing of a later attempt is touched: whoever is slow or dead does not know what that one needs.
     Raises: StoreUnavailable, CoordinationUnavailable.
@@ -81,22 +100,28 @@ def prune(store: Store, sub: int, index: int, attempt: int, seals: Seals = OPEN)
             if one.attempt <= attempt:
                 store.delete(one.key)
             continue
-        except DataLost:
-            files = ()
+        except DataLost:  # its pieces stay, and it pushes out none that can be read: anybody can write nonsense
             unreadable.add(one.attempt)
+            continue
         kept += 1
         needed.setdefault(one.attempt, set()).update(row[0] for entry in files for row in entry.rows)
-    for key in _keys(store, keys.checkpoints_of(sub, index)):
-        if keys.parse_checkpoint(key) is None:
+    for key, checkpoint in _keys(store, keys.checkpoints_of(sub, index)):
+        if checkpoint is None:
             _, _, _, made, digest = key.split("/")
             if int(made) <= attempt and int(made) not in unreadable and digest not in needed.get(int(made), set()):
                 store.delete(key)
 
 
-def _keys(store: Store, prefix: str) -> list[str]:
-    found: list[str] = []
+def _keys(store: Store, prefix: str) -> Iterator[tuple[str, Checkpoint | None]]:
+    """Keys below a prefix, a page in memory at a time, each with its checkpoint, None = a piece. What is neither is left out."""
+    last = ""
     while True:
-        page = store.keys(prefix, after=found[-1] if found else "", limit=_PAGE)
-        found += page
+        page = store.keys(prefix, after=last, limit=_PAGE)
+        for key in page:
+            try:
+                yield key, keys.parse_checkpoint(key)
+            except UsageError:  # nobody but a user has written it, and no node is to blame for it
+                continue
         if len(page) < _PAGE:
-            return found
+            return
+        last = page[-1]

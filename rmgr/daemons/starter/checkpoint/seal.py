@@ -12,7 +12,7 @@ import msgspec
 
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal.checkpoint import CheckpointSeal, before_seal, statement
-from rmgr.daemons.starter.checkpoint.files import Manifest, encode_manifest
+from rmgr.daemons.starter.checkpoint.files import Manifest, ManifestHead, encode_manifest
 from rmgr.errors import PermissionDenied
 from rmgr.model.cluster.identity import Role
 
@@ -29,7 +29,7 @@ class Seals:
         """A checkpoint as it is to be written."""
         return manifest
 
-    def check(self, row: bytes, manifest: Manifest) -> None:
+    def check(self, row: bytes, manifest: Manifest | ManifestHead) -> None:
         """It is to be believed. Raises: PermissionDenied saying why not; CoordinationUnavailable."""
 
 
@@ -49,7 +49,7 @@ class StarterSeals(Seals):
         signature = mine.sign(statement(told, _name(manifest), cluster_id=self._cluster_id))
         return msgspec.structs.replace(bare, seal=CheckpointSeal(key_id=mine.identity.key_id, signature=signature))
 
-    def check(self, row: bytes, manifest: Manifest) -> None:
+    def check(self, row: bytes, manifest: Manifest | ManifestHead) -> None:
         seal = manifest.seal
         if seal is None:
             raise PermissionDenied("no Starter has sealed it")
@@ -64,7 +64,7 @@ class StarterSeals(Seals):
             raise PermissionDenied(f"it is not what Starter {who.name} has sealed")
 
 
-def _name(manifest: Manifest) -> Checkpoint:
+def _name(manifest: Manifest | ManifestHead) -> Checkpoint:
     return Checkpoint(sub=manifest.sub, index=manifest.index, attempt=manifest.attempt, n=manifest.n)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import decode_payloads
 from rmgr.errors import DataLost, RowGone
+from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.wire.stream import MAX_FRAME
 from rmgr.runtime import machine
 
@@ -24,8 +25,12 @@ from rmgr.runtime import machine
 IN_MEMORY_BYTES = 256 * 1024 * 1024
 #: What one call has is in no message above this: what a frame has beside it fits the rest.
 _MOST_IN_MESSAGE = MAX_FRAME - 4 * 2**20
+#: What a Starter reads of one task itself: the names of its keys, or its line of `--each-line`.
+MOST_READ_BYTES = 16 * 1024 * 1024
 #: From this many bytes a task, on average, a row is kept as a file.
 FILE_BYTES = 256 * 1024
+#: A block has no more in arguments that are smaller on average, with room for what stands around them.
+_MOST_SMALL_BYTES = FILE_BYTES * MAX_TASKS + 64 * 1024
 _views = msgspec.msgpack.Decoder(tuple[memoryview, ...])
 #: MessagePack: first byte of a value to the number of bytes that its length has.
 _ARRAYS = {0xDC: 2, 0xDD: 4}
@@ -110,10 +115,9 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
     try:
         found = store.fetch(key, path)
     except OSError:  # a full disk, say: they are in memory
-        head = store.head(key)
-        if head is not None and head[0] > IN_MEMORY_BYTES:
+        whole = store.get_noted_many([key], largest=IN_MEMORY_BYTES).get(key)
+        if whole is not None and whole[0] is None:
             raise  # nor there: others work on this machine
-        whole = store.get_noted(key)
         found = None if whole is None else (whole[0], whole[1].sha256)
     if found is None:
         raise RowGone(f"the arguments {key} are not in the data store")
@@ -124,7 +128,7 @@ def read_arguments(store: Store, key: str, directory: Path, check: Callable[[str
             pieces = _pieces_of(key, path)
             if pieces is not None:
                 return Arguments(pieces, path)
-            data = Path(path).read_bytes()
+            data = _small(key, path)
     except BaseException:
         _remove(path)
         raise
@@ -155,6 +159,20 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
             raise
         return Arguments(decode_payloads(data))
     return Arguments(pieces, path)
+
+
+def too_large(key: str, row: Arguments) -> str:
+    """Says so, for people, of a row with something above `MOST_READ_BYTES`."""
+    told = f"the arguments {key} have {row.largest:,} bytes for a task that takes names of keys, or a line of text"
+    return f"{told}; the limit is {MOST_READ_BYTES:,}"
+
+
+def _small(key: str, path: str) -> bytes:
+    """A file with many small arguments. Raises: DataLost for one that no block has, which would be as large in memory."""
+    size = os.stat(path).st_size
+    if size > _MOST_SMALL_BYTES:
+        raise DataLost(f"the arguments {key} have {size:,} bytes; in parts that small a block has {_MOST_SMALL_BYTES:,} at most")
+    return Path(path).read_bytes()
 
 
 def _pieces_of(key: str, path: str) -> tuple[ArgumentsPiece, ...] | None:

@@ -25,6 +25,7 @@ from rmgr.daemons.starter.core.room import StagingRoom
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.errors import DataLost, KeyExists, NotFound, PermissionDenied, RowGone, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason
+from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_MODULE_BYTES, MAX_UPLOAD_BYTES
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runtime import machine
@@ -35,6 +36,8 @@ V = TypeVar("V")
 _FAILURE_S = 1.0
 #: Values above this are kept as files.
 _IN_MEMORY = 1024 * 1024
+#: What clients put there has so many bytes at most, by the family of its key; what is larger is not fetched.
+_MOST_BYTES = {"fn": MAX_FUNCTION_BYTES, "mod": MAX_MODULE_BYTES}
 #: Bytes of one kind kept on a node for work that may come (functions, modules, a user's copies of them).
 _KEEP_BYTES = 1024 * 1024 * 1024
 #: What was asked for within this time stays, whatever its size: work that needs several large ones must find them together.
@@ -192,6 +195,16 @@ class Fetcher:
         """The pickled function of a batch: inline when small, else a file."""
         return self.blobs.get(sha256_key)
 
+    def content(self, key: str, most: int) -> bytes | FetchFailure | None:
+        """Bytes of something that goes into messages, of at most `most` of them. Raises: OSError."""
+        blob = self.blobs.get(key)
+        if blob is None or isinstance(blob, FetchFailure):
+            return blob
+        if blob.size > most:
+            error = _too_large(key, blob.size, most)
+            return FetchFailure.of(error, error.message)
+        return blob.data or Path(blob.path).read_bytes()
+
     def forget_lost(self) -> None:
         """After directories were removed. Owner's thread only."""
         self.blobs.forget_lost(lambda blob: blob.path)
@@ -199,19 +212,28 @@ class Fetcher:
         self.rows.forget_lost(lambda arguments: arguments.path)
 
     def _blob(self, store: Store, key: str) -> Blob:
-        found = store.get(key)
+        found = store.get_noted_many([key], largest=_IN_MEMORY).get(key)
         if found is None:
             raise RowGone(f"{key} is not in the data store")
-        data = found[0]
+        data, about = found
+        if data is None:
+            file = self._streamed(store, key, about.size)
+            return Blob(b"", file, file.size)
         check_content(key, hashlib.sha256(data).hexdigest())
-        if len(data) <= MAX_INLINE_FUNCTION:
-            return Blob(data, "", len(data))
-        return Blob(data if len(data) <= _IN_MEMORY else b"", self._write(key, iter((data,))), len(data))
+        return Blob(data, "" if len(data) <= MAX_INLINE_FUNCTION else self._write(key, iter((data,))), len(data))
 
     def _row(self, store: Store, key: str) -> Arguments:
         return read_arguments(store, key, self._directory, check_content)
 
     def _file(self, store: Store, key: str) -> KeptFile:
+        head = store.head(key)
+        return self._streamed(store, key, 0 if head is None else head[0])
+
+    def _streamed(self, store: Store, key: str, size: int) -> KeptFile:
+        """A file of a row that is never in memory whole. size: of the row, as it was a moment ago."""
+        most = _most_bytes(key)
+        if size > most:
+            raise _too_large(key, size, most)
         chunks = store.stream(key)
         if chunks is None:
             raise RowGone(f"{key} is not in the data store")
@@ -220,19 +242,29 @@ class Fetcher:
     def _write(self, key: str, chunks: Iterable[bytes]) -> KeptFile:
         """A file of its own for `key`, whole or not there."""
         path = self._directory / machine.guid()
-        digest, size = hashlib.sha256(), 0
+        digest, size, most = hashlib.sha256(), 0, _most_bytes(key)
         try:
             with path.open("wb") as file:
                 for chunk in chunks:
                     file.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
+                    if size > most:  # another row since its size was told
+                        raise _too_large(key, size, most)
             check_content(key, digest.hexdigest())
             path.chmod(0o644)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
         return KeptFile.of(path, size)
+
+
+def _most_bytes(key: str) -> int:
+    return _MOST_BYTES.get(key.partition("/")[0], MAX_UPLOAD_BYTES)
+
+
+def _too_large(key: str, size: int, most: int) -> ValueTooLarge:
+    return ValueTooLarge(f"{key} has {size:,} bytes; the limit is {most:,}")
 
 
 def _remove(path: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.home import Home
+from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.runtime import machine
 
@@ -34,10 +35,11 @@ _ANSWER_S = 5.0
 @dataclass(slots=True, eq=False)
 class _Job:
     call: Callable[[Store], Any]
-    done: Callable[[Any], None]
+    done: Callable[[Any], bool | None]
     size: int
     is_read: bool
     is_long: bool
+    tells: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -96,21 +98,23 @@ class StoreIO:
     def run(
         self,
         job: Callable[[Store], T],
-        done: Callable[[T | Exception], None],
+        done: Callable[[T | Exception], bool | None],
         *,
         size: int = 0,
         is_read: bool = False,
         is_long: bool = False,
         is_synced: bool = False,
+        tells: bool = False,
     ) -> None:
         """Runs `job` soon. From any thread. Jobs start in order and end in any; one long one at a time, more when no other waits.
 
         Args: size: bytes that wait with it. is_read: work cannot start before it. is_long: it may take seconds: one thread is
             left for results. is_synced: it waits for the disk most of its time: helpers may come.
+            tells: `done` returns whether the nodes have to settle; they do after all others.
         """
         with self._arrived:
             self._pending_bytes += size
-            (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long))
+            (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long, tells))
             self._arrived.notify()
             if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
@@ -291,4 +295,9 @@ class StoreIO:
                 self.down_since_s = self.starved_since_s = None
                 self._arrived.notify_all()
         if not self._closing.is_set():
-            self._post(lambda: job.done(result))
+            self._post(Quietly(lambda: self._told(job, result) or was_parked))
+
+    def _told(self, job: _Job, result: Any) -> bool:
+        """Tells the owner, on its thread. True: the nodes have to settle."""
+        settles = job.done(result)
+        return bool(settles) or not job.tells

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import WorkerSpec
@@ -23,11 +22,12 @@ from rmgr.coord.validity.records import submission as checked_record
 from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
+from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.array import Array, parse_array
-from rmgr.model.tasks.submission import Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import BatchShape
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -36,6 +36,8 @@ from rmgr.runtime.logger import Log
 _KEEP = 4096
 #: How long a record that cannot be read is left alone: at first, and at most.
 _PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
+#: Why one that does not exist is left alone: never longer than at first, for its number may be given away at any moment.
+_ABSENT = "there is none, or none any more"
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +128,10 @@ class Info:
                 archives.append(archive)
             initializer = b""
             if python.initializer:
-                blob = fetcher.blobs.get(keys.function(python.initializer))
-                if blob is None or isinstance(blob, FetchFailure):
-                    return blob
-                initializer = blob.data or Path(blob.path).read_bytes()
+                content = fetcher.content(keys.function(python.initializer), MAX_INITIALIZER_BYTES)
+                if content is None or isinstance(content, FetchFailure):
+                    return content
+                initializer = content
             spec = WorkerSpec(
                 environ={"OMP_NUM_THREADS": str(cores)},
                 sys_path=python.sys_path,
@@ -175,13 +177,17 @@ class RecordCache:
         self._here: OrderedDict[int, Info] = OrderedDict()
         self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
         self._coming: set[int] = set()
+        self._announced: set[int] = set()  # of those that are coming: asked for because a client says that they are there
         self._looking: set[int] = set()
         self._refused_s: dict[int, float] = {}
         self._pauses_s: dict[int, float] = {}
         self._refused_whys: dict[int, str] = {}  # each is told once
 
-    def get(self, submission: int) -> Info | None:
-        """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only."""
+    def get(self, submission: int, *, is_announced: bool = False) -> Info | None:
+        """The record, None while it is on its way or cannot be read (`is_refused`). Owner's thread only.
+
+        is_announced: only a client says that there is one. Where there is none it may come yet, and is not left alone for that.
+        """
         info = self._here.get(submission)
         if info is not None:
             self._here.move_to_end(submission)
@@ -191,6 +197,8 @@ class RecordCache:
             return self._complete(*read)
         if submission not in self._coming and not self.is_refused(submission):
             self._coming.add(submission)
+            if is_announced:
+                self._announced.add(submission)
             session = self._coordinator.session_id
             future = self._coordinator.get(paths.sub(submission))
             future.add_done_callback(lambda done: self._post(partial(self._arrived, submission, session, done)))
@@ -201,6 +209,10 @@ class RecordCache:
     def is_refused(self, submission: int) -> bool:
         """It cannot be read at present (gone, a newer format, bad): leave its blocks alone for some seconds."""
         return machine.monotonic() < self._refused_s.get(submission, -math.inf)
+
+    def is_absent(self, submission: int) -> bool:
+        """Where its record should be there was none. Blocks that name it may be those of somebody who guesses numbers."""
+        return self._refused_whys.get(submission) == _ABSENT
 
     def is_open(self, submission: int, age_s: float) -> bool | None:
         """Whether it was open `age_s` seconds ago or later, and has not ended since; None: it is being looked at."""
@@ -250,10 +262,13 @@ class RecordCache:
 
     def _arrived(self, submission: int, session: int, done: Future[Stamped | None]) -> None:
         self._coming.discard(submission)
+        was_announced = submission in self._announced
+        self._announced.discard(submission)
         try:
             found = done.result()
             if found is None:
-                self._refuse(submission, "its record is gone")
+                if not was_announced:
+                    self._refuse(submission, _ABSENT)
             else:
                 record = checked_record(found.data, submission)
                 self._read[submission] = record, found.stat.czxid, machine.monotonic(), session
@@ -299,11 +314,20 @@ class RecordCache:
             self._refused_s.clear()
             self._pauses_s.clear()
             self._refused_whys.clear()
-        pause_s = self._pauses_s[submission] = min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
+        pause_s = _PAUSE_S if why == _ABSENT else min(_MOST_PAUSE_S, self._pauses_s.get(submission, _PAUSE_S / 2) * 2)
+        self._pauses_s[submission] = pause_s
         self._refused_s[submission] = machine.monotonic() + pause_s
-        if self._refused_whys.get(submission) != why:
+        if self._refused_whys.get(submission) != why and BOOK.admits("unreadable submissions", self._told_often):
             self._log.warning("submission_not_readable", submission=submission, why=why)
         self._refused_whys[submission] = why
+
+    def _told_often(self, more: int) -> None:
+        """Of so many more nothing was written: a name of a block may have any number."""
+        self._log.warning("submissions_not_readable", count=more)
+
+
+#: Far more than a command and its environment, or names of directories, can have.
+_MOST_SPEC_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,12 +342,12 @@ def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | FetchFailu
     """Completes records whose command or environment is row `file/<spec_sha256>` of the store (JSON)."""
 
     def expand(record: Submission) -> Submission | FetchFailure | None:
-        blob = fetcher.blobs.get(keys.upload(record.spec_sha256))
-        if blob is None or isinstance(blob, FetchFailure):
-            return blob
+        where = keys.upload(record.spec_sha256)
         try:
-            where = keys.upload(record.spec_sha256)
-            spec = decode_record(blob.data or Path(blob.path).read_bytes(), _Spec, where)
+            data = fetcher.content(where, _MOST_SPEC_BYTES)
+            if data is None or isinstance(data, FetchFailure):
+                return data
+            spec = decode_record(data, _Spec, where)
             whole = replace(record, command=spec.command, python=spec.python, spec_sha256="")
             check(whole, where=where)
         except (RmgrError, OSError) as error:

@@ -138,13 +138,13 @@ class Uploads:
         self.room.take(need_bytes, f"the upload {name}", held_bytes=held_bytes)
         really_bytes = 0
         try:
-            entry.size = self._read(store, key, entry.path)
+            entry.size = self._read(store, key, entry.path, head[0])
             self.fetched += 1
             entry.disk_bytes = really_bytes = disk_bytes(entry.path)
         finally:
             self.room.settle(need_bytes, really_bytes)
 
-    def _read(self, store: Store, key: str, path: Path) -> int:
+    def _read(self, store: Store, key: str, path: Path, told_bytes: int) -> int:
         chunks = store.stream(key)
         if chunks is None:
             raise RowGone(f"{key} is not in the data store")
@@ -153,9 +153,11 @@ class Uploads:
         try:
             with part.open("wb") as file:
                 for chunk in chunks:
+                    size += len(chunk)
+                    if size > told_bytes:  # another row since its size was told: there is no room for it
+                        raise PermissionDenied(f"{key} in the data store is not what its name says: it has grown from {told_bytes:,} bytes")
                     file.write(chunk)
                     digest.update(chunk)
-                    size += len(chunk)
             if digest.hexdigest() != path.name:
                 raise PermissionDenied(f"{key} in the data store is not what its name says: its bytes hash to {digest.hexdigest()}")
             part.replace(path)

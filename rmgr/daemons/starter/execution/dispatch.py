@@ -10,26 +10,24 @@ import math
 import os
 from collections.abc import Callable, Container
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import msgspec
-
 from rmgr.coord.protocol import keys
-from rmgr.daemons.starter.core.arguments import Arguments, ArgumentsPiece, OwnPiece, where
+from rmgr.daemons.starter.core.arguments import MOST_READ_BYTES, Arguments, ArgumentsPiece, OwnPiece, too_large, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMANDS_S, LOW_S, TaskTimes, batch_size
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork
+from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork, caught, os_text, with_own, words_of
 from rmgr.daemons.starter.health.trust import Gate, refusal_of
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.model.base.states import Reason
 from rmgr.model.tasks.block import BlockKey
-from rmgr.model.tasks.submission import Command
+from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES, Command
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem, TaskBatch, TaskItem
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -38,6 +36,8 @@ from rmgr.runtime.failpoint import failpoint
 _INLINE: dict[str, Any] = {}
 #: Bytes of arguments in one message.
 _BATCH_BYTES = 4 * 1024 * 1024
+#: Its client may have put another interpreter into the first line.
+_MOST_SCRIPT_BYTES = MAX_SCRIPT_BYTES + 64 * 1024
 #: Bytes of arguments fetched ahead of the slots.
 _AHEAD_BYTES = 16 * 1024 * 1024
 #: A slot whose task has run this long gives up what waits behind it, when another slot is free.
@@ -188,6 +188,12 @@ class Dispatcher:
         launch = self._launches.get(block.key)
         if launch is not None:
             return launch
+        made = caught(partial(self._prepared, block))
+        if isinstance(made, OSError):
+            raise made  # of this node
+        return FetchFailure.of(made, f"the node cannot start it: {words_of(made)}") if isinstance(made, Exception) else made
+
+    def _prepared(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
         refusal = refusal_of(block, self._gate)
         if refusal is None or isinstance(refusal, FetchFailure):
             return refusal
@@ -195,8 +201,10 @@ class Dispatcher:
             row = self._fetcher.rows.get(block.data.row)
             if row is None or isinstance(row, FetchFailure):
                 return row
-            if len(row) < block.key.end - block.base:
+            if block.base > block.key.first or len(row) < block.key.end - block.base:
                 return FetchFailure(Reason.DATA_LOST, f"the arguments {block.data.row} are fewer than the tasks", blames_node=False)
+            if row.largest > MOST_READ_BYTES and (block.data.keyed or not block.info.is_python):
+                return FetchFailure(Reason.START_FAILED, too_large(block.data.row, row), blames_node=False)
             block.payloads = row
         info: Info = block.info
         if self._accounts is not None:
@@ -280,10 +288,10 @@ class Dispatcher:
             return LaunchSpec(shape, command=Command())
         launch = LaunchSpec(shape, command=command)
         if command.script_sha256:
-            script = self._fetcher.blobs.get(keys.upload(command.script_sha256))
+            script = self._fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES)
             if script is None or isinstance(script, FetchFailure):
                 return script
-            launch.script = (script.data or Path(script.path).read_bytes()).decode(errors="surrogateescape")
+            launch.script = script.decode(errors="surrogateescape")
         if command.stdin_sha256:
             stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
             if stdin is None or isinstance(stdin, FetchFailure):
@@ -342,11 +350,10 @@ class Dispatcher:
     def _send(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, count: int, now_s: float) -> None:
         indices = block.hand_out(count)
         send = self._send_calls if launch.spec is not None else self._send_commands
-        try:
-            sent = send(lane, block, launch, indices)
-        except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
+        sent = caught(partial(send, lane, block, launch, indices))
+        if isinstance(sent, Exception):
             self._take_back(lane, block, indices)
-            failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {type(error).__name__}: {error}")
+            failure = FetchFailure.of(sent, f"the node cannot hand it to a worker: {words_of(sent)}")
             self._on_unstartable(block, block.take_ready(indices), failure)
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):
@@ -385,7 +392,7 @@ class Dispatcher:
             shown = -1 if plain else label(index)
             items.append(TaskItem(seq, index, attempt, shown, data, **there) if there else TaskItem(seq, index, attempt, shown, data))
         batch = TaskBatch(
-            shape=launch.shape if not lane.is_special else _with(launch.shape, lane),
+            shape=launch.shape if not lane.is_special else with_own(launch.shape, lane),
             function=launch.function,
             blob=b"" if launch.blob.path else launch.blob.data,
             path=str(launch.blob.path),
@@ -423,7 +430,7 @@ class Dispatcher:
             )
         sent = lane.slot.run(
             CommandBatch(
-                shape=launch.shape if not lane.is_special else _with(launch.shape, lane),
+                shape=launch.shape if not lane.is_special else with_own(launch.shape, lane),
                 argv=command.argv,
                 script=launch.script,
                 cwd=command.cwd,
@@ -484,13 +491,3 @@ class Dispatcher:
 
     def _has_ready(self) -> bool:
         return any(block.ready for block in self._blocks.values())
-
-
-def _with(shape: BatchShape, lane: WorkerLane) -> BatchShape:
-    """The shape with the variables of what is the lane's own."""
-    return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
-
-
-def os_text(data: bytes) -> str:
-    """Bytes as a variable's text, whatever they are."""
-    return data.decode(errors="surrogateescape").replace("\0", "")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rmgr.adapters.host.accounts import acting
+from rmgr.adapters.host.accounts import Account, acting
 from rmgr.adapters.host.deaths import lost_words
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.workevents import (
@@ -59,8 +59,9 @@ _FORK_FAILED = "fork_failed"
 
 
 class EndServices(Protocol):
-    """The cluster's settings, its store, what is on the way there, and how long tasks take."""
+    """The cluster's settings, its store, what is on the way there, and how long tasks take. output_cap: bytes kept of one stream."""
 
+    output_cap: int
     io: StoreIO
     rows: OutputRows
     times: TaskTimes
@@ -75,8 +76,8 @@ class Ends:
 
     Args:
         shared: the settings of the cluster, its store. on_end: counts (kind, how many, seconds of each).
-        on_strike: the node itself failed at something (what, detail). on_surprise: counts what slots report. on_missing: files of the
-            Starter may have been removed.
+        on_strike: the node itself failed at something (what, detail, in whose slot). on_surprise: counts what slots report.
+        on_missing: files of the Starter may have been removed.
         is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
         spool: where values wait for a store that is away.
     """
@@ -89,7 +90,7 @@ class Ends:
         stager: Stager,
         logs: LiveLogs,
         on_end: Callable[[State | None, int, float], None],
-        on_strike: Callable[[str, str], None],
+        on_strike: Callable[[str, str, Account | None], None],
         on_surprise: Callable[[str], None],
         on_missing: Callable[[], object],
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
@@ -100,6 +101,7 @@ class Ends:
         self._is_awaited = is_awaited
         self._lanes = lanes
         self._io = shared.io
+        self._output_cap = shared.output_cap
         self._stager = stager
         self._times = shared.times
         self._logs = logs
@@ -149,7 +151,7 @@ class Ends:
                 case Surprised():
                     self._on_surprise(event.what)
                     if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
-                        self._on_strike(event.what, event.detail)
+                        self._on_strike(event.what, event.detail, event.slot.account)
                     elif event.what == _FORK_FAILED:
                         event.slot.kill()
                     elif event.what == DIRECTORY_GONE:
@@ -358,7 +360,7 @@ class Ends:
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
             audit(self._log, who=user, role="user", what="run", target=what, allowed=False, why=failure.error)
         if failure.blames_node:
-            self._on_strike("start_failed", f"{block.key.submission}: {failure.error}")
+            self._on_strike("start_failed", f"{block.key.submission}: {failure.error}", None)
 
     def ended(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         """A live attempt is over."""
@@ -368,11 +370,11 @@ class Ends:
 
     def _told(self, block: ClaimedBlock, index: int, ending: Ending, now_s: float) -> None:
         block.live -= 1
-        if ending.reason is Reason.NODE_LOST:
-            self._on_missing()
+        if ending.reason is Reason.NODE_LOST or (ending.reason is Reason.WORKER_LOST and block.info.account is not None):
+            self._on_missing()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
-        ending.account = block.info.account
+        ending.account, ending.output_cap = block.info.account, self._output_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
@@ -391,6 +393,7 @@ class Ends:
             # A file that its user may not read, or has taken away, is no fault of the node.
             is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
             his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
+            his = his or isinstance(result, ValueError)  # a name that no file can have, text where a number should be
             his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # no store takes it from him
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
@@ -400,7 +403,7 @@ class Ends:
             if is_gone:
                 self._on_missing()
             elif not his:
-                self._on_strike("output_not_stored", what)
+                self._on_strike("output_not_stored", what, ending.account)
         failpoint("starter.output_written")
         self._conclude(block, index, ending, written, machine.monotonic())
 

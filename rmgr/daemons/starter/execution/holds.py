@@ -230,16 +230,20 @@ class HeldParts:
     # -- acting ------------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Takes what fits now; tells the lanes whether something does not."""
+        """Takes what fits now; tells the lanes whether something does not, and whether one that may fit is not known well enough yet."""
         lanes = self._node.lanes
         owed, unsure = self._reservations.is_owed, self._reservations.is_unsure
         for hold in self._holds.values():
+            waits = not (hold.is_ready or hold.is_too_large)
             if hold.record is None or hold.is_stale:
-                self._read(hold)
-                unsure = unsure or (hold.record is None and not hold.error)
-            elif not hold.is_ready and not hold.is_too_large and machine.monotonic() >= hold.again_s:
+                if not hold.is_reading:
+                    self._read(hold)
+                unsure = unsure or (waits and (hold.record is not None or not hold.error))
+            elif waits and machine.monotonic() >= hold.again_s:
                 taken = self._take(hold, hold.record)
                 owed, unsure = owed or taken is False, unsure or taken is None
+            else:
+                unsure = unsure or waits
         lanes.is_owed, lanes.is_unsure = owed, unsure
 
     def _take(self, hold: HeldPart, record: NodeHold) -> bool | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import msgspec
 
 from rmgr.adapters.host.process import WorkerSpec
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import Blob
+from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import BatchShape
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -45,3 +51,26 @@ class PlacedWork(Protocol):
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         ...
+
+
+def with_own(shape: BatchShape, lane: WorkerLane) -> BatchShape:
+    """The shape with the variables of what is the lane's own."""
+    return msgspec.structs.replace(shape, environ=shape.environ | lane.variables)
+
+
+def os_text(data: bytes) -> str:
+    """Bytes as a variable's text, whatever they are."""
+    return data.decode(errors="surrogateescape").replace("\0", "")
+
+
+def caught(what: Callable[[], _T]) -> _T | Exception:
+    """What it returns, or raises."""
+    try:
+        return what()
+    except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
+        return error
+
+
+def words_of(error: Exception) -> str:
+    """Its class and its message."""
+    return f"{type(error).__name__}: {error}"

@@ -42,10 +42,10 @@ class _Trial:
 class Reopening:
     """All users of one node whose next slot must prove itself. Owned by the Starter's thread.
 
-    on_strike: the node failed (what, detail).
+    on_strike: the node failed (what, detail, in whose slot: None = not in a user's).
     """
 
-    def __init__(self, lanes: Lanes, on_strike: Callable[[str, str], None]) -> None:
+    def __init__(self, lanes: Lanes, on_strike: Callable[[str, str, Account | None], None]) -> None:
         self._lanes = lanes
         self._on_strike = on_strike
         self._trials: dict[Account | None, _Trial] = {}
@@ -62,7 +62,7 @@ class Reopening:
         elif trial.is_spoilt:
             trial.slot, trial.next_s, trial.is_spoilt = None, now_s, False
         else:
-            self._failed(trial, "slot_lost", why, now_s, his=self._lanes.is_his_own_doing(slot))
+            self._failed(trial, "slot_lost", why, now_s, slot.account, his=self._lanes.is_his_own_doing(slot))
 
     def up(self, slot: Slot) -> None:
         """A slot obeys."""
@@ -109,13 +109,13 @@ class Reopening:
             return
         trial.next_s = now_s + _UP_S
 
-    def _failed(self, trial: _Trial, what: str, why: str, now_s: float, *, his: bool = False) -> None:
+    def _failed(self, trial: _Trial, what: str, why: str, now_s: float, account: Account | None = None, *, his: bool = False) -> None:
         """his: work in another slot of its user's may have killed it, or taken all the processes that he may have: no strike."""
         trial.slot, trial.is_spoilt = None, False
         trial.next_s = now_s + min(_LONGEST_PAUSE_S, _PAUSE_S * 2**trial.failures)
         trial.failures += 1
         if not his:
-            self._on_strike(what, why)
+            self._on_strike(what, why, account)
 
     def _end(self, account: Account | None) -> None:
         del self._trials[account]

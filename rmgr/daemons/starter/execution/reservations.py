@@ -134,10 +134,10 @@ class Reservations:
         for promise in self._promises.values():
             if promise.is_stale and not promise.is_reading and machine.monotonic() >= promise.retry_s:
                 self._read(promise)
-            if promise.record is not None and not (promise.is_leaving or promise.is_bad):
+            if promise.record is not None and not promise.is_bad:  # of one that leaves, too: what it waits for may end only now
                 is_owed = not self._node.lanes.keep(promise.name, *self._wanted(promise, promise.record, here)) or is_owed
         self.is_owed = is_owed
-        self.is_unsure = any(one.record is None and not (one.is_bad or one.is_leaving) for one in self._promises.values())
+        self.is_unsure = any(one.record is None and not one.is_bad for one in self._promises.values())
 
     def _let_go(self) -> None:
         """What was kept for jobs that are placed by now is free, for them first: they stand before all that was pulled."""

@@ -32,12 +32,13 @@ _MOST_USERS = 32
 
 
 class TroubledNode(Protocol):
-    """The node whose trouble is published. drains: who wants no new work there -> why."""
+    """The node whose trouble is published. drains: who wants no new work there -> why. fault: why it does nothing, "" = it does."""
 
     name: str
     incarnation: int
     strikes: Strikes
     drains: dict[str, str]
+    fault: str
     log: Log
 
     @property
@@ -92,7 +93,8 @@ class TroubleMark:
 
     def _wanted(self, now_s: float) -> Trouble | None:
         node = self._node
-        kind = next((kind for kind in _KINDS if kind in node.drains), None)
+        reasons = {**node.drains, TroubleKind.OTHER: node.fault} if node.fault else node.drains
+        kind = next((kind for kind in _KINDS if kind in reasons), None)
         refused = dict(list(node.accounts.refused.items())[:_MOST_USERS]) if node.accounts is not None else {}
         if kind is None and not refused:
             return None
@@ -102,7 +104,7 @@ class TroubleMark:
             node=node.name,
             incarnation=node.incarnation,
             kind=kind or TroubleKind.USERS,
-            reason=(node.drains[kind] if kind is not None else "; ".join(refused.values()))[:_LONGEST],
+            reason=(reasons[kind] if kind is not None else "; ".join(refused.values()))[:_LONGEST],
             refused={user: why[:_LONGEST] for user, why in refused.items()},
             since_us=now_us,
             until_us=now_us + int((until_s - now_s) * 1e6) if until_s > now_s else 0,

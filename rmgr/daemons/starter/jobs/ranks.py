@@ -373,7 +373,7 @@ class Door:
         link.settimeout(None)
         try:
             node = str(json.loads(line)["node"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise NotFound("the connection does not say for which node it is") from None
         if node not in self._nodes:
             raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")

@@ -20,7 +20,7 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
-from rmgr.daemons.starter.core.quietly import Quietly
+from rmgr.daemons.starter.core.quietly import was_quiet
 from rmgr.daemons.starter.health.drains import Drains
 from rmgr.daemons.starter.health.health import DiskWatch
 from rmgr.daemons.starter.health.watch import WatchedZnode
@@ -169,10 +169,10 @@ class Starter:
         is_quiet = False
         if message is not None:
             self._handle(message)
-            is_quiet = isinstance(message, Quietly)
+            is_quiet = was_quiet(message)
             for more in self.mailbox.drain(_MESSAGES):
                 self._handle(more)
-                is_quiet = is_quiet and isinstance(more, Quietly)
+                is_quiet = was_quiet(more) and is_quiet
         if not is_quiet or self.wait_s() <= 0:
             self._handle(self._settle)
         self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
@@ -248,7 +248,9 @@ class Starter:
                 try:
                     agent.settle(self._boards, hungry, now_s)
                 except Exception as error:  # noqa: BLE001 - the boundary of one node: its neighbours in this process go on
-                    self._aside.add(place_of(error), None, error)
+                    place = place_of(error)
+                    self._aside.add(place, None, error)
+                    agent.failed(f"{place}: {type(error).__name__}: {error}", now_s)
             self._watch_hungry()
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import IdleMark
@@ -21,7 +22,7 @@ from rmgr.daemons.starter.execution.ends import Ends, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.health.reach import settle_refused
-from rmgr.daemons.starter.health.strikes import Strikes
+from rmgr.daemons.starter.health.strikes import OUT_S, Strikes
 from rmgr.daemons.starter.health.trouble import TroubleMark
 from rmgr.daemons.starter.jobs.jobs import Jobs
 from rmgr.daemons.starter.node.completing import Completing
@@ -42,6 +43,8 @@ from rmgr.runtime import machine
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
+#: Turns that raise for so long are a trouble of the node; the next one comes after a pause.
+_FAILING_S, _PAUSE_S = 5.0, 0.5
 
 
 class NodeAgent:
@@ -68,9 +71,11 @@ class NodeAgent:
             processors=shared.processors.get(name, ()),
         )
         self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
-        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s)
+        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
+        self.fault = ""  #: why no turn of it came to its end for some seconds
+        self._failing_since_s = math.inf  #: first of the turns that raised, one after another
         self._trouble = TroubleMark(self, shared)
         self.next_s = math.inf  #: monotonic time of the next `settle` that is needed without a new fact, inf = none
         self._shared = shared
@@ -232,6 +237,14 @@ class NodeAgent:
         mode = mode_of(drains=self.is_draining, full=self._shared.rows.is_full, behind=io.pending_bytes >= self._shared.spool_cap)
         for take in self._turns[mode]:
             take(now_s)
+        self.fault, self._failing_since_s = "", math.inf
+
+    def failed(self, words: str, now_s: float) -> None:
+        """Its turn raised, and the later steps were not done. Its work stays here: it might break the turns of another node, too."""
+        self._failing_since_s = min(self._failing_since_s, now_s)
+        if now_s - self._failing_since_s >= _FAILING_S:
+            self.fault = f"its turns fail, {words}"
+        self.at(now_s + _PAUSE_S)
 
     def _take_handed(self, now_s: float) -> None:
         self.hands.settle(self._turn[0], now_s)
@@ -337,9 +350,12 @@ class NodeAgent:
         task_s = self._shared.times.of(block.kind)
         return task_s / self.lanes.slots_for(block.key.cores) if task_s is not None else None
 
-    def _strike(self, what: str, detail: str) -> None:
-        self.strikes.add(what, detail, machine.monotonic())
-        self.log.warning("node_failed_work", kind=what, detail=detail)
+    def _strike(self, what: str, detail: str, account: Account | None = None) -> None:
+        user = account.name if account is not None else ""
+        is_his = self.strikes.add(what, detail, machine.monotonic(), user=user)
+        self.log.warning("node_failed_work", kind=what, detail=detail, user=user)
+        if is_his and self.accounts is not None:
+            self.accounts.bar(user, f"{what}: {detail}", OUT_S)
 
     def _unstartable(self, block: ClaimedBlock, indices: list[int], failure: Any) -> None:
         self._ends.unstartable(block, indices, failure)

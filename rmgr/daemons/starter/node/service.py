@@ -19,6 +19,7 @@ from rmgr.daemons.service.people import audited, person_of
 from rmgr.errors import NotFound, Unavailable
 from rmgr.model.base.resources import MIB
 from rmgr.model.tasks.gap import place
+from rmgr.procedures.bounded import MOST_LOG_PART_BYTES, rows_within
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -170,8 +171,8 @@ class NodeAnswering:
 
     def _stored(self, submission: int, index: int, ended: _Ended, number: int) -> Iterator[bytes]:
         for part in range(ended.parts[number]):
-            row = self._store.get(keys.log(submission, index, ended.attempt, keys.STREAMS[number], part))
-            yield row[0] if row is not None else b""
+            row = keys.log(submission, index, ended.attempt, keys.STREAMS[number], part)
+            yield rows_within(self._store, [row], MOST_LOG_PART_BYTES).get(row, b"")
         yield ended.log[number]
 
     def _find(self, submission: int, index: int) -> _Live | _Ended | None:

@@ -250,10 +250,11 @@ class PendingQueue:
         if rest is not None:
             self._lose(rest)
 
-    def pause(self, candidate: BlockCandidate, now_s: float, for_s: float) -> None:
-        """Leaves the blocks of its submission alone for a while; twice as long each time, as long as the block stands there."""
-        for_s = min(_MOST_PAUSE_S, for_s * 2**candidate.pauses)
-        candidate.pauses += 1
+    def pause(self, candidate: BlockCandidate, now_s: float, for_s: float, *, grows: bool = True) -> None:
+        """Leaves the blocks of its submission alone for a while; twice as long each time (`grows`), as long as the block stands there."""
+        if grows:
+            for_s = min(_MOST_PAUSE_S, for_s * 2**candidate.pauses)
+            candidate.pauses += 1
         self._paused_s[candidate.key.submission] = now_s + for_s
         self._pausing[candidate.key.submission] = candidate.name
 

@@ -12,7 +12,7 @@ these are the keys of its own tasks. When it does not come, this node claims the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +24,11 @@ from rmgr.adapters.rpc.line import DirectLine, LineServer
 from rmgr.coord.ops.work import HANDED_SEQ
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Create, Multi, Stamped
-from rmgr.coord.protocol.records import decode_keyed
 from rmgr.coord.validity.records import check_block, decode
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.quietly import Quietly
 from rmgr.errors import RmgrError
-from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Message, Told
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.health.trust import Gate
     from rmgr.daemons.starter.staging.stage import Stager
 
-#: Announced blocks of one node that have not been met; and for how long they are remembered.
-_MOST, _KEEP_S = 8, 2.0
+#: Announced blocks of one node that have not been met, of one client's user and of all; and for how long they are remembered.
+_OF_ONE, _OF_ALL, _KEEP_S = 8, 64, 2.0
 #: So long a client may take to claim output keys (s).
 _CLAIM_S = 0.25
 
@@ -121,8 +120,8 @@ class Hints:
         self._shared = shared
         self._read = read
         self._announced: dict[BlockKey, Announced] = {}
-        self._asking: set[BlockKey] = set()
-        self._early: set[BlockKey] = set()  #: announced before they are asked for, and not looked at yet
+        self._asking: dict[BlockKey, DirectLine] = {}
+        self._early: dict[BlockKey, DirectLine] = {}  #: announced before they are asked for, and not looked at yet
         self._claiming: dict[BlockKey, Announced] = {}  #: their clients are claiming their output keys
 
     def heard(self, line: DirectLine, hint: Hint, generation: int) -> None:
@@ -132,14 +131,14 @@ class Hints:
         except ValueError:
             line.close()
             return
-        if key.seq != HANDED_SEQ or key in self._asking or len(self._asking) >= _MOST:
+        if key.seq != HANDED_SEQ or key in self._asking or not _has_room(line, self._asking.values()):
             return
         if hint.is_early:
-            if key not in self._announced and len(self._announced) + len(self._early) < _MOST:
-                self._early.add(key)
+            if key not in self._announced and _has_room(line, [*self._lines(), *self._early.values()]):
+                self._early[key] = line
                 self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
             return
-        self._asking.add(key)
+        self._asking[key] = line
         asked = self._shared.coordinator.get(paths.running_block(self._node.name, key))
         self._shared.post(Quietly(partial(self._announce, line, key, hint.data)))
         asked.add_done_callback(lambda _: self._shared.post(partial(self._answered, generation, key, asked)))
@@ -172,19 +171,23 @@ class Hints:
             return
         self._shared.post(Quietly(partial(self._advance, line, key, message.stage)))
 
-    def _advance(self, line: DirectLine, key: BlockKey, stage: ClaimStage) -> None:
+    def _lines(self) -> list[DirectLine]:
+        """Of what is announced. On any thread."""
+        return [announced.line for announced in list(self._announced.values())]
+
+    def _advance(self, line: DirectLine, key: BlockKey, stage: ClaimStage) -> bool:
+        """True: something waited for it."""
         claiming = self._claiming.get(key)
         if claiming is None or claiming.line is not line:
-            return
+            return False
         if stage is not ClaimStage.DECIDED:
             del self._claiming[key]
-        if self._node.stager.left.advance(claiming.block, stage):
-            self._shared.post(_settle)
+        return self._node.stager.left.advance(claiming.block, stage)
 
     def meet(self, key: BlockKey, data: bytes) -> ClaimedBlock | None:
         """The block that was announced under `key`, if it is what was read; it is told of from here on."""
         found = self._announced.get(key)
-        if found is None or found.data != data or not _is_his(found.line, found.block):
+        if found is None or found.data != data:
             self._drop(key)
             return None
         del self._announced[key]
@@ -200,42 +203,50 @@ class Hints:
     def _announce(self, line: DirectLine, key: BlockKey, data: bytes) -> None:
         """Does what can be done before it is known that the block is there."""
         now_s = machine.monotonic()
-        self._early.discard(key)
+        self._early.pop(key, None)
         self.settle(now_s)
         known = self._announced.get(key)
         if known is not None and known.line is line and known.data == data:
             self._announced[key] = replace(known, until_s=now_s + _KEEP_S)
             return
-        info = self._shared.records.get(key.submission)
-        if info is None or len(self._announced) >= _MOST:
+        info = self._shared.records.get(key.submission, is_announced=True)
+        if info is None or not _has_room(line, self._lines()):
             return
         try:
             found = decode(data, BlockData, "a hint")
             check_block(key, found)
+            are_left = found.keyed and any(decode(one, KeyedPayload, "a hint").claims_by for one in found.payloads)
         except RmgrError:
             line.close()
             return
         block = ClaimedBlock.claimed(self._node.name, info.queue.name, key, found)
         block.info = info
-        if block.data.incarnation or block.is_placed:
+        if block.data.incarnation or block.is_placed or not _is_his(line, block):
             return
         self._drop(key)
         self._announced[key] = Announced(line, block, data, now_s + _KEEP_S)
-        if _is_his(line, block):
-            if block.data.keyed and any(decode_keyed(one).claims_by for one in block.data.payloads):
-                block.claims = ClaimStage.AWAITED
-                self._claiming[key] = Announced(line, block, data, now_s + _CLAIM_S)
-            self._node.stager.meet(block)  # on other threads, while it is verified here
+        if are_left:
+            block.claims = ClaimStage.AWAITED
+            self._claiming[key] = Announced(line, block, data, now_s + _CLAIM_S)
+        self._node.stager.meet(block)  # on other threads, while it is verified here
         if self._shared.gate is not None:
             self._shared.gate.refusal(block)  # remembered with the block; if it is refused, it is again when it is met
 
     def _answered(self, generation: int, key: BlockKey, asked: Future[Stamped | None]) -> None:
-        self._asking.discard(key)
+        self._asking.pop(key, None)
         self._read(generation, key, asked)
 
 
-def _settle() -> None:
-    """After every message that is not quiet the nodes settle."""
+def _has_room(line: DirectLine, others: Iterable[DirectLine]) -> bool:
+    """One more of this line may be kept beside those of `others`: nobody takes the room of other users."""
+    kept = list(others)
+    whose = _user_of(line)
+    return len(kept) < _OF_ALL and sum(_user_of(one) == whose for one in kept) < _OF_ONE
+
+
+def _user_of(line: DirectLine) -> str | int:
+    """Who is at its other end; where nobody has a name each line is somebody."""
+    return line.peer.name if line.peer is not None else id(line)
 
 
 def _is_his(line: DirectLine, block: ClaimedBlock) -> bool:

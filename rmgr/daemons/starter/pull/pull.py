@@ -228,7 +228,7 @@ class Puller:
         if info is None:
             if not self._records.is_refused(key.submission):
                 return None
-            board.pause(candidate, now_s, _GATE_PAUSE_S)
+            board.pause(candidate, now_s, _GATE_PAUSE_S, grows=not self._records.is_absent(key.submission))
             return False
         if not self.suits(info, key):
             candidate.is_unsuitable = True

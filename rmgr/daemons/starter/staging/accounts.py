@@ -121,10 +121,18 @@ class Accounts:
         self._met: set[str] = set()  #: users who were looked up at least once
         self._doubted: set[str] = set()
         self._looks = 0
+        self._barred: dict[str, tuple[str, float]] = {}  #: user -> why, until when (`clock`)
         self.refused: dict[str, str] = {}  #: user -> why none of his work can run here, and what to type
 
     def get(self, user: str) -> Account | FetchFailure | None:
         """Who work of `user` runs as, why it does not, or None: it is being looked up, or refused. Owner's thread only."""
+        if user in self._barred:
+            why, until_s = self._barred[user]
+            if self._clock() < until_s:
+                self._met.add(user)
+                self.refused[user] = why
+                return None
+            del self._barred[user]
         fresh_s = _REFUSED_S if user in self.refused else _FRESH_S
         found = self._found.get(f"{user}\0{fresh_s:g}.{int(self._clock() / fresh_s)}.{self._looks}")
         if found is None:
@@ -139,6 +147,16 @@ class Accounts:
             self._log.info("user_accepted", user=user)
             self._looks += 1  # the refusal may still be cached under its older key
         return replace(found, reason=Reason.START_FAILED, blames_node=False) if isinstance(found, FetchFailure) else found
+
+    def bar(self, user: str, what: str, for_s: float) -> None:
+        """Slots of this user fail here again and again: none of his work runs here for a while. Owner's thread only."""
+        why = (
+            f"slots of {user} fail on node {self._node} again and again ({what}): "
+            f"what {user} may have there of processes, memory or disk may be used up; ps -u {user}, quota -u {user}"
+        )
+        self._barred[user] = (why, self._clock() + for_s)
+        self._log.error("user_refused", user=user, why=why)
+        self.get(user)
 
     def may_claim(self, user: str) -> bool:
         """Work of `user` is not refused; False also until he was looked up for the first time."""

@@ -23,6 +23,7 @@ from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, TaskReads
 from rmgr.daemons.starter.staging.left import LeftKeys
 from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
+from rmgr.errors import PermissionDenied
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 
@@ -36,7 +37,8 @@ class ReadAhead:
     """Reads for one node.
 
     Args:
-        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread.
+        arrived: gets each task with its `Message`, what was `FoundInputs`, or why it cannot have it; on the owner's thread. False: no
+            node has to settle.
         claims: of output keys that are left to this node; None: there are none.
         cap_bytes: of messages, and of what is being read. A task that alone needs more is read when nothing else is held.
     """
@@ -45,7 +47,7 @@ class ReadAhead:
         self,
         io: StoreIO,
         inputs: Inputs,
-        arrived: Callable[[Want, Message | FoundInputs | Exception], None],
+        arrived: Callable[[Want, Message | FoundInputs | Exception], bool],
         *,
         claims: OutputClaims | None = None,
         cap_bytes: int = CAP_BYTES,
@@ -58,9 +60,8 @@ class ReadAhead:
         self.left = LeftKeys(io, claims, self._tell_all_of)
 
     def begin(self, block: ClaimedBlock, index: int, wish: Wish, *, is_next: bool) -> bool:
-        """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError."""
-        payload = block.payload(index)
-        keyed = decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
+        """Reads for a task, unless the memory is full: False. is_next: nothing is read before it. Raises: OSError, PermissionDenied."""
+        keyed = keyed_of(block, index)
         need_bytes = min(len(keyed.inputs) * INLINE_INPUT, MAX_INLINE_PAYLOAD)
         if self.held_bytes + need_bytes > self.cap_bytes and not is_next and self.held_bytes:
             return False
@@ -98,16 +99,29 @@ class ReadAhead:
 
     # -- on the owner's thread
 
-    def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> None:
+    def _arrived(self, wants: list[Want], result: list[Message | FoundInputs | Exception] | Exception) -> bool:
+        must_settle = False
         for number, want in enumerate(wants):
             want.found = result if isinstance(result, Exception) else result[number]
-            self._tell_all_of(want)
+            must_settle = self._tell_all_of(want) or must_settle
+        return must_settle
 
-    def _tell_all_of(self, want: Want) -> None:
-        """Once its inputs are here and its keys are its own, or somebody else's."""
-        if want.found is not None and not want.is_claiming:
-            found, want.found = want.found, None
-            self._tell(want, want.refusal or found)
+    def _tell_all_of(self, want: Want) -> bool:
+        """Once its inputs are here and its keys are its own, or somebody else's. True: its node has to settle."""
+        if want.found is None or want.is_claiming:
+            return False
+        found, want.found = want.found, None
+        return self._tell(want, want.refusal or found)
+
+
+def keyed_of(block: ClaimedBlock, index: int) -> KeyedPayload:
+    """The arguments of a task in the keyed form. Raises: PermissionDenied where its user has put something else there; OSError."""
+    payload = block.payload(index)
+    try:
+        return decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
+    except msgspec.DecodeError as error:
+        told = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {error}"
+        raise PermissionDenied(told, hint="only rmgr's own library writes them; rmgr version") from None
 
 
 def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:

@@ -17,7 +17,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.ports import NOTHING, About, Coordinator, Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.errors import KeyExists, PermissionDenied, RmgrError
+from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.procedures.claims import HOW_TO_REPLACE, Wanted, claim_pointers
 from rmgr.procedures.deeds import Deeds
@@ -57,17 +57,28 @@ class OutputClaims:
         failpoint("starter.claim_outputs")
         refused: dict[tuple[int, int], Exception] = {}
         for number in {ask.block.key.submission for ask in asks}:
-            tasks = []
-            for ask in asks:
-                if ask.block.key.submission == number:
-                    if (why := self._foul(store, ask)) is None:
-                        tasks.append(ask)
-                    else:
-                        refused[number, ask.index] = why
-            table = UserKeys(store, self._fates, self._deeds, tasks)
-            wanted = [one for ask in tasks for one in ask.pointers]
-            for index, why in claim_pointers(table, wanted, overwrite=False).items():
-                refused[number, index] = KeyExists(why.message, hint=HOW_TO_REPLACE)  # also where the key is somebody else's
+            mine = [ask for ask in asks if ask.block.key.submission == number]
+            try:
+                refused |= self._claim_of(store, number, mine)
+            except (StoreUnavailable, CoordinationUnavailable):
+                raise
+            except RmgrError as error:  # names that are no keys, rows that are no pointers: tasks of others are claimed with these
+                refused |= {(number, ask.index): error for ask in mine}
+        return refused
+
+    def _claim_of(self, store: Store, number: int, asks: Sequence[Left]) -> dict[tuple[int, int], Exception]:
+        """The same for tasks of one submission. Raises: RmgrError."""
+        refused: dict[tuple[int, int], Exception] = {}
+        tasks = []
+        for ask in asks:
+            if (why := self._foul(store, ask)) is None:
+                tasks.append(ask)
+            else:
+                refused[number, ask.index] = why
+        table = UserKeys(store, self._fates, self._deeds, tasks)
+        wanted = [one for ask in tasks for one in ask.pointers]
+        for index, why in claim_pointers(table, wanted, overwrite=False).items():
+            refused[number, index] = KeyExists(why.message, hint=HOW_TO_REPLACE)  # also where the key is somebody else's
         return refused
 
     def _foul(self, store: Store, ask: Left) -> RmgrError | None:

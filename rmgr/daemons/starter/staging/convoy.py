@@ -39,7 +39,7 @@ class Convoy(Generic[T]):
 
     Args:
         carry: does it for some items, on an IO thread; tried again with the same ones while it raises StoreUnavailable.
-        arrived: gets these items and what `carry` has returned or raised, on the owner's thread.
+        arrived: gets these items and what `carry` has returned or raised, on the owner's thread. False: no node has to settle.
         weight: of an item. most: weight that one job takes, if not a single item has more.
         is_read: work cannot start before it.
     """
@@ -48,7 +48,7 @@ class Convoy(Generic[T]):
         self,
         io: StoreIO,
         carry: Callable[[Store, list[T]], Any],
-        arrived: Callable[[list[T], Any], None],
+        arrived: Callable[[list[T], Any], bool],
         *,
         weight: Callable[[T], int],
         most: int,
@@ -77,7 +77,7 @@ class Convoy(Generic[T]):
 
     def _send(self) -> None:
         load: _Load[T] = _Load()
-        self._io.run(partial(self._try, load), partial(self._over, load), is_read=self._is_read)
+        self._io.run(partial(self._try, load), partial(self._over, load), is_read=self._is_read, tells=True)
 
     def _try(self, load: _Load[T], store: Store) -> Any:
         if not load.items:
@@ -110,10 +110,9 @@ class Convoy(Generic[T]):
                 self._under_way -= 1
             return bool(self._waiting)
 
-    def _over(self, load: _Load[T], result: Any) -> None:
+    def _over(self, load: _Load[T], result: Any) -> bool:
         if load.size:
             self._io.count(-load.size)
         if self._gave_up_place(load):
             self._send()
-        if load.items:
-            self._arrived(load.items, result)
+        return bool(load.items) and self._arrived(load.items, result)

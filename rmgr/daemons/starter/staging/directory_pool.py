@@ -29,10 +29,15 @@ class DirectoryPool:
         self._is_looking = False
 
     def take(self, kind: Hashable) -> Path | None:
-        """One of that kind, None: there is none."""
+        """One of that kind that still stands, None: there is none. Cost: a stat."""
         self._wanted_s = machine.monotonic()
         free = self._free.get(kind)
-        return free.pop() if free else None
+        while free:
+            place = free.pop()
+            if place.exists():  # a cleaner may have been here: nobody notices until work misses it, and that work would have failed
+                return place
+            self._gone(place)
+        return None
 
     def give(self, kind: Hashable, place: Path) -> None:
         """Nobody needs it now."""
@@ -49,6 +54,8 @@ class DirectoryPool:
         """Those that were removed by somebody else are not lent any more."""
         for kind, places in self._free.items():
             self._free[kind] = [place for place in places if place.exists()]
+            for place in set(places).difference(self._free[kind]):
+                self._gone(place)
 
     def _look(self) -> None:
         left_s = self._wanted_s + IDLE_S - machine.monotonic()

@@ -29,7 +29,7 @@ class LeftKeys:
     Args: claims: None: nobody leaves keys here. told: gets each task whose beginning waits for its claim no more.
     """
 
-    def __init__(self, io: StoreIO, claims: OutputClaims | None, told: Callable[[Want], None]) -> None:
+    def __init__(self, io: StoreIO, claims: OutputClaims | None, told: Callable[[Want], bool]) -> None:
         self._claims = claims
         self._told = told
         self._open: dict[ClaimedBlock, dict[int, Want]] = {}
@@ -105,10 +105,11 @@ class LeftKeys:
         except CoordinationUnavailable as error:  # who has a key cannot be known now: tried again, as without the store
             raise StoreUnavailable(error.message) from error
 
-    def _arrived(self, wants: list[Want], result: dict[tuple[int, int], Exception] | Exception) -> None:
+    def _arrived(self, wants: list[Want], result: dict[tuple[int, int], Exception] | Exception) -> bool:
         for want in wants:
             why = result if isinstance(result, Exception) else result.get((want.block.key.submission, want.index))
             self._claimed(want, why)
+        return True
 
 
 def _weight(want: Want) -> int:

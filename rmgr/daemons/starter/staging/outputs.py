@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -80,6 +81,7 @@ class Ending:
     log_rows: bool = False  #: no output inline: its failed record has no room for it
     account: Account | None = None  #: whose rights its files are used with; None: the Starter's
     spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself
+    output_cap: int = 0  #: bytes that the runner keeps of a stream, 0 = all; a user who speaks in its place names larger files
 
     @property
     def needs_store(self) -> bool:
@@ -261,7 +263,9 @@ def _write_logs(
     rests, parts = [], []
     for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
         offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
-        rest, part = write_log(store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s)
+        rest, part = write_log(
+            store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s, most=ending.output_cap
+        )
         if rest and ending.log_rows:
             store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
             rest, part = b"", part + 1
@@ -309,12 +313,16 @@ def write_log(
     account: Account | None = None,
     *,
     ttl_s: float | None = None,
+    most: int = 0,
 ) -> tuple[bytes, int]:
-    """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts."""
+    """Stores one stream from `offset` on, as parts from number `part` on; returns the inline rest and the number of parts.
+
+    most: about so many bytes of a file, 0 = all of it.
+    """
     if not output.path:
         rest = output.data[offset:]
         return rest, part
-    pieces = _unflushed(output, offset, account)
+    pieces = _unflushed(output, offset, account, most)
     data = next(pieces, b"")
     while data:
         following = next(pieces, b"")
@@ -326,16 +334,17 @@ def write_log(
     return b"", part
 
 
-def _unflushed(output: Output, offset: int, account: Account | None) -> Iterator[bytes]:
+def _unflushed(output: Output, offset: int, account: Account | None, most: int) -> Iterator[bytes]:
     """Pieces of a file of output beyond the first `offset` bytes as written, of LOG_PART_BYTES but for the last."""
     with open(open_regular(output.path, account), "rb") as file:
+        # A file that grows, or has terabytes of nothing, would keep its thread for ever. Above `most` there is a line about the gap.
+        pieces = islice(iter(partial(file.read, LOG_PART_BYTES), b""), most // LOG_PART_BYTES + 2 if most else None)
         if not output.dropped:
             file.seek(offset)
-            while data := file.read(LOG_PART_BYTES):
-                yield data
+            yield from pieces
             return
         rest = b""
-        for placed in place(iter(partial(file.read, LOG_PART_BYTES), b"")):
+        for placed in place(pieces):
             rest += placed.fresh(offset)
             while len(rest) >= LOG_PART_BYTES:
                 yield rest[:LOG_PART_BYTES]

@@ -195,9 +195,10 @@ class OutputRows:
 
     # -- on the owner's thread
 
-    def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> None:
+    def _arrived(self, load: list[StoringEnding], result: list[Written | Exception] | Exception) -> bool:
         for number, leaving in enumerate(load):
             self._ended(leaving, result if isinstance(result, Exception) else result[number])
+        return True
 
     def _ended(self, leaving: StoringEnding, result: Written | Exception) -> None:
         self._left_memory(leaving, 0)

@@ -12,12 +12,11 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_keyed
-from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import BATCH_TASKS
 from rmgr.daemons.starter.core.fetch import FetchFailure
@@ -25,14 +24,14 @@ from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.room import NoRoom, Wish
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.accounts import Accounts
-from rmgr.daemons.starter.staging.ahead import CAP_BYTES, ReadAhead
+from rmgr.daemons.starter.staging.ahead import CAP_BYTES, ReadAhead, keyed_of
 from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.left import LeftKeys
 from rmgr.daemons.starter.staging.names import expand, has_own_name
 from rmgr.daemons.starter.staging.task_files import Staged, TaskFiles, remove_files
 from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
-from rmgr.errors import RmgrError
+from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.submission import Command
 from rmgr.runtime import machine
@@ -172,8 +171,11 @@ class Stager:
             if not self._may_begin(block, index):
                 return True
             wish = Wish()
-            if not self._reading.begin(block, index, wish, is_next=is_next):
-                return False
+            try:
+                if not self._reading.begin(block, index, wish, is_next=is_next):
+                    return False
+            except PermissionDenied as error:  # it ends as if it had been staged in vain: here the node's other work must go on
+                self._begin(block, state, index, wish, partial(_refuse, error))
             state.coming[index] = wish
             state.begun_to = index
             is_next = False
@@ -241,15 +243,19 @@ class Stager:
 
     def outputs_of(self, block: ClaimedBlock, index: int) -> tuple[str, ...]:
         """Output keys of a task in the keyed form."""
-        if not block.data.keyed:
+        try:
+            return keyed_of(block, index).outputs if block.data.keyed else ()
+        except PermissionDenied:
             return ()
-        payload = block.payload(index)
-        return decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload).outputs
 
     # -- files that the user named -------------------------------------------------------------------------------------------
 
     def named_outputs(self, block: ClaimedBlock, index: int) -> tuple[str, str]:
-        """Files for stdout and stderr of a command: those that the user named, "" where the directory does not exist here."""
+        """Files that the user named for stdout and stderr of a command, "" where none is.
+
+        Whether they can be written is seen by its slot, with its user's rights: here a file server that does not answer would stop
+        the work of all.
+        """
         command: Command | None = block.info.record.command
         if command is None or not (command.out or command.err):
             return "", ""
@@ -257,7 +263,7 @@ class Stager:
         for pattern in (command.out, command.err):
             name = expand(pattern, block.info, index, block.key.attempt, block.node)
             path = os.path.join(command.cwd, name) if name else ""
-            found.append(path if path and os.path.isabs(path) and os.path.isdir(os.path.dirname(path)) else "")
+            found.append(os.path.abspath(path) if os.path.isabs(path) else "")
         return found[0], found[1]
 
     def appends(self, block: ClaimedBlock) -> bool:
@@ -267,8 +273,8 @@ class Stager:
 
     # -- back on the owner's thread ----------------------------------------------------------------------------------------------
 
-    def _read(self, want: Want, result: Message | FoundInputs | Exception) -> None:
-        """The inputs of a keyed call are here, or some of them are to become files."""
+    def _read(self, want: Want, result: Message | FoundInputs | Exception) -> bool:
+        """The inputs of a keyed call are here, or some of them are to become files. False: it was announced, and is not the node's yet."""
         block, index, wish = want.block, want.index, want.wish
         state = self._states.get(block)
         staged: Staged | Exception | None = result if isinstance(result, Exception) else None
@@ -286,6 +292,7 @@ class Stager:
             self._settled(want, state, staged)
         else:
             self._reading.settle(want.need_bytes, 0)
+        return state is None or not wish.is_wanted or self._blocks.get(block.key) is block
 
     def _settled(self, want: Want, state: _State, staged: Staged | Exception) -> None:
         self._reading.settle(want.need_bytes, staged.memory_bytes if isinstance(staged, Staged) else 0)
@@ -366,6 +373,10 @@ class Stager:
         remove_files(staged)
         taken, staged.disk_bytes = staged.disk_bytes, 0
         self._room.settle(taken, 0, user=staged.user)
+
+
+def _refuse(error: PermissionDenied, _store: Store) -> Staged:
+    raise error
 
 
 def _sentence(error: Exception) -> str:

@@ -46,13 +46,15 @@ def plain(name: str) -> str:
 
 
 def to_file(store: Store, key: str, found_in: Input, path: str, share: StagingShare) -> None:
+    """The value of an input as a file; its size has its room already. Raises: NotFound, NoRoom, ValueTooLarge, GivenUpError."""
     chunks = store.stream(found_in.row)
     if chunks is None:
         raise NotFound(f"{found_in.row} is not in the data store")
-    digest = hashlib.sha256()
+    digest, size = hashlib.sha256(), 0
     with open(path, "wb") as file:
         for chunk in chunks:
-            share.making(0)  # raises once nobody waits for it
+            size += len(chunk)
+            share.making(max(0, min(len(chunk), size - found_in.size)))  # one that is larger by now; raises once nobody waits for it
             file.write(chunk)
             if found_in.about is not None:
                 digest.update(chunk)

@@ -11,6 +11,7 @@ import pytest
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.client.values.values import Values
+from rmgr.coord.decisions import ownership
 from rmgr.coord.decisions.ownership import ValueShare
 from rmgr.coord.decisions.rights import Person
 from rmgr.coord.ops import join as join_ops
@@ -20,7 +21,7 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.gateway.values import OwnedStore
 from rmgr.daemons.leader.submissions.collect import keep_outputs
 from rmgr.daemons.starter.staging.inputs import Inputs
-from rmgr.errors import PermissionDenied
+from rmgr.errors import PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation
 from rmgr.model.cluster.queue import SHARED, ClusterSettings
@@ -220,3 +221,20 @@ def deeds_digest(data: bytes) -> bytes:
     from hashlib import sha256
 
     return sha256(data).digest()
+
+
+def test_shares_among_rows_that_are_none_are_found_and_no_more_than_count_are_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ann, bob = world.values("ann"), world.deeds("bob")
+    for number in range(3):
+        ann.share(f"in/{number}", "bob")
+    world.store.put("share/ann/bob/nonsense", b"[" * 100_000)
+    world.store.put("share/ann/bob/huge", bytes(100_000))
+    world.store.put("share/nobody/at/all/of/them", b"{}")
+    assert [one.key for one in ann.shares()] == ["in/0", "in/1", "in/2"]
+    assert {one.key for one in bob.shared_with(world.store, "ann", "bob")} == {"in/0", "in/1", "in/2"}
+    monkeypatch.setattr(ownership, "MOST_SHARES", 5)
+    ann.share("in/0", "bob", write=True)
+    with pytest.raises(UsageError, match="you share 5 keys and prefixes with bob already"):
+        ann.share("in/3", "bob")
+    monkeypatch.setattr(ownership, "MOST_SHARES", 2)
+    assert len(bob.shared_with(world.store, "ann", "bob")) == 2

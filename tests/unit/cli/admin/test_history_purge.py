@@ -14,6 +14,8 @@ import pytest
 from rmgr.adapters.sqlite.store import SqliteStore
 from rmgr.cli import main
 from rmgr.cli.store import usage as store_usage
+from rmgr.cli.submit.afterwards import _tell_end
+from rmgr.cli.waiting.follow import FollowedEnd
 from rmgr.coord.protocol import keys
 from rmgr.coord.views.closing import history_rows
 from rmgr.errors import PermissionDenied
@@ -151,3 +153,24 @@ def test_a_value_with_a_time_to_live_expires(
         later.setattr(time, "time", lambda: real() + 3 * 86_400)
         assert store.keys("name/") == [keys.named("b")]
     assert run("store", "put", "a", "--value", "1", "--ttl", "0")[0] == 2
+
+
+def test_names_that_somebody_wrote_into_the_history_do_not_steer_the_terminal(
+    store: SqliteStore, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    ended_us = time.time_ns() // 1000 - 100 * DAY_US
+    store.put_many(history_rows(JobView(id=99, name="x", user="eve\x1b[2J", queue="q", state=State.COMPLETED, ended_us=ended_us)))
+    code, out, _ = run("history", "purge", "--older-than", "50d", "--dry-run")
+    assert code == 0
+    assert "eve" in out
+    assert "\x1b" not in out
+
+
+def test_errors_and_nodes_of_tasks_do_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    end = FollowedEnd(
+        submission=1, position=0, index=0, state=State.FAILED, reason="X", exit_code=None, node="n\x1b[1m", attempt=1, error="\x1b[2J"
+    )
+    _tell_end(end)
+    told = capsys.readouterr().out
+    assert "  n\\x1b[1m  " in told
+    assert "  \\x1b[2J" in told

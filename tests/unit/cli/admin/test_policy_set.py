@@ -9,8 +9,10 @@ import pytest
 
 from rmgr.cli.main import run
 from rmgr.cli.policy import commands
+from rmgr.daemons.leader.records import pipeline
 from rmgr.daemons.leader.records.pipeline import configuration
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.sched.policies.servers.loth import Loth
 
 Captured = pytest.CaptureFixture[str]
 
@@ -87,6 +89,13 @@ def test_what_cannot_be_set_changes_nothing(cluster: Cluster, capsys: Captured, 
     cluster.settings = ClusterSettings(queues=(*cluster.settings.queues, QueueSpec(name="x", partition="far")))
     assert run(["policy", "set", *words]) == code
     assert told in capsys.readouterr().err
+    assert cluster.writes == 0
+
+
+def test_a_plug_in_for_calls_is_not_set_for_jobs(cluster: Cluster, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "installed", lambda _name: Loth)
+    assert run(["policy", "set", "mine"]) == 2
+    assert "partition default: loth chooses servers for calls, it places no jobs" in capsys.readouterr().err
     assert cluster.writes == 0
 
 

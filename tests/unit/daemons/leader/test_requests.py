@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +16,8 @@ from rmgr.daemons.leader.placement.user_requests import UserRequest
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
 from rmgr.model.tasks.placing import MAX_INDEX, Rigid
-from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest, indices_of
+from rmgr.model.tasks.request import CancelRequest, StopKind, StopRequest, TaskRanges, indices_of
+from rmgr.procedures.cancelling import cancel_tasks
 from tests.harness.leader_bench import Bench, committed
 
 SETTINGS = ClusterSettings(queues=(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE)))
@@ -59,6 +62,29 @@ def test_ranges_become_indices() -> None:
     assert indices_of([(3, 3), (9, 1)], 100) == [3, 4, 5, 9]
     assert indices_of([(9, 5), (3, 3), (4, 2)], 11) == [3, 4, 5, 9, 10]
     assert indices_of([(-2, 4), (7, 0), (5, -3)], 9) == [0, 1]
+
+
+@pytest.mark.parametrize("end", [3, 9, 11, 100])
+def test_ranges_are_looked_up_without_their_tasks(end: int) -> None:
+    ranges = [(9, 5), (3, 3), (4, 2), (6, 1), (-2, 3), (20, 1), (7, 0), (5, -3)]
+    found, told = TaskRanges(ranges, end), indices_of(ranges, end)
+    assert found.count == len(told)
+    for first in range(22):
+        for stop in range(first + 1, 23):
+            assert found.within(first, stop) == [index for index in told if first <= index < stop]
+            assert found.covers(first, stop) == set(told).issuperset(range(first, stop))
+
+
+def test_who_asks_for_millions_of_tasks_of_which_few_wait_costs_little(bench: Bench) -> None:
+    number = bench.submitter.submit(8, block=8)
+    tracemalloc.start()
+    try:
+        end_s = time.monotonic() + 60
+        ended = cancel_tasks(bench.outside, number, [(2, 1 << 26)], running=False, deadline_s=end_s, may_ask=False)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert ended == [2, 3, 4, 5, 6, 7]
 
 
 def test_what_is_no_request_is_cleared_away(bench: Bench) -> None:

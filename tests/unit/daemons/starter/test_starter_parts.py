@@ -56,6 +56,24 @@ def test_failures_far_apart_do_not() -> None:
     assert not strikes.is_out(3 * OWN * WINDOW_S)
 
 
+def test_one_user_whose_slots_fail_stays_out_alone() -> None:
+    strikes = Strikes()
+    assert [strikes.add("fork_failed", "x", float(n), user="anna") for n in range(OWN)] == [False] * (OWN - 1) + [True]
+    assert not any(strikes.add("fork_failed", "x", OWN + n * WINDOW_S, user="anna") for n in range(1, 3 * OWN))
+    assert not strikes.is_out(3 * OWN * WINDOW_S)
+
+
+def test_several_users_whose_slots_fail_put_the_node_out_and_so_does_the_starter() -> None:
+    strikes = Strikes()
+    for n in range(OWN - 1):
+        strikes.add("fork_failed", "x", float(n), user="anna")
+    strikes.add("fork_failed", "x", float(OWN), user="ben")
+    assert not strikes.is_out(float(OWN))
+    for what in ("slot_not_opened", "output_not_stored"):
+        strikes.add(what, "x", float(OWN))
+    assert strikes.is_out(float(OWN))
+
+
 def test_one_bad_submission_puts_no_node_out_several_do() -> None:
     strikes = Strikes()
     for _ in range(100):

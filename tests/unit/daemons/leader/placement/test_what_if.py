@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.core.facts import Names, job_of
 from rmgr.daemons.leader.records.what_if import WhatIfTrial, tried
-from rmgr.errors import Infeasible
+from rmgr.daemons.leader.term.view import LeaderAnswering
+from rmgr.errors import Infeasible, InvalidRecord
 from rmgr.model.base.resources import Request
 from rmgr.model.tasks.block import NO_SEQ, BlockKey
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Submission, Work
+from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.model.views import ShareView
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.pipeline.stages import configured, pipeline_from
 from rmgr.sched.state.snapshot import Snapshot
+from tests.harness.memory import MemoryCoordinator
+from tests.harness.memory_tree import MemoryTree
 
 NOW = 1_000_000_000
 S = 1_000_000
+TRUE = Command(argv=("true",))
 
 
 def run(job: int, node: int, cores: int, end_s: int) -> Running:
@@ -52,6 +58,23 @@ def shares(*pairs: tuple[str, int]) -> tuple[ShareView, ...]:
 def test_what_fits_now_starts_at_once() -> None:
     found = tried(trial(Rigid(processes=6), run(1, 0, 4, 60)))
     assert (found.at_once, found.start_us, found.nodes) == (True, NOW, shares(("n2", 4), ("n3", 2)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, rigid=Rigid(processes=10**15)),
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, rigid=Rigid(processes=-1)),
+        Submission(id=0, name="x", user="ann", queue="batch", work=Work.COMMAND, command=TRUE, priority=10**9, rigid=Rigid()),
+    ],
+)
+def test_what_no_submission_may_hold_reaches_no_policy(record: Submission) -> None:
+    asked: list[object] = []
+    call: Any = asked.append
+    answering = LeaderAnswering(MemoryCoordinator(MemoryTree()), dict, lambda: None, call, cluster_id=str)
+    with pytest.raises(InvalidRecord, match="the request: "):
+        answering.what_if(encode_record(record))
+    assert asked == []
 
 
 def test_what_no_class_admits_is_said_to_fail() -> None:

@@ -18,6 +18,7 @@ from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from tests.harness.memory_store import MemoryStore
+from tests.harness.sparing_store import SparingStore
 
 
 def a_tree(home: Path) -> Path:
@@ -45,6 +46,12 @@ def part(home: Path, store: MemoryStore, attempt: int = 1) -> LocalPart:
 def save(store: MemoryStore, entries: tuple[FileEntry, ...], attempt: int, n: int) -> str:
     rows.write(store, Manifest(sub=42, index=0, attempt=attempt, n=n, made_us=1, nodes=("n1",), size_bytes=0, files=entries))
     return Checkpoint(sub=42, index=0, attempt=attempt, n=n).key
+
+
+def grow(store: SparingStore, key: str, most: int) -> None:
+    """What stands there is larger than any that a Starter writes."""
+    store.put(key, bytes(most + 1))
+    store.large.add(key)
 
 
 def contents(home: Path) -> dict[str, tuple[int, object]]:
@@ -121,9 +128,12 @@ def test_two_are_kept_with_what_they_need_and_nothing_of_a_later_attempt_is_touc
     assert (there / "file").read_text() == "3"
 
 
-@pytest.mark.parametrize("defect", ["piece", "piece of others", "list", "path", "link"])
+DEFECTS = ["piece", "piece of others", "no piece", "size", "large piece", "list", "deep list", "large list", "path", "link"]
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: Path, defect: str) -> None:
-    home, store = tmp_path / "a", MemoryStore("")
+    home, store = tmp_path / "a", SparingStore()
     home.mkdir()
     (home / "file").write_text("older")
     save(store, part(home, store).collect(stop=True, max_bytes=100), 1, 1)
@@ -136,8 +146,18 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
             store.delete(piece)
         case "piece of others":
             store.put(piece, b"wrong")
+        case "no piece":
+            save(store, (FileEntry(path="file", size=5, sha256=entries[0].sha256, rows=(("piece", 0, 5),)),), 1, 2)
+        case "size":
+            save(store, (FileEntry(path="file", size=4, sha256=entries[0].sha256, rows=entries[0].rows),), 1, 2)
+        case "large piece":
+            grow(store, piece, files.MOST_PIECE_BYTES)
         case "list":
             store.put(newer, b"{")
+        case "deep list":
+            store.put(newer, b'{"unknown":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+        case "large list":
+            grow(store, newer, files.MOST_LIST_BYTES)
         case "path":
             save(store, (FileEntry(path="../file", size=5, sha256=entries[0].sha256, rows=entries[0].rows),), 1, 2)
         case _:
@@ -153,6 +173,46 @@ def test_one_that_cannot_be_read_is_told_and_the_one_before_is_taken(tmp_path: P
     found = RestoredCheckpoint()
     newest(store, part(there, store, attempt=2), 42, 0, found)
     assert (found.manifest, len(found.lost), list(there.iterdir())) == (None, 2, [])
+
+
+def test_what_nobody_can_read_pushes_out_nothing_and_keys_of_nothing_stop_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_PAGE", 2)
+    home, store = tmp_path / "a", SparingStore()
+    home.mkdir()
+    for n in range(1, 4):
+        (home / "file").write_text(f"{n}")
+        save(store, part(home, store).collect(stop=True, max_bytes=100), 1, n)
+    for n in range(7, 12):
+        grow(store, Checkpoint(sub=42, index=0, attempt=1, n=n).key, files.MOST_LIST_BYTES)
+    store.put(keys.checkpoints_of(42, 0) + "nonsense", b"")
+    rows.prune(store, 42, 0, 1)
+    assert [str(one) for one in rows.listed(store, 42, 0)] == ["1.11", "1.10", "1.9", "1.8", "1.7", "1.3", "1.2"]
+    found = RestoredCheckpoint()
+    newest(store, part(home, store, attempt=2), 42, 0, found)
+    assert (home / "file").read_text() == "3"
+    assert len(found.lost) == 5
+
+
+def test_no_piece_and_no_list_is_stored_that_nobody_would_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, there, store = tmp_path / "a", tmp_path / "b", MemoryStore("")
+    home.mkdir()
+    there.mkdir()
+    sizes = {"a": files.SMALL_BYTES, "b": files.PIECE_BYTES - files.SMALL_BYTES - 1, "grows": 9}
+    for name, size in sizes.items():
+        (home / name).write_bytes(os.urandom(size))
+    monkeypatch.setattr(files, "SMALL_BYTES", files.PIECE_BYTES - files.SMALL_BYTES)  # all are small
+    listing = files.scan(home, None)
+    with (home / "grows").open("ab") as file:
+        file.write(os.urandom(2 * files.PIECE_BYTES))
+    put = rows.piece_writer(store, 42, 0, 1, set())
+    entries = files.pack(home, None, listing, put, max_bytes=1 << 30)
+    assert max(store.about_many(store.keys("ckpt/")).values()).size <= files.PIECE_BYTES + files.SMALL_BYTES
+    save(store, entries, 1, 1)
+    newest(store, part(there, store, attempt=2), 42, 0, RestoredCheckpoint())
+    assert contents(there) == contents(home)
+    monkeypatch.setattr(files, "MOST_LIST_BYTES", 50)
+    with pytest.raises(ValueTooLarge, match="at most 50 bytes are stored: put small files into one"):
+        save(store, entries, 1, 2)
 
 
 def test_too_much_and_what_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.seal.checkpoint import CheckpointSeal
-from rmgr.daemons.starter.checkpoint import rows
+from rmgr.daemons.starter.checkpoint import parts, rows
 from rmgr.daemons.starter.checkpoint.files import Manifest, decode_manifest, encode_manifest
 from rmgr.daemons.starter.checkpoint.parts import LocalPart, RemotePart, answer
 from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
@@ -127,6 +127,17 @@ def test_a_forged_one_is_refused_and_the_job_begins_with_the_one_before(tmp_path
     assert job.restored()[0] == ""
 
 
+def test_files_that_nobody_has_sealed_are_not_even_decoded(tmp_path: Path, known: Known) -> None:
+    job = Job(tmp_path, seals(known))
+    last = job.take(1, "forged")
+    manifest = decode_manifest(job.store.get(last.key)[0])  # type: ignore[index]
+    row = encode_manifest(msgspec.structs.replace(manifest, seal=None))
+    job.store.put(last.key, row.replace(b'"files":[', b'"files":[7,'))
+    text, [told] = job.restored()
+    assert text == ""
+    assert "is refused (UNTRUSTED): no Starter has sealed it" in told
+
+
 def test_one_of_another_job_attempt_or_cluster_is_refused(tmp_path: Path, known: Known) -> None:
     mallory, job = Job(tmp_path, seals(known), sub=41), Job(tmp_path, seals(known))
     job.take(1, "mine")
@@ -158,6 +169,9 @@ def test_a_piece_or_a_list_of_a_node_that_was_exchanged_is_not_used(tmp_path: Pa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RemotePart, "_step", lambda *_args, **_options: (0, row))
         with pytest.raises(DataLost, match="not what that node has stored"):
+            remote.collect(stop=True, max_bytes=100)
+        patch.setattr(parts, "MOST_LIST_BYTES", 2)
+        with pytest.raises(DataLost, match="3 bytes, more than rmgr ever writes there"):
             remote.collect(stop=True, max_bytes=100)
 
 

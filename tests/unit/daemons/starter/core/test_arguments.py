@@ -77,6 +77,19 @@ def test_what_is_not_what_its_name_says_is_refused_and_leaves_no_file(tmp_path: 
     assert os.listdir(folder) == []
 
 
+def test_a_large_row_that_claims_to_be_of_many_small_ones_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    with SqliteStore(tmp_path / "store.db") as store:
+        honest = (pattern(1000),) * 255 + (pattern(2_000_000),)
+        assert values(read_arguments(store, write(store, honest), folder, check_content)) == honest
+        monkeypatch.setattr("rmgr.daemons.starter.core.arguments._MOST_SMALL_BYTES", 1_000_000)
+        store.put("args/x", b"\xdd\xff\xff\xff\xff" + bytes(2_000_000))
+        with pytest.raises(DataLost, match="have 2,000,005 bytes; in parts that small a block has 1,000,000 at most"):
+            read_arguments(store, "args/x", folder, check_content)
+    assert os.listdir(folder) == []
+
+
 def test_arguments_from_4_gib_have_a_length_of_their_own(tmp_path: Path) -> None:
     with mmap.mmap(-1, 1 << 32) as room, memoryview(room) as whole:  # no memory is touched
         parts = parts_of((b"x", whole))  # type: ignore[arg-type]

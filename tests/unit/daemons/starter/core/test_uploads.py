@@ -180,3 +180,20 @@ def test_what_is_absent_exchanged_or_away_is_not_kept(tmp_path: Path) -> None:
     uploads.place(store, sha256, tmp_path / "x", name="x", is_dir=False)
     assert (tmp_path / "x").read_bytes() == b"there"
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [sha256]
+
+
+def test_a_row_that_grows_after_it_was_looked_at_takes_no_more_room_than_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, uploads = Counting(), Uploads(tmp_path / "cache")
+    exchanged = store.upload(b"small")
+    chunks = iter([b"s" * 5, b"x" * 1000])
+
+    def stream(_key: str, **_: object) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            assert chunk == b"s" * 5, "all of it is written"
+
+    monkeypatch.setattr(store, "stream", stream)
+    with pytest.raises(PermissionDenied, match="is not what its name says: it has grown from 5 bytes"):
+        uploads.place(store, exchanged, tmp_path / "file", name="file", is_dir=False)
+    assert os.listdir(tmp_path / "cache") == []
+    assert uploads.room.used_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.coord.protocol import keys
@@ -18,16 +20,17 @@ from rmgr.coord.protocol.records import encode_payloads
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece, decode, where
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import TaskTimes
-from rmgr.daemons.starter.core.fetch import Blob, check_content
+from rmgr.daemons.starter.core.fetch import Blob, FetchFailure, check_content
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution import dispatch as starter_dispatch
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.lanes import Lanes
 from rmgr.errors import DataLost, PermissionDenied
 from rmgr.model.base.resources import Request
+from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
-from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
+from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import TaskBatch, TaskItem
 from rmgr.runner.python.calls import arguments
 
@@ -188,6 +191,39 @@ def test_large_arguments_are_a_file_that_workers_read_and_that_goes_with_them(tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("what", ["keyed", "command"])
+def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(starter_dispatch, "MOST_READ_BYTES", MIB)
+    monkeypatch.setattr(ArgumentsPiece, "read", lambda _piece: pytest.fail("it is read"))
+    row = decode("args/1", encode_payloads((bytes(MIB + 1), b"")), tmp_path)
+    waiting = block(0, row="args/1", count=2)
+    if what == "keyed":
+        waiting.data = msgspec.structs.replace(waiting.data, keyed=True)
+    else:
+        waiting.info = Info(replace(RECORD, work=Work.COMMAND, python=None, command=Command(argv=("true",))), QueueSpec(name="q"), None)
+    fetcher = Fetcher()
+    monkeypatch.setattr(fetcher, "get", lambda _key: row)
+    node, _ = dispatch(waiting, fetcher=fetcher)
+    failures: list[Any] = []
+    monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
+    node.run()
+    [failure] = failures
+    assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
+    assert "args/1 have 1,048,577 bytes" in failure.error
+
+
+def test_arguments_that_begin_behind_their_tasks_are_lost_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = block(0, row="args/1", count=2)
+    waiting.base = 1000
+    fetcher = Fetcher()
+    monkeypatch.setattr(fetcher, "get", lambda _key: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
+    node, _ = dispatch(waiting, fetcher=fetcher)
+    failures: list[Any] = []
+    monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
+    node.run()
+    assert [failure.reason for failure in failures] == [Reason.DATA_LOST]
+
+
 def test_small_arguments_stay_in_memory_and_so_do_large_ones_on_a_full_disk(tmp_path: Path) -> None:
     small = (b"a" * 1000,) * 256
     assert tuple(decode("args/1", encode_payloads(small), tmp_path)) == small
@@ -220,3 +256,31 @@ def test_a_task_that_lacks_a_resource_holds_up_only_those_behind_it_that_need_th
     assert (seen[1]["CUDA_VISIBLE_DEVICES"], seen[5]["RMGR_RESOURCE_LICENCE"]) == ("0", "0")
     assert "CUDA_VISIBLE_DEVICES" not in seen[4]
     assert not node.is_held_up
+
+
+def test_what_makes_the_preparation_of_a_block_raise_ends_its_tasks_and_holds_up_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = block(0, (b"",) * 2), block(10, (b"",))
+    node, runner = dispatch(bad, good)
+    bad.info = Info(RECORD, QueueSpec(name="q"), None)
+    monkeypatch.setattr(bad.info, "record", None)  # nothing that a record may be: whatever is asked of it raises
+    failures: list[tuple[list[int], FetchFailure]] = []
+    monkeypatch.setattr(node, "_on_unstartable", lambda _block, indices, failure: failures.append((list(indices), failure)))
+    node.run()
+    [(indices, failure)] = failures
+    assert (indices, failure.reason) == ([0, 1], Reason.START_FAILED)
+    assert failure.error.startswith("the node cannot start it: AttributeError: ")
+    assert not bad.ready
+    assert [len(lane.tasks) for lane in node._lanes] == [1]
+    assert len(runner.workers) == 1
+
+
+def test_what_is_wrong_with_the_node_while_a_block_is_prepared_is_the_nodes() -> None:
+    class Away(Fetcher):
+        def get(self, key: str) -> Blob | None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    waiting = block(0, (b"",))
+    node, _ = dispatch(waiting, fetcher=Away())
+    with pytest.raises(OSError, match="too many open files"):
+        node.run()
+    assert list(waiting.ready) == [0]

@@ -59,7 +59,7 @@ def strikes() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def reopening(lanes: Lanes, strikes: list[tuple[str, str]]) -> Reopening:
-    return Reopening(lanes, lambda what, why: strikes.append((what, why)))  # type: ignore[arg-type]
+    return Reopening(lanes, lambda what, why, _account: strikes.append((what, why)))  # type: ignore[arg-type]
 
 
 def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reopening: Any, lanes: Any, strikes: Any) -> None:
@@ -76,7 +76,7 @@ def test_slots_that_die_again_and_again_are_no_strike_while_new_ones_come_up(reo
 
 def test_each_slot_that_does_not_come_up_is_a_strike_until_the_node_is_out(reopening: Any, lanes: Any) -> None:
     count, now_s = Strikes(), 0.0
-    reopening._on_strike = lambda what, why: count.add(what, why, now_s)
+    reopening._on_strike = lambda what, why, _account: count.add(what, why, now_s)
     reopening.lost(Slot(None), "was killed", now_s)
     while not count.is_out(now_s):
         due_s = reopening.settle(now_s)

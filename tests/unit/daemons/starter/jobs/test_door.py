@@ -96,6 +96,14 @@ def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_
     until(lambda: not door._links, "they are given back")
 
 
+@pytest.mark.parametrize("line", [b"[" * 4000, b'{"node": ' + b"9" * 4000 + b"}", b"\xff\xfe", b"[]", b"{}"])
+def test_a_line_that_names_no_node_is_told_so(door: Door, tmp_path: Path, line: bytes) -> None:
+    assert door.lost == ""
+    link = ranks.connect(str(tmp_path / "door"))
+    link.sendall(line + b"\n")
+    assert b"node" in words(link)
+
+
 def test_a_user_leaves_connections_to_others() -> None:
     places = Places(10)
     assert [places.take(1) for _ in range(6)] == [True] * 5 + [False]

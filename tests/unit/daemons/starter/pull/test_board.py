@@ -196,6 +196,9 @@ def test_the_blocks_of_a_submission_without_a_gate_are_left_alone_for_a_while(wo
     now_s = world.now_s
     candidate = world.board.pick(now_s)
     assert candidate is not None
+    for _ in range(3):
+        world.board.pause(candidate, now_s, 1.0, grows=False)
+        assert world.board.next_pause_s(now_s) == now_s + 1.0
     world.board.pause(candidate, now_s, 1.0)
     assert world.pick() == block(2, submission=8)
     assert world.board.next_pause_s(now_s) == now_s + 1.0

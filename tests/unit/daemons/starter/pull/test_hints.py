@@ -48,7 +48,8 @@ def announced(*, by: str | None, data: bytes = DATA) -> tuple[Hints, Stager]:
     info = Info(record, QueueSpec(name="q"), None)
     stager = Stager()
     node: Any = SimpleNamespace(name="n1", stager=stager)
-    shared: Any = SimpleNamespace(records={1: info}, gate=None)
+    records = SimpleNamespace(get=lambda number, *, is_announced: info if number == 1 and is_announced else None)
+    shared: Any = SimpleNamespace(records=records, gate=None)
     hints = Hints(node, shared, read=lambda *_: None)
     line: Any = SimpleNamespace(peer=None if by is None else SimpleNamespace(name=by), close=lambda: None)
     hints._announce(line, a_key(), data)
@@ -65,6 +66,19 @@ def test_nothing_is_read_for_what_somebody_else_announces() -> None:
     hints, stager = announced(by="eve")
     assert [what for what, _ in stager.told] == []
     assert hints.meet(a_key(), DATA) is None
+
+
+def test_nobody_takes_the_place_of_what_its_user_has_announced() -> None:
+    hints, stager = announced(by="ann")
+    eve: Any = SimpleNamespace(peer=SimpleNamespace(name="eve"), close=lambda: None)
+    hints._announce(eve, a_key(), DATA)
+    assert [what for what, _ in stager.told] == ["meet"]
+    assert hints.meet(a_key(), DATA) is not None
+
+
+def test_what_holds_no_keys_is_not_announced() -> None:
+    hints, stager = announced(by="ann", data=encode_block(replace_fields(BLOCK, payloads=(b"x",))))
+    assert (stager.told, hints._announced) == ([], {})
 
 
 def test_what_never_comes_or_is_another_one_is_given_back() -> None:
@@ -95,12 +109,32 @@ def test_an_early_hint_has_inputs_read_and_asks_for_nothing() -> None:
 def test_early_hints_of_a_node_are_bounded() -> None:
     hints, stager, line, asked = listening()
     for first in range(100):
-        data = encode_block(replace_fields(BLOCK, base=first))
-        hints.heard(line, Hint("n1", paths.block_name(handed(first)), data, is_early=True), 1)
+        hints.heard(line, a_hint(first, is_early=True), 1)
     assert [what for what, _ in stager.told] == ["meet"] * 8
     hints.settle(time.monotonic() + 60)
     assert [what for what, _ in stager.told] == ["meet"] * 8 + ["forget"] * 8
     assert asked == []
+
+
+def test_nobody_takes_the_room_for_hints_of_others() -> None:
+    hints, stager, line, asked = listening()
+    greedy: Any = SimpleNamespace(peer=SimpleNamespace(name="eve"), close=lambda: None)
+    for first in range(100):
+        hints.heard(greedy, a_hint(first, is_early=True), 1)
+        hints.heard(greedy, a_hint(100 + first), 1)
+    assert len(asked) == 8
+    hints.heard(line, a_hint(500, is_early=True), 1)
+    hints.heard(line, a_hint(500), 1)
+    assert asked[8:] == [paths.running_block("n1", handed(500))]
+    assert [what for what, _ in stager.told] == ["meet"], "of her own"
+
+
+def test_all_hints_together_are_bounded_and_unnamed_clients_count_by_line() -> None:
+    hints, stager, _, asked = listening()
+    for first in range(100):
+        line: Any = SimpleNamespace(peer=None, close=lambda: None)
+        hints.heard(line, a_hint(first, is_early=True), 1)
+    assert (len(stager.told), asked) == (64, [])
 
 
 def listening() -> tuple[Hints, Stager, Any, list[str]]:
@@ -121,3 +155,7 @@ def listening() -> tuple[Hints, Stager, Any, list[str]]:
 
 def handed(first: int) -> BlockKey:
     return replace(a_key(first), seq=HANDED_SEQ)
+
+
+def a_hint(first: int, *, is_early: bool = False) -> Hint:
+    return Hint("n1", paths.block_name(handed(first)), encode_block(replace_fields(BLOCK, base=first)), is_early=is_early)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from rmgr.coord.protocol.records import encode_keyed
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.quietly import was_quiet
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging.ahead import INLINE_INPUT
@@ -45,10 +47,13 @@ class Counting(MemoryStore):
         self.trips = 0
         self.read: list[str] = []
         self.damaged = ""
+        self.answers = threading.Event()
+        self.answers.set()
 
     def get_noted_many(self, keys: Sequence[str], **options: Any) -> Any:  # type: ignore[override]
         self.trips += 1
         self.read += keys
+        assert self.answers.wait(DEADLINE_S)
         if self.damaged in keys:
             raise DataLost(f"the stored value of {self.damaged!r} is damaged")
         return super().get_noted_many(keys, **options)
@@ -155,6 +160,9 @@ def narrow(tmp_path: Path) -> Iterator[Node]:
 def test_inputs_of_many_tasks_are_read_together_and_each_once(node: Node) -> None:
     names = node.values(200)
     block = node.block(*([name] for name in names))
+    node.store.answers.clear()  # until all that is asked for at once is asked for: else it is up to the machine how much travels together
+    node.stager.startable(block)
+    node.store.answers.set()
     node.until(lambda: node.stager.startable(block) == 128, block)
     node.quiet()
     assert sorted(node.store.read) == sorted(map(keys.named, names))
@@ -230,6 +238,29 @@ def test_a_missing_and_a_damaged_value_fail_their_tasks_and_no_other(node: Node)
     assert node.held_bytes == 0
 
 
+@pytest.mark.parametrize("payload", [b"", b"x", b"\x91\x91\xa2\xff\xfe", b"\x97\x90\x90\xc2\x90\xa0\x90" + b"\x91" * 50_000 + b"\x01"])
+def test_arguments_that_are_no_keys_end_their_task_and_the_node_goes_on(node: Node, payload: bytes) -> None:
+    names = node.values(3)
+    block = node.block(*([name] for name in names))
+    assert isinstance(block.payloads, tuple)
+    block.payloads = (block.payloads[0], payload, block.payloads[2])
+    other = node.block([names[0]], submission=2)
+    assert (len(node.run(block)), len(node.run(other))) == (2, 1)
+    assert {index: why.reason for index, why in node.refused.items()} == {1: Reason.UNTRUSTED}
+    assert not node.refused[1].blames_node
+    assert node.stager.outputs_of(block, 1) == ()
+    assert node.held_bytes == 0
+
+
+def test_arguments_that_are_no_keys_end_nothing_of_a_block_that_is_only_announced(node: Node) -> None:
+    block = node.block(["in/0"])
+    block.payloads = (b"x",)
+    del node.blocks[block.key]
+    node.stager.meet(block)
+    node.quiet()
+    assert node.refused == {}
+
+
 def test_large_values_are_files_and_those_beside_them_are_in_the_message(node: Node) -> None:
     node.store.put("name/large", b"L" * (INLINE_INPUT + 1))
     node.store.put("name/small", b"s")
@@ -283,3 +314,16 @@ def test_what_is_missing_before_a_claim_is_made_is_looked_for_again_after_it(nod
     node.store.put("name/late", b"it came")
     node.blocks[block.key] = block
     assert node.run(block)[0].inputs[0].data == b"it came"
+
+
+def test_nodes_settle_for_inputs_of_their_own_blocks_and_not_for_those_that_were_only_announced(node: Node) -> None:
+    announced, own = node.block(node.values(1)), node.block(node.values(1), submission=2)
+    del node.blocks[announced.key]
+    heard: dict[int, bool] = {}
+    for block in (announced, own):
+        node.stager.meet(block)
+        message = node.messages.get(timeout=DEADLINE_S)
+        message()
+        heard[block.key.submission] = was_quiet(message)
+        assert node.stager.startable(block) == 1
+    assert heard == {1: True, 2: False}

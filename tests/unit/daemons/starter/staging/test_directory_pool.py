@@ -45,6 +45,30 @@ def test_no_more_than_a_few_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert removed == [tmp_path / "b"]
 
 
+def test_what_a_cleaner_has_removed_is_not_lent(tmp_path: Path) -> None:
+    removed: list[Path] = []
+
+    def remove(place: Path) -> None:
+        removed.append(place)
+        place.unlink()
+
+    pool = DirectoryPool(lambda _delay_s, _call: None, remove)
+    target = tmp_path / "target"
+    target.mkdir()
+    for name in ("stands", "gone", "dangling"):
+        (tmp_path / name).symlink_to(tmp_path if name == "stands" else target)
+        pool.give(1, tmp_path / name)
+    (tmp_path / "gone").unlink()
+    target.rmdir()
+    assert pool.take(1) == tmp_path / "stands"
+    assert removed == [tmp_path / "dangling", tmp_path / "gone"]
+    assert not (tmp_path / "dangling").is_symlink()
+    assert pool.take(1) is None
+    pool.give(1, tmp_path / "gone")
+    pool.forget_lost()
+    assert removed[2:] == [tmp_path / "gone"], "its marks are forgotten, too"
+
+
 @pytest.mark.parametrize("aged", [False, True])
 def test_a_directory_that_somebody_has_changed_is_not_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aged: bool) -> None:
     monkeypatch.setattr(directory_pool, "blind_ns", lambda _marks: 0 if aged else 10**12)

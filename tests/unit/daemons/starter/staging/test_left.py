@@ -25,7 +25,7 @@ from rmgr.daemons.starter.core.room import Wish
 from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.left import LeftKeys
 from rmgr.daemons.starter.staging.want import Want
-from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, StoreUnavailable
+from rmgr.errors import CoordinationUnavailable, KeyExists, PermissionDenied, RmgrError, StoreUnavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
@@ -181,6 +181,18 @@ def test_a_deed_for_another_task_is_worth_nothing() -> None:
     world.left.begin(moved)
     assert isinstance(world.refusal(moved), PermissionDenied)
     assert world.pointer("out") is None
+
+
+@pytest.mark.parametrize("key", ["", "a\0b", "x" * 2000, "spoilt"])
+def test_what_is_no_key_and_what_is_no_pointer_concerns_its_own_task_only(world: World, key: str) -> None:
+    world.store.put(keys.named("spoilt"), b"{", encoding=Encoding.POINTER)
+    bad = world.wanted(encode_keyed(KeyedPayload((), (key,), claims_by=GUID)), "eve", 2, ClaimStage.HERE)
+    good = world.want("out")
+    for want in (bad, good):  # they go to the store together
+        world.left.begin(want)
+    assert world.refusal(good) is None
+    assert world.pointer("out") == Pointer(sub=1, index=0, n=0, by=GUID)
+    assert isinstance(world.refusal(bad), RmgrError)
 
 
 @pytest.mark.parametrize("trouble", [CoordinationUnavailable, StoreUnavailable])

@@ -188,3 +188,15 @@ def test_the_wire_form_of_a_silent_success_is_short() -> None:
     outcome = end(a_block(), of_task(TaskEnd(seq=1, started_us=1500, elapsed_us=7, cpu_us=3, data=b"v")))
     assert isinstance(outcome, Outcome)
     assert len(encode_outcomes(brief((outcome,)))) <= 24
+
+
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_file_that_is_larger_than_the_runner_keeps_is_not_stored_whole(store: MemoryStore, tmp_path: Path, dropped: int) -> None:
+    path = tmp_path / "out"
+    with path.open("wb") as file:
+        file.write(b"x" * 100)
+        file.truncate(1 << 40)  # nothing of it is on the disk
+    ending = Ending(out=Output(size=1 << 40, path=str(path), dropped=dropped), output_cap=4 * LOG_PART_BYTES)
+    written = write(store, 42, 1, 3, ending)
+    assert 4 <= written.log_parts[0] <= 6
+    assert len(list(store.keys("log/"))) == written.log_parts[0]

@@ -22,11 +22,12 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.records import Info
-from rmgr.daemons.starter.core.room import NoRoom, StagingRoom, disk_bytes
+from rmgr.daemons.starter.core.room import NoRoom, StagingRoom, StagingShare, Wish, disk_bytes
 from rmgr.daemons.starter.core.uploads import Uploads
 from rmgr.daemons.starter.staging import stage as starter_stage
-from rmgr.daemons.starter.staging.inputs import Inputs
+from rmgr.daemons.starter.staging.inputs import Input, Inputs
 from rmgr.daemons.starter.staging.stage import Stager
+from rmgr.daemons.starter.staging.stage_files import to_file
 from rmgr.errors import PermissionDenied, ValueTooLarge
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
@@ -262,3 +263,15 @@ def test_the_room_counts_each_inode_once_and_gives_nothing_that_it_has_not(tmp_p
     assert room.given != given
     room.take(50, "two")
     assert room.used_bytes == 100
+
+
+def test_a_value_that_grows_after_it_was_looked_at_takes_room_for_what_it_is(tmp_path: Path) -> None:
+    store, room, path = MemoryStore(uuid.uuid4().hex), StagingRoom(20 * MIB), tmp_path / "file"
+    share = StagingShare(room, Wish(), "task 1_0", "ann")
+    store.put(keys.named("in"), bytes(8 * MIB))
+    share.making(1000)
+    to_file(store, keys.named("in"), Input(row=keys.named("in"), size=1000), str(path), share)
+    assert room.used_bytes >= path.stat().st_size == 8 * MIB
+    store.put(keys.named("in"), bytes(32 * MIB))
+    with pytest.raises((NoRoom, ValueTooLarge)):
+        to_file(store, keys.named("in"), Input(row=keys.named("in"), size=1000), str(path), share)

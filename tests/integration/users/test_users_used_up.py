@@ -1,0 +1,87 @@
+"""A user who has no process left on a node: none of that user's work runs there, and that of others goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmgr.adapters.host import process
+from rmgr.adapters.host.accounts import Account
+from rmgr.adapters.host.cgroup import SlotCgroup
+from rmgr.adapters.zookeeper.client import ZkCoordinator
+from rmgr.daemons.starter import main as starter
+from rmgr.daemons.starter.node import node as node_module
+from rmgr.daemons.starter.staging.accounts import AccountsPolicy
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.local_accounts import LocalAccounts
+from tests.harness.reachable import work_that_users_reach
+from tests.harness.starter_rig import Rig, Running
+from tests.harness.starter_rig import wait_for as eventually
+from tests.integration.users.test_run_as_user import sh, told
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="users' rights take root")
+_PROCESSES = 40
+
+
+@pytest.fixture
+def accounts() -> Iterator[LocalAccounts]:
+    with LocalAccounts() as made, work_that_users_reach():
+        yield made
+
+
+@pytest.fixture
+def rig(zookeeper: ZooKeeperServer) -> Iterator[Rig]:
+    place = Path(tempfile.mkdtemp(prefix="rmgr-users-", dir="/var/tmp"))
+    place.chmod(0o755)
+    chroot = f"/test/{uuid.uuid4().hex[:12]}"
+    with ZkCoordinator.connect(zookeeper.hosts, chroot, session_timeout_s=6.0) as coordinator:
+        coordinator.ensure(["/"])
+        with Rig(coordinator, zookeeper.hosts, chroot, place) as made:
+            yield made
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def node(accounts: LocalAccounts, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """A Starter where users have few processes, and who is out is out for seconds."""
+    monkeypatch.setattr(starter, "policy_of", lambda _security: AccountsPolicy(min_uid=1000))
+    monkeypatch.setattr(process, "_pids_of_user", lambda _limit: _PROCESSES)
+    monkeypatch.setattr(process.NodeRunner, "slot_cgroup", _no_cgroup)
+    monkeypatch.setattr(node_module, "OUT_S", 5.0)
+    running = rig.start("n1")
+    rig.wait_registered()
+    return running
+
+
+def _no_cgroup(_runner: object, _name: str) -> SlotCgroup | None:
+    return None
+
+
+def test_a_user_without_processes_is_refused_and_the_node_works_for_others(rig: Rig, node: Running, accounts: LocalAccounts) -> None:
+    anna, ben = accounts.make("a"), accounts.make("b")
+    sleepers = [sleeper(anna) for _ in range(_PROCESSES + 5)]
+    try:
+        number = rig.submit(sh("true"), user=anna.name, resubmit=True)
+        eventually(lambda: anna.name in node.agent().accounts.refused, "she is refused")
+        assert node.agent().drains == {}
+        assert told(rig, sh("id -u"), ben).strip() == str(ben.uid)
+        assert node.agent().drains == {}
+    finally:
+        for one in sleepers:
+            one.kill()
+        for one in sleepers:
+            one.wait()
+    assert told(rig, sh("id -u"), anna).strip() == str(anna.uid), "seconds after she has processes again"
+    assert number
+
+
+def sleeper(account: Account) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["/bin/sleep", "600"], user=account.uid, group=account.gid, extra_groups=[], cwd="/")

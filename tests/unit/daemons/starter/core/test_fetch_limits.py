@@ -1,0 +1,110 @@
+"""What is fetched for work has the limits of clients: what is larger is neither fetched nor held, and blames no node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmgr.coord.protocol import keys
+from rmgr.daemons.starter.core import fetch
+from rmgr.daemons.starter.core.fetch import Blob, Fetched, Fetcher, FetchFailure, KeptFile
+from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.core.records import expander
+from rmgr.errors import ValueTooLarge
+from rmgr.model.base.states import Reason
+from rmgr.model.tasks.submission import Submission, Work
+from tests.harness.sparing_store import SparingStore
+
+MIB = 1 << 20
+FAMILIES: dict[str, Callable[[str], str]] = {"fn": keys.function, "mod": keys.module, "file": keys.upload}
+
+
+class Node:
+    """What is fetched on one node."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = SparingStore()
+        self.directory = directory / "blobs"
+        self._messages: deque[Callable[[], None]] = deque()
+        self.io = StoreIO(self.store, self._messages.append, threads=2)
+        self.fetcher = Fetcher(self.io, lambda: None, self.directory)
+
+    def put(self, family: str, size: int) -> tuple[str, bytes]:
+        value = os.urandom(size)
+        key = FAMILIES[family](hashlib.sha256(value).hexdigest())
+        self.store.put(key, value)
+        if size > MIB:
+            self.store.large.add(key)
+        return key, value
+
+    def wait(self, ask: Callable[[], Any]) -> Any:
+        end_s = time.monotonic() + 60.0
+        while (found := ask()) is None:
+            assert time.monotonic() < end_s
+            while self._messages:
+                self._messages.popleft()()
+            time.sleep(0.001)
+        return found
+
+    def get(self, key: str) -> Any:
+        kind: Fetched[Any] = self.fetcher.files if key.startswith("mod/") else self.fetcher.blobs
+        return self.wait(lambda: kind.get(key))
+
+    def files(self) -> list[str]:
+        return [path.name for path in self.directory.iterdir() if path.is_file()]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path)
+    yield made
+    made.io.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_large_comes_as_a_file_without_being_held(node: Node, family: str) -> None:
+    key, value = node.put(family, 3 * MIB)
+    found = node.get(key)
+    path = found.path if isinstance(found, Blob) else found
+    assert (type(path), found.size) == (KeptFile, 3 * MIB)
+    assert Path(path).read_bytes() == value
+    assert getattr(found, "data", b"") == b""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_no_client_puts_is_refused(node: Node, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_MOST_BYTES", {"fn": 2 * MIB, "mod": 2 * MIB, "file": 2 * MIB})
+    key, _ = node.put(family, 3 * MIB)
+    with pytest.raises(ValueTooLarge, match="has 2,621,440 bytes; the limit is 2,097,152"):
+        node.fetcher._streamed(node.store, key, 1)  # a smaller row stood there a moment ago
+    monkeypatch.setattr(node.store, "stream", lambda _key: pytest.fail("it is read"))
+    failure = node.get(key)
+    assert isinstance(failure, FetchFailure)
+    assert (failure.reason, failure.blames_node, failure.is_final) == (Reason.START_FAILED, False, False)
+    assert failure.error == f"{key} has 3,145,728 bytes; the limit is 2,097,152"
+    assert node.files() == []
+
+
+def test_what_goes_into_messages_has_less(node: Node) -> None:
+    key, value = node.put("file", MIB // 2)
+    assert node.wait(lambda: node.fetcher.content(key, MIB)) == value
+    failure = node.wait(lambda: node.fetcher.content(key, 1000))
+    assert isinstance(failure, FetchFailure)
+    assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
+    assert failure.error == f"{key} has 524,288 bytes; the limit is 1,000"
+
+
+def test_a_command_in_a_row_has_a_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmgr.daemons.starter.core.records._MOST_SPEC_BYTES", 1000)
+    key, _ = node.put("file", 1001)
+    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND, spec_sha256=key.rpartition("/")[2])
+    failure = node.wait(lambda: expander(node.fetcher)(record))
+    assert isinstance(failure, FetchFailure)
+    assert failure.error == f"{key} has 1,001 bytes; the limit is 1,000"

@@ -1,0 +1,54 @@
+"""Ends of processes of a local cluster, whoever their parent is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rmgr.dev.record import DevProcess, DevState, kill_processes, stop_processes
+
+#: A parent that never reaps its child, whose pid it prints. The child ignores what is named, and says when it does.
+_PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {child!r}], stdout=subprocess.PIPE)
+child.stdout.read(1)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+_CHILD = "import signal, time; {first}; print(end='.', flush=True); time.sleep(600)"
+
+
+def of(child: str) -> Iterator[DevState]:
+    with subprocess.Popen([sys.executable, "-c", _PARENT.format(child=child)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = DevProcess.of("starter", "n1", int(parent.stdout.readline()))
+        yield DevState(directory="/nowhere", zookeeper="", store="", session_timeout_s=1.0, processes=(process,))
+        parent.kill()
+
+
+@pytest.fixture
+def docile() -> Iterator[DevState]:
+    yield from of(_CHILD.format(first="pass"))
+
+
+@pytest.fixture
+def deaf() -> Iterator[DevState]:
+    yield from of(_CHILD.format(first="signal.signal(signal.SIGTERM, signal.SIG_IGN)"))
+
+
+@pytest.mark.parametrize("end", [stop_processes, kill_processes])
+def test_a_process_that_nobody_reaps_has_ended(docile, end):
+    begun = time.monotonic()
+    assert docile.is_running
+    assert not end(docile, timeout_s=30.0)
+    assert not docile.is_running
+    assert time.monotonic() - begun < 15.0
+
+
+def test_one_that_ignores_its_order_is_killed_and_named(deaf):
+    assert stop_processes(deaf, timeout_s=0.1) == list(deaf.processes)
+    assert not deaf.is_running
