@@ -1,4 +1,4 @@
-"""The house stands as design.md draws it: layers, purity, names, sizes, one place for each foreign library, generated files up to date."""
+"""The house stands as design.md draws it: layers, purity, names, one place for each foreign library, generated files up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ PACKAGE = ROOT / "rmgr"
 STUBS = PACKAGE / "v1"
 TREES = ("rmgr", "tests", "deploy", "proto", ".ci")
 PURE = ("model", "sched", "coord")
-LONGEST = 500  # lines of a file
 
 #: What a pure layer never imports.
 CLOCKS_AND_CHANCE = {"random", "sched", "secrets", "time", "uuid"}
@@ -138,16 +137,6 @@ def test_mypy_strict_finds_nothing_in_the_package_and_the_harness_calls_nothing_
 
 
 # -- files -----------------------------------------------------------------------------------------------------------------
-
-
-def test_no_file_is_longer_than_500_lines() -> None:
-    # Generated stubs aside. An input file of an example is data.
-    long = {
-        shown(p): n
-        for p in files(".py", ".sh", ".proto")
-        if STUBS not in p.parents and (n := len(p.read_text("utf-8").splitlines())) > LONGEST
-    }
-    assert long == {}
 
 
 def test_every_file_says_in_its_first_line_which_idea_it_holds() -> None:

@@ -1,16 +1,12 @@
-"""Tests stand in rooms that mirror those of `rmgr`, few enough in each to be read at one glance."""
+"""Tests stand in rooms that mirror those of `rmgr`."""
 
 from __future__ import annotations
-
-from collections import Counter
 
 from tests.places import ROOT, TESTS
 
 #: Rooms of `tests/unit` that are none of `rmgr`: what documents and deploy/ say, what holds for the whole source.
 OF_NO_PACKAGE = {"documents", "house", "cli/admin"}
-#: Files of tests in a folder: above it, tests of its rooms have rooms of their own.
-MOST = 20
-FOLDERS = Counter(str(path.parent.relative_to(TESTS)) for kind in ("unit", "integration") for path in (TESTS / kind).rglob("test_*.py"))
+FOLDERS = {str(path.parent.relative_to(TESTS)) for kind in ("unit", "integration") for path in (TESTS / kind).rglob("test_*.py")}
 
 
 def test_every_test_stands_in_a_room() -> None:
@@ -21,10 +17,6 @@ def test_every_test_stands_in_a_room() -> None:
 def test_the_rooms_of_unit_tests_are_those_of_the_package() -> None:
     rooms = {folder.removeprefix("unit/") for folder in FOLDERS if folder.startswith("unit/")}
     assert {room for room in rooms - OF_NO_PACKAGE if not (ROOT / "rmgr" / room / "__init__.py").exists()} == set()
-
-
-def test_a_room_is_small() -> None:
-    assert {folder: number for folder, number in FOLDERS.items() if number > MOST} == {}
 
 
 def test_the_page_of_the_tests_names_every_room_of_real_processes() -> None:
