@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_timeout
 from hypothesis import HealthCheck, settings
 
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness.second_goes import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks
+from tests.harness import affected, run_stages, second_goes
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -31,59 +30,18 @@ if threading.current_thread() is threading.main_thread():
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-#: Tests of real processes against real clocks. Beside two other workers, on a machine that may stand still for seconds, one of thousands
-#: misses its time now and then; run again by itself it is a verdict on rmgr. The end of the run counts and names each of them
-#: (tests/harness/second_goes.py); what fails twice fails the run.
-_REAL = ("tests/chaos/", "tests/integration/")
-
-
-#: The files that take longest, and then the trees: so no worker is left alone with a long file at the end, and files that wait for
-#: processes run beside files that compute. A file that is missing here costs time, nothing else.
-_LONGEST = (
-    "tests/chaos/test_store.py",
-    "tests/chaos/test_starters.py",
-    "tests/chaos/test_zookeeper.py",
-    "tests/chaos/test_leaders.py",
-    "tests/integration/leader/test_watchdog.py",
-    "tests/chaos/test_submitters.py",
-    "tests/chaos/test_ensemble.py",
-    "tests/chaos/test_applications.py",
-    "tests/chaos/test_placed.py",
-    "tests/integration/store/test_cassandra_outage.py",
-    "tests/integration/cli/test_cluster.py",
-    "tests/papers/test_reference_schedules.py",
-    "tests/integration/gateway/test_live.py",
-    "tests/integration/runner/test_containment.py",
-    "tests/integration/security/test_secured_cluster.py",
-    "tests/integration/starter/test_resources_live.py",
-    "tests/property/test_placing_failover.py",
-    "tests/chaos/",
-    "tests/integration/",
-    "tests/property/",
-    "tests/test_house.py",
-    "tests/papers/",
-)
-
 #: Of bytes and texts that are compared, larger ones are not printed.
 _MOST_SHOWN = 20_000
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real processes get a second go; what is computed never does. Several workers take the longest files first."""
-    for item in items:
-        if item.nodeid.startswith(_REAL):
-            item.add_marker(pytest.mark.flaky(reruns=1))
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: next((at for at, name in enumerate(_LONGEST) if item.nodeid.startswith(name)), len(_LONGEST)))
+pytest_addoption = affected.pytest_addoption
+pytest_ignore_collect = affected.pytest_ignore_collect
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A second go has its own time limit: the timer of the first has fired, and a test that hangs would hang the run."""
-    if getattr(item, "execution_count", 1) > 1:  # of pytest-rerunfailures
-        settings = pytest_timeout._get_item_settings(item)
-        if settings.timeout and not settings.func_only:
-            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of real processes that fail have another go at the end; stages come one after another."""
+    second_goes.pytest_configure(config)
+    run_stages.pytest_configure(config)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

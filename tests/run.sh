@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what is missing, then runs all checks and tests; the last line is pytest's own summary, the exit code is its verdict.
-# Before it stand the ten tests that took longest, and those that needed their second go.
+# Before it stand the ten tests that took longest, and those that needed another go.
 #
 #   tests/run.sh                     everything
 #   tests/run.sh -k store -x         any arguments of pytest
 #
-# A run fails in which more than two tests needed their second go, on a machine of its own: four processors or more, idle before.
-# RMGR_MOST_RERUNS=N sets another bound, on every machine; RMGR_MOST_RERUNS= (empty) sets none.
+# Stages, cheapest first (tests/harness/run_stages.py): what is computed, features on real processes, chaos. A failure of the first ends the
+# run. Tests of real processes that fail have another go, alone, at the end (tests/harness/second_goes.py); a run fails in which more than
+# ten needed one without a stall of the machine, or more than RMGR_MOST_RERUNS. RMGR_RECORD_DURATIONS=1 refreshes tests/durations.json.
 # PYTHON=/path/to/python3 and VENV=DIR choose another interpreter or environment. With CI=true a part that cannot be
 # installed is a failure; elsewhere the tests that need it skip themselves and say so.
 set -euo pipefail
@@ -44,9 +45,9 @@ if [ ! -e tests/unit/coord/__pycache__ ]; then
   wait
 fi
 
-export RMGR_MOST_RERUNS="${RMGR_MOST_RERUNS-auto}"
+export RMGR_STAGED=1
 
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
-# Four files at a time, the longest first (tests/conftest.py): half of the time goes into waiting for processes and for sessions to
-# expire. `tests/run.sh -n 0` runs one after the other.
+# Four files at a time, the longest of each stage first: half of the time goes into waiting for processes and for sessions to expire.
+# `tests/run.sh -n 0` runs one after the other.
 exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 "$@"

@@ -114,7 +114,7 @@ def literals_of(path: Path) -> Iterator[tuple[str, int]]:
 
 def tool(*words: str) -> str | None:
     """Runs a Python tool in the project's root; its output when it complains, else None."""
-    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=170, check=False)
+    ended = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     return None if ended.returncode == 0 else f"{ended.stdout}{ended.stderr}"
 
 

@@ -15,7 +15,7 @@ from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.model.base.states import State
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.chaos
 
 TASKS = 200_000
 #: Bytes in the ledger when both are killed: a task writes about 100.

@@ -27,7 +27,7 @@ from tests.harness.cassandra_ring import CassandraRing
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
 
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow]
 
 #: Output of a task that does not fit beside its outcome: it needs the store.
 PAD = ("--env", "PAD=20000")

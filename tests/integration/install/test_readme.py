@@ -126,7 +126,6 @@ def test_commands_for_other_machines_exist_with_their_options(block: Block) -> N
             check_exists(words)
 
 
-@pytest.mark.timeout(400)  # some 180 commands, one after the other
 def test_the_blocks_run_as_printed_twice_in_a_row(zookeeper_parts: None, tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "rmgr"
     for directory in (home, here, here / ".venv" / "bin"):

@@ -1,0 +1,77 @@
+"""Stages of a run, cheapest first: what is computed, features on real processes, chaos; the longest files of each first.
+
+How long a file takes stands in `tests/durations.json`, which `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes. With `RMGR_STAGED=1`, which
+`tests/run.sh` sets, the first failure of what is computed ends the run: a typo shows in minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from tests.places import TESTS
+
+#: Trees of the later stages; whatever is in none of them is of the first.
+_LATER = ("tests/integration/", "tests/chaos/")
+_DURATIONS = TESTS / "durations.json"
+#: Files that are quicker are not worth a line.
+_LEAST_S = 1.0
+
+
+def stage_of(name: str) -> int:
+    """0 = computed, 1 = features, 2 = chaos. name: of a test, as pytest has it."""
+    return next((number for number, tree in enumerate(_LATER, 1) if name.startswith(tree)), 0)
+
+
+def recorded() -> dict[str, float]:
+    """File -> seconds that its tests took in the run that was recorded, without those that took hardly any."""
+    found: dict[str, float] = json.loads(_DURATIONS.read_text(encoding="utf-8")) if _DURATIONS.exists() else {}
+    return found
+
+
+class Stages:
+    """Orders the files of a run, ends it early, records how long its files took."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._is_worker = hasattr(config, "workerinput")
+        self._is_staged = bool(os.environ.get("RMGR_STAGED"))
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """The order of stages, and the longest files of each first: no worker is left alone with a long one at the end."""
+        seconds = recorded()
+        items.sort(key=lambda item: (stage_of(item.nodeid), -seconds.get(_file(item.nodeid), 0)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Ends the run where what is computed is wrong."""
+        self._seconds[_file(report.nodeid)] += report.duration
+        if report.failed and self._is_staged and not self._is_worker and not stage_of(report.nodeid):
+            why = f"{report.nodeid} failed, and is computed: the later stages would take long to say the same"
+            workers: Any = self._config.pluginmanager.get_plugin("dsession")
+            if workers is not None:
+                workers.shouldstop = workers.shouldstop or why
+            else:
+                self._config.pluginmanager.get_plugin("session").shouldfail = why  # type: ignore[union-attr]
+
+    def pytest_sessionfinish(self) -> None:
+        """Writes down how long files took; those that did not run keep what stands there."""
+        if self._is_worker or not os.environ.get("RMGR_RECORD_DURATIONS"):
+            return
+        found = recorded() | {name: round(seconds, 1) for name, seconds in self._seconds.items()}
+        kept = {name: found[name] for name in sorted(found) if found[name] >= _LEAST_S and (TESTS.parent / name).exists()}
+        _DURATIONS.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Joins the run."""
+    if not config.pluginmanager.has_plugin(Stages.__name__):
+        config.pluginmanager.register(Stages(config), Stages.__name__)
