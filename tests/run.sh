@@ -3,6 +3,7 @@
 # Before it stand the ten tests that took longest, and those that needed another go.
 #
 #   tests/run.sh                     everything
+#   tests/run.sh --changed           what the change since HEAD can break (--changed=REV: since REV)
 #   tests/run.sh -k store -x         any arguments of pytest
 #
 # Stages, cheapest first (tests/harness/run_stages.py): what is computed, features on real processes, chaos. A failure of the first ends the
