@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rmgr.coord.protocol.keys import check_new_key, check_user_key
 from rmgr.errors import KeyExists, UsageError
+from rmgr.model.tasks.block import MAX_KEYS
 
 if TYPE_CHECKING:
     from rmgr.client.ports import HandlePort
@@ -74,3 +75,6 @@ def check_names(inputs: Sequence[str], outputs: Sequence[str]) -> None:
     written, _ = set(map(check_new_key, outputs)), [check_user_key(key) for key in inputs]
     if len(written) != len(outputs):
         raise UsageError(f"an output key stands twice in {list(outputs)}")
+    if len(inputs) + len(outputs) > MAX_KEYS:
+        told = f"a task has {len(inputs):,} input keys and {len(outputs):,} output keys; {MAX_KEYS:,} together are the limit"
+        raise UsageError(told, hint="several values under one key, or more tasks")

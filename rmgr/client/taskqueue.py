@@ -35,9 +35,9 @@ from rmgr.client.waiting import Deadline, check_timeout, giving_slot_back
 from rmgr.coord.decisions.ownership import trusted
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.coord.protocol.records import encode_keyed
-from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError
+from rmgr.errors import DeadlineExceeded, NotFound, StateConflict, SubmitUnknown, UsageError, ValueTooLarge
 from rmgr.model.base.ids import parse_submission, taskq_name
-from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, KeyedPayload
 from rmgr.model.tasks.submission import Submission, Work
 from rmgr.procedures.admission import admit
 
@@ -262,6 +262,9 @@ class TaskQueue(FollowsOutput):
         record = self._record
         replace = self._overwrite if overwrite is None else overwrite
         payload = encode_keyed(KeyedPayload(tuple(inputs), tuple(outputs), replace, trusted(trust)))
+        if len(payload) > MAX_KEYED_BYTES:
+            told = f"the keys of a task have {len(payload):,} bytes; the limit is {MAX_KEYED_BYTES:,}"
+            raise ValueTooLarge(told, hint="shorter keys, several values under one key, or more tasks")
         spec = self._spec(record.resubmit if resubmit is None else resubmit, record.retries if retries is None else retries, keyed=True)
         self._tasks.wait_room(block=block, timeout_s=timeout)
         wait_s = 30.0 if timeout is None else max(1.0, timeout)

@@ -17,11 +17,11 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import decode_keyed, encode_keyed
 from rmgr.errors import RmgrError
-from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.block import MAX_LEFT_KEYS, KeyedPayload
 from rmgr.procedures.claims import Wanted
 
-#: Output keys of a block that are left to a node, at most, and bytes of its arguments: the deeds travel with it, in one znode.
-_MOST_LEFT, _LEFT_BYTES = 8, 8 * 1024
+#: Bytes of the arguments of a block whose output keys are left to a node.
+_LEFT_BYTES = 8 * 1024
 
 
 def claim(
@@ -46,12 +46,12 @@ def _pointers(keyed: KeyedPayload, number: int, index: int, reign: str) -> list[
 
 def may_leave(block: Packed) -> bool:
     """Its output keys may be claimed by the node that runs it."""
-    if not block.spec.keyed or block.row or block.to_row or block.count > _MOST_LEFT:
+    if not block.spec.keyed or block.row or block.to_row or block.count > MAX_LEFT_KEYS:
         return False
     if sum(map(len, block.payloads)) > _LEFT_BYTES:
         return False
     keyed = list(map(decode_keyed, block.payloads))
-    return not any(one.overwrite for one in keyed) and sum(len(one.outputs) for one in keyed) <= _MOST_LEFT
+    return not any(one.overwrite for one in keyed) and sum(len(one.outputs) for one in keyed) <= MAX_LEFT_KEYS
 
 
 def outputs_of(block: Packed) -> list[str]:

@@ -41,7 +41,7 @@ from rmgr.daemons.starter.core.fetch import Fetcher
 from rmgr.daemons.starter.core.home import Home
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.metrics import StarterMetrics
-from rmgr.daemons.starter.core.records import RecordCache, expander
+from rmgr.daemons.starter.core.records import RecordCache
 from rmgr.daemons.starter.core.room import StagingRoom
 from rmgr.daemons.starter.execution.binding import processors_of
 from rmgr.daemons.starter.health.health import DiskWatch
@@ -273,7 +273,6 @@ def build(
         post=mailbox.put,
         wake=nothing,
         settings=lambda: starter.settings,
-        expand=expander(fetcher),
         log=log,
         endings=Endings(coordinator, post=mailbox.put, wake=nothing) if trust is not None else None,
     )

@@ -17,6 +17,10 @@ from rmgr.model.tasks.placing import Allocation
 #: Most tasks of one block, and most bytes of arguments that ride inside it.
 MAX_TASKS = 256
 MAX_INLINE_BYTES = 12 * 1024
+#: Keys of one keyed task, inputs and outputs together, and bytes that they have as its arguments: every node that meets it decodes them.
+MAX_KEYS, MAX_KEYED_BYTES = 100_000, 8 * 1024 * 1024
+#: Output keys that a Submitter leaves to the node that runs their task: their deeds travel in one znode.
+MAX_LEFT_KEYS = 8
 
 PRIORITY_RANGE = 1_000_000
 #: Tasks of one submission: more than any can have, since ZooKeeper keeps 100 bytes of each.

@@ -149,7 +149,7 @@ class Submission:
     grace_us: SpanUs = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
     rigid: Rigid | None = None  #: of placed jobs
     ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner has gone
-    spec_sha256: str = ""  #: when command or python do not fit the znode they are in this row of the store
+    spec_sha256: str = ""  #: reserved: never written, and refused where it is
     newer: Newer = newer()
 
 

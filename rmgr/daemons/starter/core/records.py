@@ -7,7 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 
@@ -16,18 +16,15 @@ from rmgr.adapters.host.process import WorkerSpec
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.ports import Coordinator
-from rmgr.coord.protocol.records import decode_record
-from rmgr.coord.validity.records import check
 from rmgr.coord.validity.records import submission as checked_record
 from rmgr.daemons.starter.core.ended import Endings
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
-from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError, WrongCluster
+from rmgr.errors import CoordinationUnavailable, InvalidRecord, RmgrError
 from rmgr.log import BOOK
 from rmgr.model.base.resources import MIB, Needs, needs_of
-from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.array import Array, parse_array
-from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, Command, OnDisconnect, Phase, PythonEnvironment, Submission, Work
+from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, OnDisconnect, Phase, Submission, Work
 from rmgr.model.wire.frames import BatchShape
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -152,7 +149,6 @@ class RecordCache:
     Args:
         post: puts a call into the owner's mailbox. wake: tells the owner that something came.
         settings: the cluster's present settings.
-        expand: completes a record whose command or environment lies in the store (None: it is on its way).
         endings: of a secured cluster: what has ended for ever, whatever a record says.
     """
 
@@ -163,7 +159,6 @@ class RecordCache:
         post: Callable[[Callable[[], None]], None],
         wake: Callable[[], None],
         settings: Callable[[], ClusterSettings],
-        expand: Callable[[Submission], Submission | FetchFailure | None],
         log: Log,
         endings: Endings | None = None,
     ) -> None:
@@ -172,7 +167,6 @@ class RecordCache:
         self._post = post
         self.wake = wake
         self._settings = settings
-        self._expand = expand
         self._log = log
         self._here: OrderedDict[int, Info] = OrderedDict()
         self._read: dict[int, tuple[Submission, int, float, int]] = {}  # record, who made it (czxid), when read, in which session
@@ -280,20 +274,13 @@ class RecordCache:
             self._refuse(submission, error.message)
         self.wake()
 
-    def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info | None:
-        expanded = self._expand(record) if record.spec_sha256 else record
-        if expanded is None:
-            return None
+    def _complete(self, record: Submission, czxid: int, read_s: float, session: int) -> Info:
         del self._read[record.id]
-        if isinstance(expanded, FetchFailure):
-            if expanded.reason is Reason.UNTRUSTED:
-                return self._distrust(record.id, expanded.error)
-            self._pauses_s.pop(record.id, None)  # the store may be back at any moment
-            self._refuse(record.id, expanded.error)
-            return None
-        array = parse_array(expanded.array) if expanded.array else None
+        if record.spec_sha256:
+            return self._distrust(record.id, "spec_sha256: its command is said to lie in a row, where no release has ever put one")
+        array = parse_array(record.array) if record.array else None
         queue = self._settings().queue(record.queue) or QueueSpec(name=record.queue)
-        info = self._here[record.id] = Info(expanded, queue, array)
+        info = self._here[record.id] = Info(record, queue, array)
         info.origin, info.is_closed, info.read_s, info.session = record, record.phase is Phase.CLOSED, read_s, session
         info.czxid = czxid
         while len(self._here) > _KEEP:
@@ -324,34 +311,3 @@ class RecordCache:
     def _told_often(self, more: int) -> None:
         """Of so many more nothing was written: a name of a block may have any number."""
         self._log.warning("submissions_not_readable", count=more)
-
-
-#: Far more than a command and its environment, or names of directories, can have.
-_MOST_SPEC_BYTES = 16 * MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spec:
-    """The store row of what does not fit a record."""
-
-    command: Command | None = None
-    python: PythonEnvironment | None = None
-
-
-def expander(fetcher: Fetcher) -> Callable[[Submission], Submission | FetchFailure | None]:
-    """Completes records whose command or environment is row `file/<spec_sha256>` of the store (JSON)."""
-
-    def expand(record: Submission) -> Submission | FetchFailure | None:
-        where = keys.upload(record.spec_sha256)
-        try:
-            data = fetcher.content(where, _MOST_SPEC_BYTES)
-            if data is None or isinstance(data, FetchFailure):
-                return data
-            spec = decode_record(data, _Spec, where)
-            whole = replace(record, command=spec.command, python=spec.python, spec_sha256="")
-            check(whole, where=where)
-        except (RmgrError, OSError) as error:
-            return FetchFailure(Reason.UNTRUSTED if isinstance(error, InvalidRecord | WrongCluster) else Reason.START_FAILED, str(error))
-        return whole
-
-    return expand

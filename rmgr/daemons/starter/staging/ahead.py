@@ -9,6 +9,7 @@ Output keys that their Submitter has left unclaimed (HAND, protocol.md 5) are cl
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -24,7 +25,7 @@ from rmgr.daemons.starter.staging.inputs import ROWS_TOGETHER, Input, Inputs, Ta
 from rmgr.daemons.starter.staging.left import LeftKeys
 from rmgr.daemons.starter.staging.want import FoundInputs, Message, Want
 from rmgr.errors import PermissionDenied
-from rmgr.model.tasks.block import KeyedPayload
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, KeyedPayload
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall, KeyedInput
 
 #: Input values up to this many bytes travel in the message, larger ones as files.
@@ -52,6 +53,7 @@ class ReadAhead:
         claims: OutputClaims | None = None,
         cap_bytes: int = CAP_BYTES,
     ) -> None:
+        self._io = io
         self._inputs = inputs
         self._tell = arrived
         self.cap_bytes = cap_bytes
@@ -69,7 +71,11 @@ class ReadAhead:
         want = Want(block, index, wish, keyed, need_bytes)
         if keyed.claims_by and keyed.outputs:
             self.left.begin(want)
-        self._convoy.add(want)
+        if _weight(want) <= ROWS_TOGETHER:
+            self._convoy.add(want)
+        else:  # seconds of one thread: others' inputs, which few jobs carry, do not wait behind it
+            carry, arrived = partial(self._carry, wants=[want]), partial(self._arrived, [want])
+            self._io.run(carry, arrived, is_read=True, is_long=True, tells=True)
         return True
 
     @property
@@ -117,11 +123,19 @@ class ReadAhead:
 def keyed_of(block: ClaimedBlock, index: int) -> KeyedPayload:
     """The arguments of a task in the keyed form. Raises: PermissionDenied where its user has put something else there; OSError."""
     payload = block.payload(index)
-    try:
-        return decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
-    except msgspec.DecodeError as error:
-        told = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {error}"
-        raise PermissionDenied(told, hint="only rmgr's own library writes them; rmgr version") from None
+    why = f"they have {len(payload):,} bytes, at most {MAX_KEYED_BYTES:,} are allowed"
+    if len(payload) <= MAX_KEYED_BYTES:
+        try:
+            keyed = decode_keyed(payload.read() if isinstance(payload, ArgumentsPiece) else payload)
+        except msgspec.DecodeError as error:
+            why = str(error)
+        else:
+            most = MAX_LEFT_KEYS if keyed.claims_by else MAX_KEYS
+            if len(keyed.outputs) <= most and len(keyed.inputs) + len(keyed.outputs) <= MAX_KEYS:
+                return keyed
+            why = f"{len(keyed.inputs):,} inputs and {len(keyed.outputs):,} outputs are more than a task may have"
+    told = f"refused: the arguments of task {block.key.submission}_{index} are no keys: {why}"
+    raise PermissionDenied(told, hint="only rmgr's own library writes them; rmgr version")
 
 
 def encode_call(inputs: list[KeyedInput], keyed: KeyedPayload) -> bytes:

@@ -16,10 +16,8 @@ from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.core import fetch
 from rmgr.daemons.starter.core.fetch import Blob, Fetched, Fetcher, FetchFailure, KeptFile
 from rmgr.daemons.starter.core.io import StoreIO
-from rmgr.daemons.starter.core.records import expander
 from rmgr.errors import ValueTooLarge
 from rmgr.model.base.states import Reason
-from rmgr.model.tasks.submission import Submission, Work
 from tests.harness.sparing_store import SparingStore
 
 MIB = 1 << 20
@@ -99,12 +97,3 @@ def test_what_goes_into_messages_has_less(node: Node) -> None:
     assert isinstance(failure, FetchFailure)
     assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
     assert failure.error == f"{key} has 524,288 bytes; the limit is 1,000"
-
-
-def test_a_command_in_a_row_has_a_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmgr.daemons.starter.core.records._MOST_SPEC_BYTES", 1000)
-    key, _ = node.put("file", 1001)
-    record = Submission(id=1, name="x", user="u", queue="q", work=Work.COMMAND, spec_sha256=key.rpartition("/")[2])
-    failure = node.wait(lambda: expander(node.fetcher)(record))
-    assert isinstance(failure, FetchFailure)
-    assert failure.error == f"{key} has 1,001 bytes; the limit is 1,000"

@@ -43,7 +43,6 @@ def asked_cache() -> tuple[RecordCache, list[Future[Stamped | None]]]:
         post=lambda call: call(),
         wake=lambda: None,
         settings=ClusterSettings,
-        expand=lambda record: record,
         log=SimpleNamespace(warning=lambda *_, **__: None),  # type: ignore[arg-type]
     )
     return cache, asked
@@ -88,3 +87,13 @@ def test_a_number_that_somebody_announces_before_its_submission_is_made_is_read_
     assert cache.get(44) is None
     asked[-1].set_result(None)
     assert cache.is_refused(44), "work of it is there, and it is not"
+
+
+def test_a_record_that_names_a_row_for_its_command_is_refused_and_the_row_is_never_read() -> None:
+    cache, asked = asked_cache()
+    record = Submission(id=45, name="x", user="u", queue="q", work=Work.COMMAND, spec_sha256="e" * 64)
+    assert cache.get(45) is None
+    asked[-1].set_result(Stamped(encode_record(record), Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)))
+    info = cache.get(45)
+    assert info is not None
+    assert "spec_sha256" in info.refusal

@@ -30,7 +30,7 @@ from rmgr.daemons.starter.staging.task_files import Staged
 from rmgr.errors import DataLost
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.queue import QueueSpec
-from rmgr.model.tasks.block import BlockData, BlockKey, KeyedPayload
+from rmgr.model.tasks.block import MAX_KEYED_BYTES, MAX_KEYS, MAX_LEFT_KEYS, BlockData, BlockKey, KeyedPayload
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedCall
 from tests.harness.memory_store import MemoryStore
@@ -250,6 +250,46 @@ def test_arguments_that_are_no_keys_end_their_task_and_the_node_goes_on(node: No
     assert not node.refused[1].blames_node
     assert node.stager.outputs_of(block, 1) == ()
     assert node.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "keyed",
+    [
+        KeyedPayload(("x",) * (MAX_KEYS + 1)),
+        KeyedPayload((), ("x",) * (MAX_KEYS + 1)),
+        KeyedPayload(("x" * 1000,) * (MAX_KEYED_BYTES // 1000)),
+        KeyedPayload((), ("x",) * (MAX_LEFT_KEYS + 1), claims_by="g"),
+    ],
+    ids=["inputs", "outputs", "bytes", "left"],
+)
+def test_more_keys_than_a_task_may_have_end_it(node: Node, keyed: KeyedPayload) -> None:
+    names = node.values(1)
+    block = node.block(names, names)
+    block.payloads = (encode_keyed(keyed), block.payload(1))
+    assert len(node.run(block)) == 1
+    assert (node.refused[0].reason, node.refused[0].blames_node) == (Reason.UNTRUSTED, False)
+
+
+def test_a_task_with_a_great_many_inputs_keeps_no_other_waiting(node: Node) -> None:
+    names = node.values(2)
+    gate = threading.Event()
+    read = node.store.get_noted_many
+
+    def slow(keys: Sequence[str], **options: Any) -> Any:
+        if "name/many/0" in keys or "name/many/999" in keys:
+            assert gate.wait(DEADLINE_S)
+        return read(keys, **options)
+
+    node.store.get_noted_many = slow  # type: ignore[method-assign]
+    many = [f"many/{number}" for number in range(1000)]
+    for name in many:
+        node.store.put(keys.named(name), b"x")
+    hogs = [node.block(many, submission=number) for number in range(2, 10)]
+    for hog in hogs:
+        node.stager.startable(hog)
+    assert len(node.run(node.block(*([name] for name in names)))) == 2, "while eight others are read"
+    gate.set()
+    assert all(len(node.run(hog)[0].inputs) == 1000 for hog in hogs)
 
 
 def test_arguments_that_are_no_keys_end_nothing_of_a_block_that_is_only_announced(node: Node) -> None:
