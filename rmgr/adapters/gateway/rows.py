@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
@@ -28,6 +29,8 @@ GATHER_BYTES = 8 * 1024 * 1024
 MAX_CALLS = 32
 #: Of these so many may wait for the next part of what is written: as many as one user may have, and the rest is left to others.
 MAX_WAITING = MAX_CALLS - MAX_CALLS // 4
+#: Values of so many bytes are read however many are read together.
+_LEAST_BYTES = 8 * 1024
 #: A call whose client takes no answer for so long is ended.
 STALLED_S = 20.0
 #: Rows of one answer to About: below 1 MiB with their keys.
@@ -208,14 +211,21 @@ class Rows:
         call.permit("GET", keys)
         # What does not fit a message he reads in parts.
         largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
-        at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
-        while at < len(keys):
-            found = call.store.get_noted_many(keys[at : at + some], largest=largest, timeout_s=call.left_s())
-            at += some
-            total = sum(len(value) for value, _ in found.values() if value is not None)
-            call.count("stored_bytes", "get", total)
+        waiting = deque(keys)
+        some = 8  # how many at once: as many as about one message bears, by the size of those before
+        while waiting:
+            asked = [waiting.popleft() for _ in range(min(some, len(waiting)))]
+            # Small ones may lie before large ones: whatever comes, so many rows hold little more than a message.
+            cap = min(largest, max(MESSAGE_BYTES // some, _LEAST_BYTES))
+            found = call.store.get_noted_many(asked, largest=cap, timeout_s=call.left_s())
+            again = [key for key, (value, about) in found.items() if value is None and about.size <= largest and cap < largest]
+            sizes = [found[key][1].size for key in again] or [len(value) for value, _ in found.values() if value is not None]
+            some = max(1, min(512, MESSAGE_BYTES * max(1, len(sizes)) // max(1, sum(sizes))))
+            for key in again:
+                del found[key]
+            waiting.extendleft(reversed(again))
+            call.count("stored_bytes", "get", sum(len(value) for value, _ in found.values() if value is not None))
             yield from _row_messages(found)
-            some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
 
     def _read(self, request: Any, call: _Call) -> Iterator[Any]:
         call.permit("GET", [request.key])
