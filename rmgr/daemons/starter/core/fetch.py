@@ -127,13 +127,13 @@ class Fetched(Generic[V]):
         self._coming: set[str] = set()
         self._failed_s: dict[str, float] = {}
 
-    def get(self, key: str) -> V | FetchFailure | None:
-        """The value, why there is none, or None: it is on its way. Owner's thread only. Cost: O(1)."""
+    def get(self, key: str, user: str = "") -> V | FetchFailure | None:
+        """The value, why there is none, or None: it is on its way, in the turns of `user`. Owner's thread only. Cost: O(1)."""
         found = self._here.get(key)
         if found is None or (type(found) is FetchFailure and machine.monotonic() - self._failed_s.get(key, -math.inf) > _FAILURE_S):
             if key not in self._coming:
                 self._coming.add(key)
-                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), is_read=True)
+                self._io.run(lambda store: self._load(store, key), lambda result: self._arrived(key, result), user=user, is_read=True)
             return None
         self._here.move_to_end(key)
         self._asked_s[key] = machine.monotonic()
@@ -191,13 +191,9 @@ class Fetcher:
         self.rows: Fetched[Arguments] = Fetched(io, wake, self._row, keep=8)
         self.uploads = Uploads(directory / "uploads", room=room)
 
-    def function(self, sha256_key: str) -> Blob | FetchFailure | None:
-        """The pickled function of a batch: inline when small, else a file."""
-        return self.blobs.get(sha256_key)
-
-    def content(self, key: str, most: int) -> bytes | FetchFailure | None:
+    def content(self, key: str, most: int, user: str = "") -> bytes | FetchFailure | None:
         """Bytes of something that goes into messages, of at most `most` of them. Raises: OSError."""
-        blob = self.blobs.get(key)
+        blob = self.blobs.get(key, user)
         if blob is None or isinstance(blob, FetchFailure):
             return blob
         if blob.size > most:

@@ -1,5 +1,7 @@
 """Work with the data store and with files on a few threads; what came of it arrives as a message of the mailbox.
 
+Jobs are taken in turns of their users, and one whose user has nothing under way does not wait for others' long ones: a helper comes.
+
 While the store is away every job is tried once (so that it can move what it holds to disk) and then waits; one of them is
 tried now and then, and when that succeeds all go on. Nothing is dropped, `pending_bytes` tells how much waits. Whatever
 else goes wrong (missing rows, a full disk) is handed to the caller as the exception it is.
@@ -9,8 +11,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,8 +27,8 @@ T = TypeVar("T")
 
 #: Pause between two attempts while the store is away, doubled up to the second value.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-#: Threads that come when large outputs wait for one, and go when there was nothing for them for so long (s): a disk syncs sixteen files
-#: together in little more than the time of one, and each of these jobs does nothing but wait for that.
+#: Threads that come when large outputs wait for one, or a user whom others keep waiting, and go when there was nothing for them for so
+#: long (s): a disk syncs sixteen files together in little more than the time of one, and each of these jobs does nothing but wait for that.
 _HELPERS, _HELPER_REST_S = 12, 5.0
 #: How long the answer to what was begun without a thread is waited for: then a thread writes it, and sees what is wrong.
 _ANSWER_S = 5.0
@@ -36,10 +38,54 @@ _ANSWER_S = 5.0
 class _Job:
     call: Callable[[Store], Any]
     done: Callable[[Any], bool | None]
+    user: str
     size: int
     is_read: bool
     is_long: bool
     tells: bool
+
+
+class _Turns:
+    """Jobs that wait, in turns of their users; those of the Starter itself (user "") go first. Cost: O(1), `newcomer` O(users)."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[_Job]] = OrderedDict()  #: none of them is empty; whose turn is next stands first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, job: _Job) -> None:
+        """It is its user's last."""
+        self._of.setdefault(job.user, deque()).append(job)
+        self._count += 1
+
+    def appendleft(self, job: _Job) -> None:
+        """It is its user's next."""
+        self._of.setdefault(job.user, deque()).appendleft(job)
+        self._count += 1
+
+    def take(self, user: str | None = None) -> _Job:
+        """The next job, of `user` where one is given. Raises: KeyError, StopIteration where there is none."""
+        if user is None:
+            user = "" if "" in self._of else next(iter(self._of))
+        jobs = self._of[user]
+        job = jobs.popleft()
+        self._count -= 1
+        if jobs:
+            self._of.move_to_end(user)
+        else:
+            del self._of[user]
+        return job
+
+    def newcomer(self, *served: Container[str]) -> str | None:
+        """The first user who waits here and is in none of these."""
+        return next((user for user in self._of if user and not any(user in some for some in served)), None)
+
+    def clear(self) -> None:
+        """Drops all."""
+        self._of.clear()
+        self._count = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +110,10 @@ class StoreIO:
         self.down_since_s: float | None = None  #: monotonic time since which the store does not answer, None = it does
         self.starved_since_s: float | None = None  #: since when something that is to be read waits for it, None = nothing does
         self._post = post
-        self._jobs: deque[_Job] = deque()
-        self._long: deque[_Job] = deque()  #: that may take seconds each: one thread is left for all others
+        self._jobs = _Turns()
+        self._long = _Turns()  #: that may take seconds each: one thread is left for all others
+        self._under_way: Counter[str] = Counter()  #: jobs that run, by user
+        self._helped: set[str] = set()  #: users for whom a helper is on its way
         self._long_busy = 0
         self._parked: deque[_Job] = deque()  #: met a store that was away
         self._retry_s = -math.inf
@@ -100,24 +148,29 @@ class StoreIO:
         job: Callable[[Store], T],
         done: Callable[[T | Exception], bool | None],
         *,
+        user: str = "",
         size: int = 0,
         is_read: bool = False,
         is_long: bool = False,
         is_synced: bool = False,
         tells: bool = False,
     ) -> None:
-        """Runs `job` soon. From any thread. Jobs start in order and end in any; one long one at a time, more when no other waits.
+        """Runs `job` soon. From any thread. A user's jobs start in order and end in any; one long one at a time, more when no other waits.
 
-        Args: size: bytes that wait with it. is_read: work cannot start before it. is_long: it may take seconds: one thread is
-            left for results. is_synced: it waits for the disk most of its time: helpers may come.
+        Args: user: whose it is, "" = the Starter's own, small. size: bytes that wait with it. is_read: work cannot start before it.
+            is_long: it may take seconds: one thread is left for results. is_synced: it waits for the disk most of its time: helpers
+            may come.
             tells: `done` returns whether the nodes have to settle; they do after all others.
         """
         with self._arrived:
             self._pending_bytes += size
-            (self._long if is_long else self._jobs).append(_Job(job, done, size, is_read, is_long, tells))
+            waiting = self._long if is_long else self._jobs
+            waiting.append(_Job(job, done, user, size, is_read, is_long, tells))
             self._arrived.notify()
             if is_synced and len(self._jobs) > self._waiting and self.down_since_s is None:
                 self._help()
+            elif user:
+                self._help_newcomers()
 
     def begin(
         self,
@@ -178,9 +231,9 @@ class StoreIO:
             thread.join(max(0.0, deadline_s - machine.monotonic()))
 
     def _help(self) -> None:
-        """One more thread takes a short job: one that rests, else a new one if there may be another. Under the lock."""
+        """One more thread takes a job: one that rests, else a new one if there may be another. Under the lock."""
         self._helping.notify()
-        if len(self._jobs) > self._waiting + self._resting and len(self._helpers) < _HELPERS:
+        if len(self._jobs) + len(self._long) > self._waiting + self._resting and len(self._helpers) < _HELPERS:
             helper = machine.Thread(target=self._work, args=(_HELPER_REST_S,), name="store-helper", daemon=True)
             try:
                 helper.start()
@@ -189,7 +242,7 @@ class StoreIO:
             self._helpers.add(helper)
 
     def _work(self, rest_s: float | None = None) -> None:
-        while (taken := self._take() if rest_s is None else self._take_short(rest_s)) is not None:
+        while (taken := self._take() if rest_s is None else self._take_to_help(rest_s)) is not None:
             self._do(*taken)
             del taken
 
@@ -229,21 +282,15 @@ class StoreIO:
         with self._arrived:
             while not self._closing.is_set():
                 if self._long and (not self._long_busy or (not self._jobs and self._long_busy < self._most_long)):
-                    self._busy += 1
-                    self._long_busy += 1
-                    return self._long.popleft(), False
+                    return self._begun_now(self._long.take()), False
                 if self._jobs:
-                    self._busy += 1
-                    return self._jobs.popleft(), False
+                    return self._begun_now(self._jobs.take()), False
                 wait_s = None
                 if self._parked and not self._is_trying:
                     wait_s = self._retry_s - machine.monotonic()
                     if wait_s <= 0:
-                        self._busy += 1
                         self._is_trying = True
-                        parked = self._parked.popleft()
-                        self._long_busy += parked.is_long
-                        return parked, True
+                        return self._begun_now(self._parked.popleft()), True
                 if not waits:
                     return None
                 self._waiting += 1
@@ -251,23 +298,51 @@ class StoreIO:
                 self._waiting -= 1
         return None
 
-    def _take_short(self, rest_s: float) -> tuple[_Job, bool] | None:
-        """The next job for a helper; None, which ends it: there was none for so long."""
+    def _take_to_help(self, rest_s: float) -> tuple[_Job, bool] | None:
+        """The next job for a helper, a short one or a newcomer's; None, which ends it: there was none for so long."""
         with self._arrived:
             self._resting += 1
-            self._helping.wait_for(lambda: self._jobs or self._closing.is_set(), rest_s)
+            self._helping.wait_for(lambda: self._jobs or self._long.newcomer(self._under_way) or self._closing.is_set(), rest_s)
             self._resting -= 1
-            if self._jobs and not self._closing.is_set():
-                self._busy += 1
-                return self._jobs.popleft(), False
+            if not self._closing.is_set():
+                for waiting in (self._jobs, self._long):
+                    if (user := waiting.newcomer(self._under_way)) is not None:
+                        return self._begun_now(waiting.take(user)), False
+                if self._jobs:
+                    return self._begun_now(self._jobs.take()), False
             self._helpers.discard(threading.current_thread())
         return None
+
+    def _begun_now(self, job: _Job) -> _Job:
+        self._busy += 1
+        self._long_busy += job.is_long
+        self._under_way[job.user] += 1
+        self._helped.discard(job.user)
+        self._help_newcomers()
+        return job
+
+    def _help_newcomers(self) -> None:
+        """A helper comes for a user who has nothing under way, and would wait until something of others is over."""
+        if self.down_since_s is not None or not self._threads:
+            return
+        user = self._long.newcomer(self._under_way, self._helped) if self._long_busy else None
+        if user is None and len(self._jobs) > self._waiting:
+            user = self._jobs.newcomer(self._under_way, self._helped)
+        if user is not None:
+            self._helped.add(user)
+            self._help()
+
+    def _stopped(self, job: _Job) -> None:
+        self._busy -= 1
+        self._long_busy -= job.is_long
+        self._under_way[job.user] -= 1
+        if not self._under_way[job.user]:
+            del self._under_way[job.user]
 
     def _park(self, job: _Job, *, was_parked: bool) -> None:
         now_s = machine.monotonic()
         with self._arrived:
-            self._busy -= 1
-            self._long_busy -= job.is_long
+            self._stopped(job)
             self.down_since_s = now_s if self.down_since_s is None else self.down_since_s
             if job.is_read:
                 self.starved_since_s = now_s if self.starved_since_s is None else self.starved_since_s
@@ -281,10 +356,9 @@ class StoreIO:
 
     def _over(self, job: _Job, result: Any, *, was_parked: bool) -> None:
         with self._arrived:
-            self._busy -= 1
+            self._stopped(job)
             self._pending_bytes -= job.size
             if job.is_long:
-                self._long_busy -= 1
                 self._arrived.notify()
             if was_parked:  # it met an absent store before, so this time the store has answered; others may not have asked it
                 self._is_trying = False

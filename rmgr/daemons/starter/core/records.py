@@ -119,13 +119,13 @@ class Info:
         else:
             archives = []
             for sha256 in python.modules:
-                archive = fetcher.files.get(keys.module(sha256))
+                archive = fetcher.files.get(keys.module(sha256), self.record.user)
                 if archive is None or isinstance(archive, FetchFailure):
                     return archive
                 archives.append(archive)
             initializer = b""
             if python.initializer:
-                content = fetcher.content(keys.function(python.initializer), MAX_INITIALIZER_BYTES)
+                content = fetcher.content(keys.function(python.initializer), MAX_INITIALIZER_BYTES, self.record.user)
                 if content is None or isinstance(content, FetchFailure):
                     return content
                 initializer = content

@@ -198,7 +198,7 @@ class Dispatcher:
         if refusal is None or isinstance(refusal, FetchFailure):
             return refusal
         if block.payloads is None:
-            row = self._fetcher.rows.get(block.data.row)
+            row = self._fetcher.rows.get(block.data.row, block.info.record.user)
             if row is None or isinstance(row, FetchFailure):
                 return row
             if block.base > block.key.first or len(row) < block.key.end - block.base:
@@ -260,7 +260,7 @@ class Dispatcher:
 
     def _python_launch(self, block: ClaimedBlock, info: Info, shape: BatchShape) -> LaunchSpec | FetchFailure | None:
         spec = info.worker_spec(block.key.cores, block.key.memory_mib, self._fetcher)
-        blob = self._fetcher.blobs.get(keys.function(block.data.function))
+        blob = self._fetcher.blobs.get(keys.function(block.data.function), info.record.user)
         if info.python:
             trouble = self._python_trouble(info, block.node)
             if trouble is None or isinstance(trouble, FetchFailure):
@@ -288,12 +288,12 @@ class Dispatcher:
             return LaunchSpec(shape, command=Command())
         launch = LaunchSpec(shape, command=command)
         if command.script_sha256:
-            script = self._fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES)
+            script = self._fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES, info.record.user)
             if script is None or isinstance(script, FetchFailure):
                 return script
             launch.script = script.decode(errors="surrogateescape")
         if command.stdin_sha256:
-            stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256))
+            stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)
             if stdin is None or isinstance(stdin, FetchFailure):
                 return stdin
             launch.stdin = stdin

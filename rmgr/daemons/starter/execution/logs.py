@@ -154,7 +154,7 @@ class LiveLogs:
                     kept.cut(store, row, cap, ttl_s)
             return is_behind
 
-        self._io.run(job, partial(self._done, flushed))
+        self._io.run(job, partial(self._done, flushed), user=block.info.record.user)
 
     def _done(self, flushed: Flushed, is_behind: bool | Exception) -> None:
         now_s = machine.monotonic()

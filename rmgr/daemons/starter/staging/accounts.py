@@ -207,7 +207,7 @@ class Accounts:
         if not path:
             return path
         self._who[f"{account.uid}"] = account
-        return self._copies.get(f"{account.uid}\0{path}")
+        return self._copies.get(f"{account.uid}\0{path}", account.name)
 
     def arguments(self, account: Account, arguments: Arguments) -> Arguments | FetchFailure | None:
         """The same, in a file of `account` where one is large (others travel in messages); None: it is on its way. Owner's thread only."""

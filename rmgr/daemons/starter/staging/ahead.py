@@ -75,7 +75,7 @@ class ReadAhead:
             self._convoy.add(want)
         else:  # seconds of one thread: others' inputs, which few jobs carry, do not wait behind it
             carry, arrived = partial(self._carry, wants=[want]), partial(self._arrived, [want])
-            self._io.run(carry, arrived, is_read=True, is_long=True, tells=True)
+            self._io.run(carry, arrived, user=block.info.record.user, is_read=True, is_long=True, tells=True)
         return True
 
     @property

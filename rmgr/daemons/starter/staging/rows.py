@@ -85,7 +85,7 @@ class OutputRows:
             self.in_memory_bytes += leaving.in_memory_bytes
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
             done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
-            self._io.run(lambda store: self._alone(store, leaving), done, size=ending.size_bytes, is_synced=True)
+            self._io.run(lambda store: self._alone(store, leaving), done, user=leaving.owner, size=ending.size_bytes, is_synced=True)
         elif not self._begin(leaving):
             self._convoy.add(leaving, size=ending.size_bytes)
 

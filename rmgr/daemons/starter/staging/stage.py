@@ -186,7 +186,8 @@ class Stager:
         return next((other for other in self._blocks.values() if other.ready and other.data.keyed), None) is block
 
     def _begin(self, block: ClaimedBlock, state: _State, index: int, wish: Wish, job: Callable[[Store], Staged]) -> None:
-        self._io.run(job, lambda result: self._staged(block, state, index, wish, result), is_read=True, is_long=not block.data.keyed)
+        done, user = (lambda result: self._staged(block, state, index, wish, result)), block.info.record.user
+        self._io.run(job, done, user=user, is_read=True, is_long=not block.data.keyed)
 
     def kept(self, block: ClaimedBlock, now_s: float) -> int:
         """How many of its waiting tasks, from the front on, are not to be given to another node: up to the last one that is
@@ -286,6 +287,7 @@ class Stager:
             self._io.run(
                 lambda store: self._files.make(store, block, index, wish, want, result),
                 lambda staged: self._settled(want, state, staged),
+                user=block.info.record.user,
                 is_read=True,
             )
         elif state is not None and staged is not None:
@@ -367,7 +369,7 @@ class Stager:
     def _remove(self, staged: Staged) -> None:
         self._reading.settle(staged.memory_bytes, 0)
         if staged.files or staged.directory:
-            self._io.run(lambda _store: self._remove_now(staged), lambda _result: None)
+            self._io.run(lambda _store: self._remove_now(staged), lambda _result: None, user=staged.user)
 
     def _remove_now(self, staged: Staged) -> None:
         remove_files(staged)

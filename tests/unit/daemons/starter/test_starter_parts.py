@@ -260,6 +260,41 @@ def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.Monk
     work.close()
 
 
+def test_jobs_go_in_turns_of_their_users_and_the_starters_own_first() -> None:
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), lambda _: None, threads=0)
+    order: list[str] = []
+    for user, count in (("ann", 4), ("bob", 2), ("", 2), ("cyd", 1)):
+        for number in range(count):
+            work.run(lambda _, name=f"{user}{number}": order.append(name), lambda _: None, user=user)  # type: ignore[misc]
+    while work.step():
+        pass
+    assert order == ["0", "1", "ann0", "bob0", "cyd0", "ann1", "bob1", "ann2", "ann3"]
+    assert work.is_idle
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_who_has_nothing_under_way_does_not_wait_for_the_long_jobs_of_another(is_long: bool) -> None:
+    messages: deque[Callable[[], None]] = deque()
+    work = StoreIO(MemoryStore(uuid.uuid4().hex), messages.append, threads=2)
+    gate, begun = threading.Event(), list[str]()
+
+    def stands(_store: Any, user: str) -> None:
+        begun.append(user)
+        assert gate.wait(60)
+
+    for user in ("ann", "bob"):
+        for _ in range(20):
+            work.run(partial(stands, user=user), lambda _: None, user=user, is_long=is_long)
+    until(lambda: {"ann", "bob"} <= set(begun))
+    work.run(lambda _: begun.append("cyd"), lambda _: None, user="cyd", is_long=is_long)
+    until(lambda: "cyd" in begun)
+    assert len(begun) <= 6, "two threads, a helper for each who came later; and what the last of them takes then"
+    gate.set()
+    until(lambda: len(messages) == 41)
+    until(lambda: work.is_idle)
+    work.close()
+
+
 def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> None:
     store = MemoryStore(uuid.uuid4().hex)
     store.put("small", b"s")

@@ -93,7 +93,8 @@ def test_a_record_that_names_a_row_for_its_command_is_refused_and_the_row_is_nev
     cache, asked = asked_cache()
     record = Submission(id=45, name="x", user="u", queue="q", work=Work.COMMAND, spec_sha256="e" * 64)
     assert cache.get(45) is None
-    asked[-1].set_result(Stamped(encode_record(record), Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)))
+    stat = Stat(version=0, mzxid=7, children=0, creates=0, ephemeral_owner=0, mtime_ms=0, czxid=7)
+    asked[-1].set_result(Stamped(encode_record(record), stat))
     info = cache.get(45)
     assert info is not None
     assert "spec_sha256" in info.refusal

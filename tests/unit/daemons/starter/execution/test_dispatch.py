@@ -92,7 +92,7 @@ class Fetcher:
         self.asked: list[str] = []
         self.rows = self
 
-    def get(self, key: str) -> Blob | None:
+    def get(self, key: str, _user: str = "") -> Blob | None:
         if key.startswith("args/"):
             self.asked.append(key)
             return None
@@ -202,7 +202,7 @@ def test_a_starter_reads_no_names_or_lines_without_end(tmp_path: Path, monkeypat
     else:
         waiting.info = Info(replace(RECORD, work=Work.COMMAND, python=None, command=Command(argv=("true",))), QueueSpec(name="q"), None)
     fetcher = Fetcher()
-    monkeypatch.setattr(fetcher, "get", lambda _key: row)
+    monkeypatch.setattr(fetcher, "get", lambda _key, _user: row)
     node, _ = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
     monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
@@ -216,7 +216,7 @@ def test_arguments_that_begin_behind_their_tasks_are_lost_data(tmp_path: Path, m
     waiting = block(0, row="args/1", count=2)
     waiting.base = 1000
     fetcher = Fetcher()
-    monkeypatch.setattr(fetcher, "get", lambda _key: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
+    monkeypatch.setattr(fetcher, "get", lambda _key, _user: decode("args/1", encode_payloads((b"a", b"b")), tmp_path))
     node, _ = dispatch(waiting, fetcher=fetcher)
     failures: list[Any] = []
     monkeypatch.setattr(node, "_on_unstartable", lambda _block, _indices, failure: failures.append(failure))
@@ -276,7 +276,7 @@ def test_what_makes_the_preparation_of_a_block_raise_ends_its_tasks_and_holds_up
 
 def test_what_is_wrong_with_the_node_while_a_block_is_prepared_is_the_nodes() -> None:
     class Away(Fetcher):
-        def get(self, key: str) -> Blob | None:
+        def get(self, key: str, _user: str = "") -> Blob | None:
             raise OSError(errno.EMFILE, "too many open files")
 
     waiting = block(0, (b"",))

@@ -22,7 +22,8 @@ class SlowIO:
         self.jobs: list[Callable[[Any], object]] = []
         self.done: list[Callable[[object], None]] = []
 
-    def run(self, job: Callable[[Any], object], done: Callable[[object], None]) -> None:
+    def run(self, job: Callable[[Any], object], done: Callable[[object], None], *, user: str) -> None:
+        assert user == "u"
         self.jobs.append(job)
         self.done.append(done)
 
@@ -30,7 +31,8 @@ class SlowIO:
 def lane_of(seq: int, *, since_s: float) -> Any:
     key = SimpleNamespace(submission=1, attempt=1)
     slot = SimpleNamespace(live_output=lambda *_: None)
-    return SimpleNamespace(running_seq=seq, since_s=since_s, tasks={seq: (SimpleNamespace(key=key), 0)}, slot=slot, worker=None)
+    block = SimpleNamespace(key=key, info=SimpleNamespace(record=SimpleNamespace(user="u")))
+    return SimpleNamespace(running_seq=seq, since_s=since_s, tasks={seq: (block, 0)}, slot=slot, worker=None)
 
 
 def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
