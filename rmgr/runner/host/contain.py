@@ -19,7 +19,7 @@ from dataclasses import dataclass
 #: socket. It does not ignore them, because what it starts would inherit that.
 OF_WORK = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _ROUNDS_S = 0.5
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
 class Children:
@@ -120,6 +120,15 @@ def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iter
         with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
             total += int(file.read().split()[1])
     return total * _PAGE
+
+
+def cpu_seconds(leader: int) -> float:
+    """Processor time of `leader`, of what it started and still lives, and of what these waited for. Cost: as `resident_bytes`."""
+    ticks = 0
+    for pid in _tree(leader):
+        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
+    return ticks / _TICKS
 
 
 def _tree(root: int) -> list[int]:

@@ -303,6 +303,39 @@ def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Pat
     assert rig.starters[0].agent().lanes.free_cores == 1
 
 
+def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: Rig, tmp_path: Path) -> None:
+    def liar(path: str, started: str) -> None:
+        import pathlib
+        import subprocess
+        import sys
+
+        from rmgr.runner.python.blocking import blocking
+
+        with blocking():
+            with open(started, "a") as file:
+                file.write("x")
+            program = "import pathlib, sys\nwhile not pathlib.Path(sys.argv[1]).exists(): sum(range(100_000))"
+            if len(pathlib.Path(started).read_text()) % 2:
+                subprocess.run([sys.executable, "-c", program, path], check=True)
+            while not pathlib.Path(path).exists():
+                sum(range(100_000))
+
+    agent = rig.start(cores=2).agent()
+    rig.wait_registered()
+    go, started = tmp_path / "go", tmp_path / "started"
+    number = rig.submit(liar, [call(str(go), str(started))] * 30)
+    wait_for(lambda: agent.lanes.overdrawn, "cores counted again")
+    seen, until_s = len(started.read_text()), time.monotonic() + 5
+    while time.monotonic() < until_s:  # nothing comes to pass: that is what is to be seen
+        time.sleep(0.1)
+    assert len(started.read_text()) <= seen + 2
+    assert seen < 20
+    assert agent.lanes.free_cores == 0
+    go.touch()
+    assert {outcome.state for outcome in rig.outcomes(number, 30).values()} == {State.COMPLETED}
+    wait_for(lambda: agent.lanes.free_cores == agent.lanes.cores, "all cores free")
+
+
 def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
     running = rig.start()
     rig.wait_registered()

@@ -1,8 +1,9 @@
 """The slots of one node and what they hold: cores, memory and other resources are counted here and nowhere else.
 
 A *lane* is one place where tasks run one after another: a Python worker, or the command queue of a slot. A busy lane
-holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Of other
-resources, whose single pieces have numbers, it keeps what it was lent as long as it has tasks.
+holds cores and memory; a lane whose task waits for another task (blocked) holds none until it is granted them again. Cores that such
+tasks use all the same are not free: what they say of themselves is not believed. Of other resources, whose single pieces have numbers,
+a lane keeps what it was lent as long as it has tasks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
+from rmgr.runner.host.contain import cpu_seconds
+from rmgr.runtime import machine
 
 #: Idle workers of other kinds that a slot keeps warm.
 _WARM = 2
@@ -29,6 +32,9 @@ _WARM = 2
 _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
 _WARM_SPAWNERS = 2
+
+#: Blocked tasks are looked at this often (s); what they used in less time is not told from the grain of the kernel's clock.
+_LOOK_S, _LEAST_S = 1.0, 0.5
 
 #: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
 Kind = tuple[str, Account | None]
@@ -61,6 +67,8 @@ class WorkerLane:
     tasks: dict[int, Task] = field(default_factory=dict)
     since_s: float = -math.inf
     blocked_seq: int = 0
+    looked: tuple[float, float] = (0.0, 0.0)  #: processor seconds of its worker when it was looked at last (monotonic)
+    uses: float = 0.0  #: cores that its task uses while it says that it waits
     shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
     asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent
     lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of the pieces that are its own, by name
@@ -130,7 +138,7 @@ class Lanes:
         processors: Sequence[int] = (),
     ) -> None:
         self.runner = runner
-        self.cores = self.free_cores = cores
+        self.cores = self._unheld = cores  #: the second: what no lane holds
         self.memory_mib = self.free_memory_mib = memory_mib
         self.resources = dict(resources or {})
         self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
@@ -142,6 +150,8 @@ class Lanes:
         self._kinds: dict[Slot, Kind] = {}
         self._active: dict[int, int] = {}
         self._waiting: deque[WorkerLane] = deque()
+        self._overdrawn = 0
+        self._looks_s = -math.inf  #: when blocked tasks are looked at next
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
@@ -165,6 +175,16 @@ class Lanes:
     def wants_grant(self) -> bool:
         """A blocked task could go on if it had its cores."""
         return bool(self._waiting)
+
+    @property
+    def free_cores(self) -> int:
+        """Neither held nor used by blocked tasks."""
+        return max(0, self._unheld - self._overdrawn) if self._overdrawn else self._unheld
+
+    @property
+    def overdrawn(self) -> int:
+        """Cores that blocked tasks use: no new work gets them."""
+        return self._overdrawn
 
     def fits(self, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """One more task of this size could start now."""
@@ -264,7 +284,7 @@ class Lanes:
         if now_s is not None:
             lane.since_s = now_s
         if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
-            lane.blocked_seq = 0
+            lane.blocked_seq, lane.uses = 0, 0.0
         if not lane.tasks:
             self.give_up(lane)
 
@@ -277,7 +297,7 @@ class Lanes:
         lane.lent = {}
         lane.info = lane.serial = lane.owner = None
         lane.recalling = False
-        lane.blocked_seq = 0
+        lane.blocked_seq, lane.uses = 0, 0.0
         if lane in self._waiting:
             self._waiting.remove(lane)
         if self._retired:
@@ -335,12 +355,12 @@ class Lanes:
     def keep(self, whose: str, cores: int, memory_mib: int, needs: Needs = ()) -> bool:
         """So much is kept for somebody, as far as it is free now; what he had beyond that is free. True: he has all of it."""
         had = self._kept.pop(whose, _NOTHING)
-        self.free_cores += had.cores
+        self._unheld += had.cores
         self.free_memory_mib += had.memory_mib
         for name, pieces in had.pieces.items():
             self._pieces[name] = sorted((*self._pieces[name], *pieces))
         found = min(cores, self.free_cores), min(memory_mib, self.free_memory_mib)
-        self.free_cores -= found[0]
+        self._unheld -= found[0]
         self.free_memory_mib -= found[1]
         kept: dict[str, list[int]] = {}
         for name, count in needs:
@@ -359,6 +379,7 @@ class Lanes:
         if seq in lane.tasks:
             lane.blocked_seq = seq
             self._release(lane)
+            lane.looked = self._cpu_s(lane), machine.monotonic()
 
     def unblock(self, lane: WorkerLane, seq: int) -> None:
         """It could go on: it is granted what it needs before anything new starts."""
@@ -367,11 +388,42 @@ class Lanes:
         elif lane.blocked_seq != seq and lane.worker is not None:
             lane.worker.grant(seq)
 
+    def charge_blocked(self, now_s: float) -> float:
+        """Counts cores that blocked tasks use, once in a while. Returns when it is needed again (monotonic), inf = nobody is blocked.
+
+        A task that waits for results uses a little: what all of them use is rounded to whole cores. Cost: 50 us a blocked task.
+        """
+        blocked = self._blocked()
+        if not blocked:
+            self._overdrawn = 0
+            return math.inf
+        if now_s >= self._looks_s:
+            self._looks_s = now_s + _LOOK_S
+            for lane in blocked:
+                cpu_s, since_s = lane.looked
+                if now_s - since_s >= _LEAST_S:
+                    lane.looked = self._cpu_s(lane), now_s
+                    lane.uses = max(0.0, lane.looked[0] - cpu_s) / (now_s - since_s)
+            self._overdrawn = round(sum(lane.uses for lane in blocked))
+        return self._looks_s
+
+    def _blocked(self) -> list[WorkerLane]:
+        return [lane for lane in self._workers.values() if lane.blocked_seq]
+
+    @staticmethod
+    def _cpu_s(lane: WorkerLane) -> float:
+        return cpu_seconds(lane.worker.pid) if lane.worker is not None else 0.0
+
     def grant(self) -> None:
         """Gives those that wait what has become free."""
-        while self._waiting and self.fits(*self._waiting[0].shape[:2]):
-            lane = self._waiting.popleft()
-            seq, lane.blocked_seq = lane.blocked_seq, 0
+        while self._waiting:
+            lane = self._waiting[0]
+            others = round(sum(other.uses for other in self._blocked() if other is not lane)) if self._overdrawn else 0
+            cores, memory_mib, _ = lane.shape
+            if cores > self._unheld - others or memory_mib > self.free_memory_mib:
+                return
+            self._waiting.popleft()
+            seq, lane.blocked_seq, lane.uses, self._overdrawn = lane.blocked_seq, 0, 0.0, others
             self._hold(lane)
             if lane.worker is not None:
                 with suppress(OSError):  # its processors may be others than before
@@ -402,11 +454,11 @@ class Lanes:
             slots.remove(lane.slot)
             slots.append(lane.slot)
         lane.cpus, self._processors = self._processors[: lane.cores], self._processors[lane.cores :]
-        self.free_cores -= lane.cores
+        self._unheld -= lane.cores
         self.free_memory_mib -= lane.memory_mib
         self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
         lane.slot.uses += 1
-        assert self.free_cores >= 0
+        assert self._unheld >= 0
         assert self.free_memory_mib >= 0
 
     def _release(self, lane: WorkerLane) -> None:
@@ -414,7 +466,7 @@ class Lanes:
             for cpu in lane.cpus:
                 insort(self._processors, cpu)
             lane.cpus = []
-            self.free_cores += lane.cores
+            self._unheld += lane.cores
             self.free_memory_mib += lane.memory_mib
             lane.cores = lane.memory_mib = 0
             self._active[lane.slot.number] -= 1

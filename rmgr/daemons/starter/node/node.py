@@ -264,6 +264,12 @@ class NodeAgent:
         reopen_s = self._ends.reopening.settle(now_s, takes_work=not self.is_draining)
         self.at(math.inf if reopen_s is None else reopen_s)
 
+    def _charge(self, now_s: float) -> None:
+        before = self.lanes.overdrawn
+        self.at(self.lanes.charge_blocked(now_s))
+        if self.lanes.overdrawn and not before:
+            self.log.warning("blocked_tasks_compute", cores=self.lanes.overdrawn, why="they say that they wait, and use processors")
+
     def _begin(self, now_s: float) -> None:
         self._fill(self._dispatch.run, now_s)
 
@@ -318,6 +324,7 @@ class NodeAgent:
             NodeStep.BAR: self._bar,
             NodeStep.GIVE_BACK_REFUSED: self._give_back_refused,
             NodeStep.REOPEN: self._reopen,
+            NodeStep.CHARGE: self._charge,
             NodeStep.BEGIN: self._begin,
             NodeStep.GRANT: self._grant,
             NodeStep.CLAIM: self._claim,

@@ -25,6 +25,7 @@ class NodeStep(StrEnum):
     BAR = "bar"
     GIVE_BACK_REFUSED = "give-back-refused"
     REOPEN = "reopen"
+    CHARGE = "charge"
     BEGIN = "begin"
     GRANT = "grant"
     CLAIM = "claim"
@@ -53,6 +54,8 @@ STEPS: tuple[tuple[NodeStep, frozenset[NodeMode]], ...] = (
     (NodeStep.GIVE_BACK_REFUSED, _ALWAYS),
     # Slots that were lost are there again before work looks for one.
     (NodeStep.REOPEN, _ALWAYS),
+    # Cores that blocked tasks use are not free: this is known before any are given to others.
+    (NodeStep.CHARGE, _ALWAYS),
     # Placed jobs first: what the leader has assigned outranks pulled work. Then what is here gets the slots that are free.
     (NodeStep.BEGIN, _BEGINS),
     # Nothing new begins, but a task that waits for its cores gets them: its end is what makes room.

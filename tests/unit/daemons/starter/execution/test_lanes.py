@@ -23,6 +23,7 @@ class FakeWorker:
         self.granted: list[int] = []
         self.stopped: list[int] = []
         self.is_leaving = False
+        self.pid = 0
 
     def grant(self, seq: int) -> None:
         self.granted.append(seq)
@@ -269,3 +270,66 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
     assert node.keep("r-7.0", 0, 0)
     node.give_up(second)
     assert node.free_of("gpu") == 3
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Processor seconds by pid, and the clock (pid 0)."""
+    spent = {0: 1000.0}
+    monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.cpu_seconds", lambda pid: spent.get(pid, 0.0))
+    monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.machine.monotonic", lambda: spent[0])
+    return spent
+
+
+def blocked(node: Lanes, count: int) -> list[WorkerLane]:
+    made = []
+    for seq in range(1, count + 1):
+        lane = run(node, seq)
+        assert lane is not None
+        lane.worker.pid = seq  # type: ignore[union-attr]
+        node.block(lane, seq)
+        made.append(lane)
+    return made
+
+
+def second(node: Lanes, cpu: dict[int, float], **used: float) -> None:
+    cpu[0] += 1.0
+    for name, seconds in used.items():
+        cpu[int(name[1:])] = cpu.get(int(name[1:]), 0.0) + seconds
+    node.charge_blocked(cpu[0])
+
+
+def test_cores_that_blocked_tasks_use_are_not_free(cpu: dict[int, float]) -> None:
+    node = lanes(cores=4)
+    blocked(node, 3)
+    assert node.charge_blocked(cpu[0]) < float("inf")
+    second(node, cpu, p1=1.0, p2=0.9)
+    assert (node.free_cores, node.overdrawn) == (2, 2)
+    assert run(node, 9, cores=3) is None
+    second(node, cpu, p1=5.0, p2=2.0)
+    assert node.free_cores == 0
+    second(node, cpu)
+    assert node.free_cores == 4, "they are quiet"
+
+
+def test_tasks_that_really_wait_cost_no_core(cpu: dict[int, float]) -> None:
+    node = lanes(cores=2)
+    blocked(node, 4)
+    for _ in range(5):
+        second(node, cpu, p1=0.1, p2=0.1, p3=0.1, p4=0.1)
+        assert node.free_cores == 2
+
+
+def test_who_uses_cores_and_asks_for_them_gets_them_when_nobody_else_does(cpu: dict[int, float]) -> None:
+    node = lanes(cores=1)
+    first, other = blocked(node, 2)
+    second(node, cpu, p1=1.0, p2=1.0)
+    node.unblock(first, 1)
+    node.grant()
+    assert first.worker.granted == [], "the other one computes"  # type: ignore[union-attr]
+    node.ended(other, [2], 1.0)
+    node.grant()
+    assert first.worker.granted == [1]  # type: ignore[union-attr]
+    assert (node.free_cores, node.overdrawn) == (0, 0)
+    node.ended(first, [1], 1.0)
+    assert (node.free_cores, node.charge_blocked(cpu[0])) == (1, float("inf"))
