@@ -82,6 +82,15 @@ class Aside:
         """Subject -> its error."""
         return {subject: kept.error for subject, kept in self._kept.items()}
 
+    @property
+    def words(self) -> str:
+        """What was set aside, in one line, the last one by name; "" = nothing."""
+        if not self._kept:
+            return ""
+        subject, last = next(reversed(self._kept.items()))
+        more = f", and {len(self._kept) - 1} more before" if len(self._kept) > 1 else ""
+        return f"{subject} was set aside: {last.error}{more}"
+
 
 def place_of(error: BaseException) -> str:
     """Where it was raised, as a subject: `leader/nodes/nodes.py:214`."""

@@ -38,7 +38,7 @@ from rmgr.model.base.ids import taskq_name
 from rmgr.model.base.resources import MIB, Needs, needs_of
 from rmgr.model.base.states import Reason, State
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.node import NodeRecord, NodeState, TroubleKind
+from rmgr.model.cluster.node import TAKES_WORK, NodeRecord, NodeState
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.submission import Phase, Submission, Work
@@ -219,7 +219,7 @@ def _node_view(snapshot: ClusterSnapshot, record: NodeRecord, claimed: list[Bloc
         seen_us=record.registered_us if alive else 0,  # when a dead one was last alive is not recorded
         version=record.version,
         resources=dict(record.capacity.resources),
-        trouble=trouble.kind if trouble is not None and trouble.kind != TroubleKind.USERS else "",
+        trouble=trouble.kind if trouble is not None and trouble.kind not in TAKES_WORK else "",
         until_us=trouble.until_us if trouble is not None else 0,
         metrics=record.metrics if alive else "",
         fix=how.fix,

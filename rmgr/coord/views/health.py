@@ -75,6 +75,9 @@ def condition(record: NodeRecord, *, is_alive: bool, drain: Drain | None, troubl
     if trouble.kind == TroubleKind.USERS:
         fix = f"type that command there{_on(record)}, or install where all users get to; such work starts seconds later"
         return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.PROBLEM)
+    if trouble.kind == TroubleKind.ASIDE:
+        fix = f"its log{_on(record)} has the traceback (set_aside); report it, and restart that Starter to forget it"
+        return NodeCondition(state=NodeState.UP, reason=trouble.reason, fix=fix, level=Level.WARNING)
     mended = {TroubleKind.DISK: f"free space there{_on(record)}", TroubleKind.STORE: "rmgr doctor looks at the data store"}
     fix = next((fix for kind, fix in mended.items() if kind == trouble.kind), f"look at its Starter's log{_on(record)}")
     return NodeCondition(state=leaving, reason=trouble.reason, fix=f"{fix}; it goes on by itself", level=Level.PROBLEM)

@@ -336,6 +336,7 @@ def build(
         cluster_id=meta.cluster_id,
         stop_grace_s=own.stop_grace_s,
         log=log,
+        aside=shared.aside,
         spool_cap=own.spool_cap_bytes,
         store_note=store_note,
     )

@@ -95,6 +95,11 @@ class TroubleKind(StrEnum):
     STORE = "store"
     OTHER = "other"
     USERS = "users"  #: none at all, but work of some users cannot run there
+    ASIDE = "aside"  #: none at all, but its Starter met what no code of it expected, and ended or left what it concerned
+
+
+#: Troubles with which a node takes work all the same.
+TAKES_WORK = frozenset({TroubleKind.USERS, TroubleKind.ASIDE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.health.strikes import OWN
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.resources import Request
@@ -58,22 +61,75 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
     assert not agent.is_draining
 
 
-def test_a_node_whose_turns_raise_is_shown_as_troubled_until_one_comes_to_its_end(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    running = rig.start()
+def test_a_node_one_of_whose_steps_raises_does_all_others_and_says_so(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = rig.start(cores=2)
     rig.wait_registered()
     agent = running.agent()
+    gate = tmp_path / "gate"
+    short = rig.submit(Command(argv=("sh", "-c", f"while ! [ -e {gate} ]; do sleep 0.1; done")))
+    endless = rig.submit(Command(argv=("sleep", "600")))
+    wait_for(lambda: agent.lanes.free_cores == 0, "both run")
 
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
 
+    def told(kind: str) -> str | None:
+        found = trouble(rig)
+        return found.reason if found is not None and found.kind == kind else None
+
     with monkeypatch.context() as patch:
         patch.setattr(type(agent.puller), "run", broken)
-        told = wait_for(lambda: trouble(rig), "its trouble to be published")
-        assert (told.kind, told.until_us) == ("other", 0)
-        assert re.fullmatch(r"its turns fail, test_quarantine.py:\d+: RuntimeError: a defect", told.reason)
+        reason = wait_for(lambda: told("other"), "its trouble to be published")
+        assert re.fullmatch(r"its turns fail, test_quarantine.py:\d+: RuntimeError: a defect", reason)
         assert not agent.is_draining, "what it has stays, and takes no other node with it"
-    wait_for(lambda: trouble(rig) is None, "its end to be published")
+        gate.touch()
+        assert rig.outcomes(short, 1)[0].state is State.COMPLETED
+        order(rig, OrderKind.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
+        assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
+    reason = wait_for(lambda: told("aside"), "it works again, and says what happened")
+    assert re.fullmatch(r"test_quarantine.py:\d+ was set aside: RuntimeError: a defect", reason)
     rig.outcomes(rig.submit(Command(argv=("true",))), 1)
+
+
+def test_a_block_at_which_claiming_raises_keeps_no_other_from_being_claimed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = rig.start().agent()
+    rig.wait_registered()
+    consider, bad = type(agent.puller)._consider, rig.next_number()
+
+    def broken(puller: object, board: object, candidate: Any, *rest: object) -> Any:
+        if candidate.key.submission == bad:
+            raise RuntimeError("a defect")
+        return consider(puller, board, candidate, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(agent.puller), "_consider", broken)
+        number = rig.submit(Command(argv=("true",)))
+        assert number == bad
+        assert rig.outcomes(rig.submit(Command(argv=("true",))), 1)[0].state is State.COMPLETED
+        assert rig.outcomes(number, 0) == {}
+    assert rig.outcomes(number, 1)[0].state is State.COMPLETED, "it is tried again"
+
+
+def test_an_end_that_cannot_be_written_down_is_its_tasks_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = rig.start(cores=2).agent()
+    rig.wait_registered()
+    settle, bad = ClaimedBlock.settle, rig.next_number()
+
+    def broken(block: ClaimedBlock, outcomes: Iterable[Outcome], now_s: float) -> None:
+        some = list(outcomes)
+        if block.key.submission == bad:  # a lone surrogate, which no encoder takes
+            some = [msgspec.structs.replace(one, error="\udcff") if one.index == 1 else one for one in some]
+        settle(block, some, now_s)
+
+    monkeypatch.setattr(ClaimedBlock, "settle", broken)
+    first = rig.submit(Command(argv=("true",)), [b"", b"", b""])
+    assert first == bad
+    assert rig.outcomes(rig.submit(Command(argv=("true",))), 1)[0].state is State.COMPLETED
+    ends = rig.outcomes(first, 3)
+    assert [ends[index].state for index in range(3)] == [State.COMPLETED, State.FAILED, State.COMPLETED]
+    assert ends[1].reason is Reason.BAD_OUTPUT
+    assert "UnicodeEncodeError" in ends[1].error
+    assert agent.is_empty
 
 
 def kill_parent() -> Callable[[], None]:

@@ -24,7 +24,7 @@ from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import names_below
 from rmgr.daemons.leader.nodes.clear import Clearer
 from rmgr.errors import WrongCluster
-from rmgr.model.cluster.node import Drain, NodeRecord, NodeState, StarterEntry, Trouble, TroubleKind
+from rmgr.model.cluster.node import TAKES_WORK, Drain, NodeRecord, NodeState, StarterEntry, Trouble
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.timers import Timer
@@ -126,7 +126,7 @@ class NodeKeeper:
         """The node is up, nobody drains it, and its Starter takes what is placed there."""
         record, trouble = self.records[name], self.troubles.get(name)
         is_up = record.state is NodeState.UP and record.guid in self.alive and name not in self.drains
-        return is_up and (trouble is None or trouble.incarnation != record.incarnation or trouble.kind == TroubleKind.USERS)
+        return is_up and (trouble is None or trouble.incarnation != record.incarnation or trouble.kind in TAKES_WORK)
 
     def refuses(self, name: str) -> Collection[str]:
         """Users whose work the node's Starter cannot run."""

@@ -21,11 +21,11 @@ import msgspec
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import Multi
-from rmgr.coord.protocol.records import brief, encode_block, encode_outcomes
+from rmgr.coord.protocol.records import brief, encode_block, encode_failed, encode_outcomes
 from rmgr.coord.seal.work import narrowed
 from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.model.base.resources import Needs
-from rmgr.model.base.states import State
+from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
 from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
 from rmgr.model.wire.line import ClaimStage
@@ -354,6 +354,16 @@ class ClaimedBlock:
         elif isinstance(sent, Return):
             self.ready = deque(sorted([*self.ready, *range(sent.first, sent.end)]))
 
+    def mend(self, why: str, now_s: float) -> bool:
+        """After a commit of its ends could not even be built: what cannot be written ends FAILED with `why`. False: all of it can be."""
+        self.refused(now_s)
+        bad = {outcome.index for outcome in self.arrived if not _can(encode_outcomes, brief((outcome,)))}
+        bad |= {index for index, record in self.failed if not _can(encode_failed, record)}
+        self.arrived = [outcome for outcome in self.arrived if outcome.index not in bad]
+        self.failed = [(index, record) for index, record in self.failed if index not in bad]
+        self.arrived += [Outcome(index=index, state=State.FAILED, reason=Reason.BAD_OUTPUT, error=why) for index in sorted(bad)]
+        return bool(bad)
+
     def may_return(self, now_s: float) -> bool:
         """Something of it waits, and could go back now."""
         return bool(self.ready) and self.sending is None and now_s >= self.return_after_s
@@ -391,6 +401,14 @@ class ClaimedBlock:
             payloads, base = payloads[start - base :], start
         ahead = self.ready[0] if self.ready else self.key.end
         return msgspec.structs.replace(data, done=done, payloads=payloads, base=base, seal=seal, started=max(data.started, ahead - first))
+
+
+def _can(encode: Callable[[Any], bytes], what: object) -> bool:
+    try:
+        encode(what)
+    except Exception:  # noqa: BLE001 - whatever it is, it will be so again
+        return False
+    return True
 
 
 def split_share(ready: int, hungry: int) -> int:

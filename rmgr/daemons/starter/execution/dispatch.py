@@ -148,7 +148,14 @@ class Dispatcher:
             if block.is_placed and self._jobs is not None and not self._jobs.may_start(block):
                 is_reserved = is_crowded = is_reserved or block.seat is None
                 continue
-            waits_for_room = self._start(block, launch)
+            try:
+                waits_for_room = self._start(block, launch)
+            except OSError:
+                raise  # of this node: no slot can be opened
+            except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it start
+                failure = FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
+                self._on_unstartable(block, block.take_ready(), failure)
+                continue
             if block.is_placed:
                 is_reserved = is_reserved or waits_for_room
                 is_crowded = is_crowded or waits_for_room

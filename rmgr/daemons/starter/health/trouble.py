@@ -42,6 +42,11 @@ class TroubledNode(Protocol):
     log: Log
 
     @property
+    def set_aside(self) -> str:
+        """What raised where nothing should, in words, "" = nothing."""
+        ...
+
+    @property
     def accounts(self) -> LookedAt | None: ...
 
 
@@ -96,15 +101,16 @@ class TroubleMark:
         reasons = {**node.drains, TroubleKind.OTHER: node.fault} if node.fault else node.drains
         kind = next((kind for kind in _KINDS if kind in reasons), None)
         refused = dict(list(node.accounts.refused.items())[:_MOST_USERS]) if node.accounts is not None else {}
-        if kind is None and not refused:
+        aside = node.set_aside
+        if kind is None and not refused and not aside:
             return None
         now_us = machine.wall_us()
         until_s = node.strikes.out_until_s if kind is TroubleKind.QUARANTINE else now_s
         return Trouble(
             node=node.name,
             incarnation=node.incarnation,
-            kind=kind or TroubleKind.USERS,
-            reason=(reasons[kind] if kind is not None else "; ".join(refused.values()))[:_LONGEST],
+            kind=kind or (TroubleKind.ASIDE if aside else TroubleKind.USERS),
+            reason=(reasons[kind] if kind is not None else "; ".join(filter(None, (aside, *refused.values()))))[:_LONGEST],
             refused={user: why[:_LONGEST] for user, why in refused.items()},
             since_us=now_us,
             until_us=now_us + int((until_s - now_s) * 1e6) if until_s > now_s else 0,

@@ -5,6 +5,7 @@ Ends of placed jobs go together (`jobs/joint.py`); those of other blocks each wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -13,10 +14,12 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome, Stamped
 from rmgr.coord.protocol.records import decode_block
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
+from rmgr.daemons.starter.execution.launch import words_of
 from rmgr.daemons.starter.jobs.joint import EndingNode, Joint, JointServices, discard
 from rmgr.daemons.starter.pull.hints import News
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ class CompletingServices(JointServices, Protocol):
 
     coordinator: Coordinator
     io: StoreIO
+    aside: Aside
 
     def post(self, call: Callable[[], None], /) -> None: ...
 
@@ -73,22 +77,36 @@ class Completing:
 
     def settle(self, now_s: float) -> float:
         """Commits what is due. Returns when it is needed again without a new fact (monotonic), inf = never. Cost: O(blocks)."""
-        rest = self._joint.flush(now_s)
+        raised: Exception | None = None
+        try:
+            rest = self._joint.flush(now_s)
+        except Exception as error:  # noqa: BLE001 - the boundary of jobs: all others are committed
+            rest, raised = [block for block in self._node.blocks.values() if block.sending is None], error
         next_s = self._joint.due_s
         for block in rest:
-            due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self._cores // block.key.cores))
-            if due_s is None:
-                continue
-            if due_s > now_s:
-                next_s = min(next_s, due_s)
-                continue
-            part = block.take_part()
-            if part.row:
-                put, written = (lambda store, part=part: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
-                self._shared.io.run(put, written, size=len(part.row_bytes))
-            else:
-                self._complete(block, part)
+            try:
+                next_s = min(next_s, self._settle(block, now_s))
+            except Exception as error:  # noqa: BLE001 - the boundary of one block: all others are committed
+                self._shared.aside.add(paths.running_block(self._node.name, block.key), None, error)
+                if not block.mend(f"its end cannot be written down: {words_of(error)}", now_s):
+                    raised = error
+        if raised is not None:
+            raise raised
         return next_s
+
+    def _settle(self, block: ClaimedBlock, now_s: float) -> float:
+        due_s = block.due_s(task_s=self._shared.times.of(block.kind), slots=max(1, self._cores // block.key.cores))
+        if due_s is None:
+            return math.inf
+        if due_s > now_s:
+            return due_s
+        part = block.take_part()
+        if part.row:
+            put, written = (lambda store: store.put(part.row, part.row_bytes)), partial(self._row_written, block, part)
+            self._shared.io.run(put, written, size=len(part.row_bytes))
+        else:
+            self._complete(block, part)
+        return math.inf
 
     def _row_written(self, block: ClaimedBlock, part: CompletePart, result: Exception | None) -> None:
         if self._node.blocks.get(block.key) is not block or block.sending is not part:

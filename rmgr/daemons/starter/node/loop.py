@@ -76,6 +76,7 @@ class Starter:
         cluster_id: str,
         stop_grace_s: float,
         log: Log,
+        aside: Aside,
         spool_cap: int = 1 << 30,
         store_note: Callable[[], str] = str,
     ) -> None:
@@ -106,7 +107,7 @@ class Starter:
         self._finished = False
         self._guard: StallGuard | None = None
         self._notifier: Notifier | None = None
-        self._aside = Aside(log, metrics.loop_errors.inc)  #: handlers that raised: each place in the code is logged once
+        self._aside = aside
         self._renewed_s: float | None = None  #: None = no exclusive work is here
         self._spooled = 0  #: bytes, as the metric shows
         self._hold_watches = {name: self._watch_holds(name) for name in agents}
@@ -248,9 +249,7 @@ class Starter:
                 try:
                     agent.settle(self._boards, hungry, now_s)
                 except Exception as error:  # noqa: BLE001 - the boundary of one node: its neighbours in this process go on
-                    place = place_of(error)
-                    self._aside.add(place, None, error)
-                    agent.failed(f"{place}: {type(error).__name__}: {error}", now_s)
+                    agent.failed(error, now_s)
             self._watch_hungry()
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending

@@ -20,6 +20,7 @@ from rmgr.daemons.starter.execution.barred import Barred
 from rmgr.daemons.starter.execution.dispatch import Dispatcher
 from rmgr.daemons.starter.execution.ends import Ends, cancelled
 from rmgr.daemons.starter.execution.lanes import Lanes
+from rmgr.daemons.starter.execution.launch import words_of
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.health.reach import settle_refused
 from rmgr.daemons.starter.health.strikes import OUT_S, Strikes
@@ -40,11 +41,15 @@ from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
+from rmgr.runtime.aside import place_of
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
 #: Turns that raise for so long are a trouble of the node; the next one comes after a pause.
 _FAILING_S, _PAUSE_S = 5.0, 0.5
+#: Steps that say what may not begin, and those that begin something: these wait for the first ones to succeed.
+_BEFORE_WORK = frozenset({NodeStep.BAR, NodeStep.GIVE_BACK_REFUSED, NodeStep.REOPEN})
+_BEGINS = frozenset({NodeStep.BEGIN, NodeStep.GRANT, NodeStep.CLAIM})
 
 
 class NodeAgent:
@@ -144,7 +149,7 @@ class NodeAgent:
             self,
             capacity=capacity, attributes=attributes,
             committer=shared.committer, records=shared.records,
-            times=shared.times, log=self.log, on_claim=shared.metrics.claimed,
+            times=shared.times, log=self.log, aside=shared.aside, on_claim=shared.metrics.claimed,
             gate=shared.gate, accounts=accounts, meet=self.stager.meet, forget=self.stager.forget,
         )
         self.orders = Inbox(self, shared.coordinator, shared.committer, post=shared.post, wake=shared.wake, log=self.log)
@@ -235,16 +240,31 @@ class NodeAgent:
         self._turn = (boards, hungry_nodes)
         io = self._shared.io
         mode = mode_of(drains=self.is_draining, full=self._shared.rows.is_full, behind=io.pending_bytes >= self._shared.spool_cap)
-        for take in self._turns[mode]:
-            take(now_s)
-        self.fault, self._failing_since_s = "", math.inf
+        failed: set[NodeStep] = set()
+        for step, take in self._turns[mode]:
+            if step in _BEGINS and failed & _BEFORE_WORK:
+                continue  # work that may not begin here any more would
+            try:
+                take(now_s)
+            except Exception as error:  # noqa: BLE001 - the boundary of one step: commits, orders and all others are done
+                failed.add(step)
+                self.failed(error, now_s)
+        if not failed:
+            self.fault, self._failing_since_s = "", math.inf
 
-    def failed(self, words: str, now_s: float) -> None:
-        """Its turn raised, and the later steps were not done. Its work stays here: it might break the turns of another node, too."""
+    def failed(self, error: Exception, now_s: float) -> None:
+        """A step of its turn raised. Its work stays here: it might break the turns of another node, too."""
+        place = place_of(error)
+        self._shared.aside.add(place, None, error)
         self._failing_since_s = min(self._failing_since_s, now_s)
         if now_s - self._failing_since_s >= _FAILING_S:
-            self.fault = f"its turns fail, {words}"
+            self.fault = f"its turns fail, {place}: {words_of(error)}"
         self.at(now_s + _PAUSE_S)
+
+    @property
+    def set_aside(self) -> str:
+        """What raised in this Starter where nothing should, in words, "" = nothing."""
+        return self._shared.aside.words
 
     def _take_handed(self, now_s: float) -> None:
         self.hands.settle(self._turn[0], now_s)
@@ -317,7 +337,7 @@ class NodeAgent:
             self._cores_shown = busy
             self._busy.set(busy)
 
-    def _steps(self) -> dict[NodeMode, list[Callable[[float], None]]]:
+    def _steps(self) -> dict[NodeMode, list[tuple[NodeStep, Callable[[float], None]]]]:
         """The steps of a turn by mode."""
         take: dict[NodeStep, Callable[[float], None]] = {
             NodeStep.TAKE_HANDED: self._take_handed,
@@ -338,7 +358,7 @@ class NodeAgent:
             NodeStep.OBEY: lambda _now_s: self.orders.settle(),
             NodeStep.SHOW: self._show,
         }
-        return {mode: [take[step] for step in steps_of(mode)] for mode in NodeMode}
+        return {mode: [(step, take[step]) for step in steps_of(mode)] for mode in NodeMode}
 
     def at(self, at_s: float) -> None:
         """Asks for a turn at this monotonic time, if none comes before."""

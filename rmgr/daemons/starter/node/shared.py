@@ -27,6 +27,7 @@ from rmgr.daemons.starter.staging.rows import OutputRows
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.deeds import Deeds
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.logger import Log
 from rmgr.runtime.timers import Timer
 
@@ -65,10 +66,12 @@ class Shared:
     checkpoint_max_bytes: int = 1 << 30  #: of one job
     directory: Path = Path()  #: the Starter's own
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
+    aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)
 
     def __post_init__(self) -> None:
+        self.aside = Aside(self.log, self.metrics.loop_errors.inc)
         self.claims = OutputClaims(self.io.store, self.coordinator, self.deeds)
         self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
 

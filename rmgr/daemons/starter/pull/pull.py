@@ -30,6 +30,7 @@ from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.model.base.resources import Capacity, Needs, NodeAttributes
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -118,6 +119,7 @@ class Puller:
         records: RecordCache,
         times: TaskTimes,
         log: Log,
+        aside: Aside,
         on_claim: Any,
         gate: Gate | None = None,
         accounts: Accounts | None = None,
@@ -135,6 +137,7 @@ class Puller:
         self._records = records
         self._times = times
         self._log = log
+        self._aside = aside
         self._on_claim = on_claim
         self._flying: dict[BlockKey, _Flying] = {}
         self._together = 1
@@ -207,7 +210,12 @@ class Puller:
                     return False
                 self._retry(max(board.next_look_s(), now_s + 0.001))
                 return appetite.cores == 0
-            verdict = self._consider(board, candidate, appetite, now_s)
+            try:
+                verdict = self._consider(board, candidate, appetite, now_s)
+            except Exception as error:  # noqa: BLE001 - the boundary of one block: all behind it are claimed
+                self._aside.add(f"{paths.pending(board.spec.name)}/{candidate.name}", None, error)
+                board.pause(candidate, now_s, _GATE_PAUSE_S)
+                verdict = False
             if verdict is None:
                 return False
             if not verdict:

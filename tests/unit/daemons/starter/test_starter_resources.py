@@ -147,7 +147,7 @@ def claimed(wants: dict[int, dict[str, int]], *, resources: dict[str, int] | Non
     times = SimpleNamespace(of=lambda _kind: None, ended=lambda _kind: 0)
     committer = SimpleNamespace(fence=lambda _node: 1, commit=lambda *_: None)
     capacity = Capacity(cores=cores, memory_bytes=0, resources=has)
-    words: Any = {"committer": committer, "records": infos, "times": times, "log": None, "on_claim": None}
+    words: Any = {"committer": committer, "records": infos, "times": times, "log": None, "aside": None, "on_claim": None}
     puller = Puller(node, capacity=capacity, attributes=NodeAttributes(), **words)  # type: ignore[arg-type]
     board = Board(candidates)
     puller.run([board], 1.0)  # type: ignore[list-item]
