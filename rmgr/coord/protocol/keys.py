@@ -294,9 +294,9 @@ def parse_led(key: str) -> str | None:
     return key[len(_LED) :] if key.startswith(_LED) else None
 
 
-def use(gateway: str) -> str:
-    """`use/<gateway>`: of the one that listens there."""
-    return f"use/{_part(gateway)}"
+def use(daemon: str) -> str:
+    """`use/<daemon>`: of the gateway that listens there, or of the Starter of that name."""
+    return f"use/{_part(daemon)}"
 
 
 def share(owner: str, user: str, name: str) -> str:

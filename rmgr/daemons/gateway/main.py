@@ -51,7 +51,6 @@ from rmgr.daemons.gateway.routes import ClusterRoutes
 from rmgr.daemons.gateway.submit_turns import SubmitTurns
 from rmgr.daemons.gateway.use import GatewayUse, LeaderAsk
 from rmgr.daemons.gateway.values import OwnedStore
-from rmgr.daemons.gateway.written import WrittenKeeper
 from rmgr.daemons.service.limits_keeper import LimitsKeeper
 from rmgr.daemons.service.metrics_place import MetricsPlace
 from rmgr.daemons.service.opened import opened
@@ -60,6 +59,7 @@ from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, ending
 from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
+from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.errors import CoordinationUnavailable
 from rmgr.log import audit

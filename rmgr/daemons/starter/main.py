@@ -33,6 +33,7 @@ from rmgr.daemons.service.secret_keeper import SecretKeeper, recognise
 from rmgr.daemons.service.self_check import VoiceCheck, check_key, check_voice, telling
 from rmgr.daemons.service.serving import open_server
 from rmgr.daemons.service.working import Working
+from rmgr.daemons.service.written import WrittenKeeper
 from rmgr.daemons.starter.checkpoint.seal import seals_of
 from rmgr.daemons.starter.core.commits import Committer
 from rmgr.daemons.starter.core.ended import Endings
@@ -198,9 +199,11 @@ def build(
     credentials: Credentials | None = None,
     trust: Trust | None = None,
     make_runner: Callable[..., NodeRunner] = NodeRunner,
+    bounds: Bounds | None = None,
 ) -> Parts:
     """Puts a Starter together; leftovers of older incarnations are ended first. Nothing is registered yet.
 
+    bounds: what each user may have of it.
     make_runner: what runs the work of a node, where it is not to be run (`bench/load/virtual_starters.py`).
     """
     own = config.starter
@@ -304,6 +307,7 @@ def build(
         directory=directory,
         python=own.python,
         log=log,
+        bounds=bounds or Bounds(),
         users=users,
         processors=processors,
         separate=bool(config.security.dir),
@@ -411,6 +415,7 @@ def _serve(
         store_note=store.note,
         credentials=credentials,
         trust=trust,
+        bounds=bounds,
     )
     agents.update(parts.starter.agents)
     keeper = SecretKeeper(coordinator, credentials, config, log).start() if credentials is not None else None
@@ -430,6 +435,7 @@ def _serve(
     server.add_generic(handler_of(RanksAnswering(parts.starter)))
     server.add_generic(rpc_terminal.handler_of(TerminalAnswering(parts.starter, operators=config.security.operators, log=log)))
     LimitsKeeper(coordinator, bounds, log).start()
+    written = WrittenKeeper(store, f"starter-{names[0]}", bounds, log).start(waits=False) if credentials is not None else None
     voice = VoiceCheck(server.is_mute, telling("the Starter's", log))
     working = Working(coordinator, store, guard, parts.starter.unable, lambda: voice.trouble)
     end_metrics = measured.serve(parts.metrics.registry, working.trouble, credentials=credentials, trust=trust)
@@ -453,6 +459,8 @@ def _serve(
         if lines is not None:
             lines.close()
         parts.close()
+        if written is not None:
+            written.close()
         end_metrics()
         signals.restore()
     if parts.starter.failure is not None:

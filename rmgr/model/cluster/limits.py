@@ -27,7 +27,7 @@ class UserLimits:
     open_submissions: int = 50_000  #: not ended
     unfinished_tasks: int = 8_000_000  #: waiting or running
     zookeeper_bytes: int = 4 * 1024**3  #: records, arguments and outcomes in ZooKeeper
-    store_bytes: int = 1024**4  #: written through one gateway within a day
+    store_bytes: int = 1024**4  #: written through one gateway, or by work of one Starter, within a day
     audit_lines: int = 120  #: of refusals a minute; the rest is counted and told in one line
     newer: Newer = newer()
 
@@ -60,7 +60,7 @@ _TABLE = (
     ("open_submissions", "cluster", "submissions that have not ended", "wait for some (rmgr wait), cancel some, or use --array"),
     ("unfinished_tasks", "cluster", "tasks that wait or run", "wait for some (rmgr wait), or cancel some"),
     ("zookeeper_bytes", "cluster", "bytes of submissions in ZooKeeper", _ARGUMENTS),
-    ("store_bytes", "gateway", "bytes written to the store within a day", "write less, or tomorrow; an operator can raise it"),
+    ("store_bytes", "gateway, Starter", "bytes written to the store within a day", "write less, or tomorrow; an operator can raise it"),
     ("audit_lines", "gateway, daemon", "lines of audit a minute", _AUDIT),
 )
 BOUNDS = tuple(Bound(name=name, where=where, what=what, advice=advice) for name, where, what, advice in _TABLE)

@@ -7,17 +7,20 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import Surprised
 from rmgr.coord.protocol import keys
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.node.service import NodeAnswering
+from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.daemons.starter.staging.outputs import of_command, write
 from rmgr.model.wire.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
@@ -44,16 +47,17 @@ class Flood:
         until(lambda: self.path.stat().st_size == len(WRITTEN))
         until(lambda: self.path.stat().st_blocks * 512 <= 2 * CAP, what="the middle was not given back")
         node.wait(Surprised, lambda event: event.what == "output_capped")
-        block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0)
+        info = SimpleNamespace(record=SimpleNamespace(user="ann"))
+        block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0, info=info)
         self.lane = SimpleNamespace(running_seq=self.seq, since_s=0.0, tasks={self.seq: (block, 0)}, slot=slot, worker=None)
         self.store = MemoryStore(uuid.uuid4().hex)
-        self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP)  # type: ignore[arg-type]
+        self.logs = LiveLogs(SimpleNamespace(run=self._run), lambda: None, CAP, partial(Charge, Bounds()))  # type: ignore[arg-type]
         agent = SimpleNamespace(lanes=[self.lane], logs=self.logs, blocks={})
         starter: Any = SimpleNamespace(agents={"n1": agent}, ask=lambda question: question())
         self.agent = agent
         self.service = NodeAnswering(starter, self.store, disk=None, spooled=lambda: 0)  # type: ignore[arg-type]
 
-    def _run(self, job: Callable[[MemoryStore], Any], done: Callable[[Any], None]) -> None:
+    def _run(self, job: Callable[[MemoryStore], Any], done: Callable[[Any], None], **_: object) -> None:
         done(job(self.store))
 
     def end(self) -> CommandEnd:

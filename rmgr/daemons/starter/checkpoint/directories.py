@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.staging.charged import Charge, charged
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
 from rmgr.runtime import machine
 
@@ -35,6 +36,10 @@ class DirectoryServices(Protocol):
     io: StoreIO
     peers: Peers | None
     seals: Seals
+
+    def charge_of(self, user: str) -> Charge:
+        """For something that `user`'s work is about to write into the store."""
+        ...
 
 
 class JobDirectories:
@@ -62,7 +67,7 @@ class JobDirectories:
                 node=self._node,
                 directory=self.make(block),
                 account=block.info.account,
-                store=self._shared.io.store,
+                store=charged(self._shared.io.store, self._shared.charge_of(block.info.record.user)),
                 sub=key.submission,
                 index=key.first,
                 attempt=key.attempt,
@@ -82,7 +87,7 @@ class JobDirectories:
                     hold=f"{key.submission}.{key.first}.{key.attempt}",
                     peers=peers,
                     coordinator=self._tree.coordinator,
-                    store=self._shared.io.store,
+                    store=charged(self._shared.io.store, self._shared.charge_of(block.info.record.user)),
                     is_over=is_over,
                 )
             )

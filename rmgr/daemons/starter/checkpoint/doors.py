@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.io import StoreIO
     from rmgr.daemons.starter.core.metrics import StarterMetrics
     from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
+    from rmgr.daemons.starter.staging.charged import Charge
     from rmgr.model.base.states import Reason
     from rmgr.model.cluster.queue import ClusterSettings
 
@@ -51,6 +52,10 @@ class CheckpointServices(Protocol):
     metrics: StarterMetrics
     peers: Peers | None
     seals: Seals
+
+    def charge_of(self, user: str) -> Charge:
+        """For something that `user`'s work is about to write into the store."""
+        ...
 
     def settings(self) -> ClusterSettings:
         """Of the cluster, as they are now."""

@@ -10,13 +10,15 @@ from rmgr.daemons.starter.checkpoint.ask import children_of
 from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.seal import Seals
 from rmgr.daemons.starter.execution.holds import CHECKPOINTS, HeldParts
+from rmgr.daemons.starter.staging.charged import Charges, charged
 from rmgr.runner.ranks import ranks
 
 
 class HelperParts:
     """Parts of checkpoints that one node helps with. Owner's thread only."""
 
-    def __init__(self, holds: HeldParts, store: Store, node: str, seals: Seals) -> None:
+    def __init__(self, holds: HeldParts, store: Store, node: str, seals: Seals, charges: Charges) -> None:
+        self._charges = charges
         self._seals = seals
         self._holds = holds
         self._store = store
@@ -38,7 +40,7 @@ class HelperParts:
                 node=self._node,
                 directory=hold.place / CHECKPOINTS,
                 account=hold.info.account if hold.info is not None else None,
-                store=self._store,
+                store=charged(self._store, self._charges(hold.info.record.user if hold.info is not None else "")),
                 sub=hold.submission,
                 index=hold.index,
                 attempt=hold.attempt,

@@ -11,7 +11,9 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.execution.lanes import WorkerLane
+from rmgr.daemons.starter.staging.charged import Charges
 from rmgr.daemons.starter.staging.outputs import LOG_PART_BYTES, Flushed
+from rmgr.errors import LimitReached
 from rmgr.model.tasks.gap import gap_line
 from rmgr.model.tasks.outcome import FailedRange, Outcome
 from rmgr.runtime import machine
@@ -81,8 +83,9 @@ class LiveLogs:
     it grows; at its end comes what its file holds beyond.
     """
 
-    def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int) -> None:
+    def __init__(self, io: StoreIO, ttl_s: Callable[[], float | None], output_cap: int, charges: Charges) -> None:
         self._io = io
+        self._charges = charges
         self._ttl_s = ttl_s
         self._output_cap = output_cap
         self._flushed: dict[int, _Flushing] = {}
@@ -131,7 +134,7 @@ class LiveLogs:
         flushed.every_s = min(flushed.every_s * 1.2, _RAREST_S)
         reader = lane.slot.live_output if lane.worker is None else lane.worker.live_output
         task = (block.key.submission, index, block.key.attempt)
-        ttl_s, cap = self._ttl_s(), self._output_cap
+        ttl_s, cap, charge = self._ttl_s(), self._output_cap, self._charges(block.info.record.user)
 
         def job(store: Store) -> bool:
             is_behind = False
@@ -142,6 +145,10 @@ class LiveLogs:
                         offset, part = flushed.sizes[number], flushed.parts[number]
                         data, following = reader(seq, stream, offset, LOG_PART_BYTES) or (b"", 0)
                         if not data:
+                            break
+                        try:
+                            charge.row(row(part), len(data))
+                        except LimitReached:  # what is left of it is for the end, which says so
                             break
                         store.put(row(part), data, ttl_s=ttl_s)
                         flushed.sizes[number] = following

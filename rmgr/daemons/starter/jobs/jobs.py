@@ -117,7 +117,7 @@ class Jobs:
             node, tree, saving, reread=reread, directory=directory, over=over, log=log,
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
-        self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals)
+        self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
         self._unplaced = Unplaced(node, tree, log)
         self._begun = Begun()
         self._coming: dict[str, _Coming] = {}

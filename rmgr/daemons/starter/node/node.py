@@ -76,7 +76,7 @@ class NodeAgent:
             processors=shared.processors.get(name, ()),
         )
         self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
-        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap)
+        self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap, shared.charge_of)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
         self.fault = ""  #: why no turn of it came to its end for some seconds

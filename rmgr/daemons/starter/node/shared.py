@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.rpc.ranks import Peers
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.daemons.leader.core.seals import Placings
@@ -21,6 +22,7 @@ from rmgr.daemons.starter.health.reach import Reach
 from rmgr.daemons.starter.health.trust import Gate
 from rmgr.daemons.starter.staging.accounts import Accounts, AccountsPolicy
 from rmgr.daemons.starter.staging.ahead import CAP_BYTES as VALUES_CAP_BYTES
+from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.daemons.starter.staging.claims import OutputClaims
 from rmgr.daemons.starter.staging.inputs import Inputs
 from rmgr.daemons.starter.staging.rows import OutputRows
@@ -67,13 +69,18 @@ class Shared:
     directory: Path = Path()  #: the Starter's own
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     aside: Aside = field(init=False)  #: what raised where nothing should: each place in the code is logged once
+    bounds: Bounds = field(default_factory=Bounds)  #: what each user may have of this Starter
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)
 
     def __post_init__(self) -> None:
         self.aside = Aside(self.log, self.metrics.loop_errors.inc)
         self.claims = OutputClaims(self.io.store, self.coordinator, self.deeds)
-        self.rows = OutputRows(self.io, self.deeds, cap_bytes=self.values_cap)
+        self.rows = OutputRows(self.io, self.deeds, self.charge_of, cap_bytes=self.values_cap)
+
+    def charge_of(self, user: str) -> Charge:
+        """For something that `user`'s work is about to write into the store."""
+        return Charge(self.bounds, user)
 
     def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
         """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""

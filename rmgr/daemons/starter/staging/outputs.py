@@ -24,6 +24,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding, Note, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
+from rmgr.errors import LimitReached
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.gap import place
 from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
@@ -263,12 +264,15 @@ def _write_logs(
     rests, parts = [], []
     for number, (stream, output) in enumerate(zip(keys.STREAMS, (ending.out, ending.err), strict=True)):
         offset, part = (ending.flushed.sizes[number], ending.flushed.parts[number]) if ending.flushed is not None else (0, 0)
-        rest, part = write_log(
-            store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s, most=ending.output_cap
-        )
-        if rest and ending.log_rows:
-            store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
-            rest, part = b"", part + 1
+        try:
+            rest, part = write_log(
+                store, submission, index, attempt, stream, output, offset, part, ending.account, ttl_s=ttl_s, most=ending.output_cap
+            )
+            if rest and ending.log_rows:
+                store.put(keys.log(submission, index, attempt, stream, part), rest, ttl_s=ttl_s)
+                rest, part = b"", part + 1
+        except LimitReached as error:  # a log is cut, and says so: the task has not failed for it
+            rest = f"\n[rmgr: the rest of this output is not stored: {error.message}]\n".encode()
         rests.append(rest)
         parts.append(part)
     return (rests[0], rests[1]), (parts[0], parts[1])

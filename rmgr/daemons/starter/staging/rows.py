@@ -17,6 +17,7 @@ from pathlib import Path
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.staging.charged import Charge, Charges, charged
 from rmgr.daemons.starter.staging.convoy import Convoy
 from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
 from rmgr.errors import RmgrError, StoreUnavailable
@@ -45,6 +46,7 @@ class StoringEnding:
     spool: Path
     log_ttl_s: float | None
     done: Callable[[Written | Exception], None]
+    charge: Charge | None = None  #: made once it is about to be written
     in_memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,11 +64,12 @@ class OutputRows:
 
     Args:
         deeds: of a secured cluster: values under output keys get a deed each, many of them one signature.
-        cap_bytes: of values in memory, above which no more work should begin.
+        cap_bytes: of values in memory, above which no more work should begin. charges: of users.
     """
 
-    def __init__(self, io: StoreIO, deeds: Deeds | None, *, cap_bytes: int) -> None:
+    def __init__(self, io: StoreIO, deeds: Deeds | None, charges: Charges, *, cap_bytes: int) -> None:
         self._io = io
+        self._charges = charges
         self._deeds = deeds
         self._convoy: Convoy[StoringEnding] = Convoy(io, self._carry, self._arrived, weight=_weight, most=_TOGETHER_BYTES)
         self.in_memory_bytes = 0  #: of values that are neither in the store nor in a file
@@ -150,6 +153,7 @@ class OutputRows:
             else:
                 told.append(made[1])
                 for row in made[0]:
+                    self._charge_of(leaving).row(row.key, len(row.data))
                     rows.setdefault(row.encoding, []).append((row, leaving.owner))
         return rows, told
 
@@ -176,12 +180,18 @@ class OutputRows:
             deeds, owner = self._deeds, leaving.owner
             seal = lambda row, encoding: deeds.noted(row, encoding, owner=owner)  # noqa: E731 - a type of its own
         try:
+            store = charged(store, self._charge_of(leaving))
             written = write(store, key.submission, leaving.index, key.attempt, leaving.ending, log_ttl_s=leaving.log_ttl_s, seal=seal)
         except StoreUnavailable:
             self._spill(leaving)
             raise
         discard(leaving.ending)
         return written
+
+    def _charge_of(self, leaving: StoringEnding) -> Charge:
+        if leaving.charge is None:
+            leaving.charge = self._charges(leaving.owner)
+        return leaving.charge
 
     def _spill(self, leaving: StoringEnding) -> None:
         with suppress(OSError):  # a full disk: it stays in memory, within the same bound

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.client.logs.stored_logs import read_ended, read_flushed
 from rmgr.daemons.starter.execution.logs import FIRST_FLUSH_S, LiveLogs
+from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.model.tasks.gap import place
 from rmgr.runtime import machine
 from tests.harness.memory_store import MemoryStore
+
+CHARGES = partial(Charge, Bounds())
 
 
 class SlowIO:
@@ -37,7 +42,7 @@ def lane_of(seq: int, *, since_s: float) -> Any:
 
 def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     io, lanes = SlowIO(), [lane_of(1, since_s=0.0)]
-    logs = LiveLogs(io, lambda: None, 64 << 20)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
     assert logs.flush(lanes, 0.0) == FIRST_FLUSH_S
     assert logs.flush(lanes, FIRST_FLUSH_S) is None, "its end brings the loop round"
     assert logs.flush(lanes, 1000.0) is None, "the store is away: there is nothing to do, and nothing to come back for"
@@ -49,7 +54,7 @@ def test_a_write_that_takes_long_does_not_bring_the_loop_round_at_once(monkeypat
 
 def test_other_lanes_are_looked_at_while_one_is_written() -> None:
     io, lanes = SlowIO(), [lane_of(1, since_s=0.0), lane_of(2, since_s=100.0)]
-    logs = LiveLogs(io, lambda: None, 64 << 20)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
     logs.flush(lanes, FIRST_FLUSH_S)
     assert logs.flush(lanes, 50.0) == 100.0 + FIRST_FLUSH_S
 
@@ -57,7 +62,7 @@ def test_other_lanes_are_looked_at_while_one_is_written() -> None:
 def test_who_puts_out_more_than_the_store_takes_gives_the_thread_back() -> None:
     io, lane = SlowIO(), lane_of(1, since_s=0.0)
     lane.slot.live_output = lambda _seq, _stream, offset, limit: (bytes(limit), offset + limit)  # there is always more
-    logs = LiveLogs(io, lambda: None, 64 << 20)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 64 << 20, CHARGES)  # type: ignore[arg-type]
     logs.flush([lane], FIRST_FLUSH_S)
     written = iter(range(1000))
 
@@ -75,7 +80,7 @@ def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "monotonic", lambda: clock[0])
     io, lane, size = SlowIO(), lane_of(1, since_s=0.0), 0
     lane.slot.live_output = lambda _seq, _stream, offset, limit: (bytes(min(limit, size - offset)), min(offset + limit, size))
-    logs = LiveLogs(io, lambda: None, 1 << 30)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, 1 << 30, CHARGES)  # type: ignore[arg-type]
 
     def flush() -> float:
         assert logs.flush([lane], clock[0]) is None
@@ -99,7 +104,7 @@ def test_what_one_write_does_not_bear_follows_soon(monkeypatch: pytest.MonkeyPat
 def test_who_floods_for_hours_keeps_both_ends_of_a_stream_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     cap, written = 4 << 20, 0
     io, lane, store = SlowIO(), lane_of(1, since_s=0.0), MemoryStore("logs")
-    logs = LiveLogs(io, lambda: None, cap)  # type: ignore[arg-type]
+    logs = LiveLogs(io, lambda: None, cap, CHARGES)  # type: ignore[arg-type]
 
     def live_output(_seq: int, stream: str, offset: int, limit: int) -> tuple[bytes, int] | None:
         end = min(offset + limit, written)

@@ -8,19 +8,23 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.core.records import Info
+from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.daemons.starter.staging.outputs import Ending, Written
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
-from rmgr.errors import RmgrError, StoreUnavailable, UsageError
+from rmgr.errors import LimitReached, RmgrError, StoreUnavailable, UsageError
+from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import PythonEnvironment, Submission, Work
@@ -59,7 +63,8 @@ class Desk:
         self.store = store or Counting()
         self.messages: queue.Queue[Callable[[], None]] = queue.Queue()
         self.io = StoreIO(self.store, self.messages.put)
-        self.rows = OutputRows(self.io, deeds, cap_bytes=MIB)
+        self.bounds = Bounds()
+        self.rows = OutputRows(self.io, deeds, partial(Charge, self.bounds), cap_bytes=MIB)
         self.spool = spool
         self.told: dict[int, Written | Exception] = {}
         key = BlockKey(priority=0, seq=1, submission=42, first=0, count=200, attempt=3, cores=1, memory_mib=0)
@@ -240,6 +245,41 @@ def test_while_the_store_is_away_every_value_is_on_disk_and_none_is_lost(desk: D
     assert [desk.out(index) for index in range(60)] == [(bytes([index]) * 20_000, Encoding.RAW) for index in range(60)]
     assert list(desk.spool.iterdir()) == []
     assert desk.io.pending_bytes == 0
+
+
+def test_what_work_writes_is_counted_for_its_user_once_and_above_the_limit_its_task_alone_fails(desk: Desk, tmp_path: Path) -> None:
+    desk.bounds.limits = UserLimits(store_bytes=1_000_000)
+    files = []
+    for number, size in enumerate((300_000, 400_000)):
+        files.append(tmp_path / f"value-{number}")
+        files[-1].write_bytes(bytes(size))
+    desk.store.outage = "away"
+    desk.add(0, Ending(value=Value(path=str(files[0]), size=300_000)))
+    desk.add(1, Ending(values=(Value(data=bytes(100_000)),)))
+    desk.until(lambda: desk.io.down_since_s is not None)
+    desk.store.outage = ""
+    desk.until(lambda: len(desk.told) == 2)
+    assert desk.bounds.written() == {"ann": {0: 400_000}}, "tried twice, counted once"
+    desk.add(2, Ending(value=Value(path=str(files[1]), size=400_000)))
+    desk.add(3, Ending(values=(Value(data=bytes(250_000)),)))
+    desk.until(lambda: len(desk.told) == 4)
+    refused = [result for result in desk.told.values() if isinstance(result, LimitReached)]
+    assert len(refused) == 1
+    assert "ann has reached the limit store_bytes = 1000000" in refused[0].message
+    desk.add(4, Ending(values=(Value(data=bytes(100_000)),)))
+    desk.until(lambda: 4 in desk.told)
+    assert isinstance(desk.told[4], Written), "what fits is stored"
+
+
+def test_logs_above_the_limit_are_cut_with_a_line_that_says_so(desk: Desk, tmp_path: Path) -> None:
+    desk.bounds.limits = UserLimits(store_bytes=1_000_000)
+    out = tmp_path / "out"
+    out.write_bytes(b"x" * 2_000_000)
+    desk.add(0, Ending(out=Output(size=2_000_000, path=str(out))))
+    desk.until(lambda: 0 in desk.told)
+    told = desk.told[0]
+    assert isinstance(told, Written)
+    assert b"the rest of this output is not stored: ann has reached the limit store_bytes" in told.log[0]
 
 
 def test_of_a_block_that_is_not_the_nodes_own_any_more_nothing_is_written(desk: Desk) -> None:

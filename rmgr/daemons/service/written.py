@@ -1,6 +1,6 @@
-"""Counts what users wrote into the store through one gateway within a day, in a row that a restarted gateway finds.
+"""Keeps what users wrote into the store through one gateway or Starter within a day in a row that it finds when it is restarted.
 
-The row is written every few seconds while anything is, and at the end. A gateway that is killed forgets at most those seconds.
+The row is written every few seconds while anything is, and at the end. A daemon that is killed forgets at most those seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rmgr.runtime.logger import Log
 SAVE_S = 2.0
 _TIMEOUT_S = 10.0
 _HOUR_S = 3600
-#: The row of a gateway that never comes back goes by itself.
+#: The row of a daemon that never comes back goes by itself.
 _TTL_S = 2 * 86_400.0
-#: What nobody writes within a day: a row with more was not written by a gateway.
+#: What nobody writes within a day: a row with more was not written by a daemon.
 _MOST = 1 << 62
 #: 24 hours of 10,000 users are a fifth of it.
 _MOST_ROW_BYTES = 32 * 2**20
@@ -37,14 +37,14 @@ class WrittenToday(msgspec.Struct, frozen=True):
 
 
 class WrittenKeeper:
-    """Reads the row of the gateway that listens at `endpoint` into `bounds`, then keeps it. Never blocks its caller but in `close`.
+    """Reads the row of the daemon `name` into `bounds`, then keeps it. Never blocks its caller but in `close`.
 
-    Args: wall: seconds since 1970.
+    Args: name: where a gateway listens, `starter-` and its first node of a Starter. wall: seconds since 1970.
     """
 
-    def __init__(self, store: Store, endpoint: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] | None = None) -> None:
+    def __init__(self, store: Store, name: str, bounds: Bounds, log: Log, *, wall: Callable[[], float] | None = None) -> None:
         self._store = store
-        self._row = keys.use(endpoint)
+        self._row = keys.use(name)
         self._bounds = bounds
         self._log = log
         self._wall = wall or machine.wall_s
@@ -52,9 +52,10 @@ class WrittenKeeper:
         self._saved: dict[str, dict[int, int]] | None = None  #: None: the row was not read yet
         self._thread = machine.Thread(target=self._run, name="written", daemon=True)
 
-    def start(self) -> WrittenKeeper:
-        """Begins: reads at once where the store answers, else as soon as it does."""
-        self._round()
+    def start(self, *, waits: bool = True) -> WrittenKeeper:
+        """Begins: reads at once where the store answers, else as soon as it does. waits: for its first answer."""
+        if waits:
+            self._round()
         self._thread.start()
         return self
 
@@ -64,8 +65,9 @@ class WrittenKeeper:
         self._thread.join(_TIMEOUT_S)
 
     def _run(self) -> None:
-        while not self._end.wait(SAVE_S):
+        while not self._end.is_set():
             self._round()
+            self._end.wait(SAVE_S)
         self._round()
 
     def _round(self) -> None:
