@@ -125,7 +125,8 @@ def parts(
             found.append(PartView(kind="partition", id=name, state="policy failed", reason=reason, fix=fix, level=level))
     for path, error in sorted(snapshot.aside.items())[:_SHOWN]:
         reason = f"the leader has set {path} aside: {error}"
-        fix = "mend or remove that znode; the leader's log has the traceback (set_aside)"
+        what = "mend or remove that znode" if path.startswith("/") else "report it"  # else a place in the code
+        fix = f"{what}; the leader's log has the traceback (set_aside)"
         found.append(PartView(kind="record", id=path, state="set aside", reason=reason, fix=fix, level=Level.WARNING))
     if (more := len(snapshot.aside) - _SHOWN) > 0:
         reason = f"the leader has set {counted(more, 'more znode')} aside"

@@ -191,7 +191,8 @@ class Watchdog:
             try:
                 message()
             except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
-                self._aside.add(place_of(error), None, error)
+                aside = self._aside if self.leader is None else self.leader.aside
+                aside.add(place_of(error), None, error)
             self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         return not self._stopping
 

@@ -108,6 +108,19 @@ def test_what_a_starter_itself_cannot_do_is_a_problem_unless_its_node_is_drained
     assert (part.level, part.reason, part.fix) == ("warning", "new fan; the disk is full", "rmgr resume n1")
 
 
+def test_what_daemons_have_set_aside_is_told_and_their_nodes_take_work() -> None:
+    words = "dispatch.py:210 was set aside: ValueError: x"
+    trouble = Trouble(node="n1", incarnation=1, kind="aside", reason=words, since_us=1)
+    answer = told(facts(record(), record("n2"), record("b1", "big"), troubles={"n1": trouble}))
+    (part,) = answer.parts
+    assert (part.kind, part.id, part.state, part.level, part.reason) == ("node", "n1", "up", "warning", words)
+    assert "set_aside" in part.fix
+    assert answer.healthy
+    (part,) = told(facts(record(), record("n2"), record("b1", "big"), aside={"subs.py:7": "KeyError: 1"})).parts
+    assert (part.level, part.reason) == ("warning", "the leader has set subs.py:7 aside: KeyError: 1")
+    assert part.fix.startswith("report it")
+
+
 def test_work_that_no_node_could_run_is_a_problem_and_explain_says_the_same() -> None:
     drained = facts(record(), record("n2"), record("b1", "big"), drains={"n1": DRAIN})
     for request, is_well in ((Request(cores=1), True), (Request(features=("n1",)), False), (Request(cores=5), False)):

@@ -28,6 +28,7 @@ from rmgr.errors import WrongCluster
 from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 
 
 class Leader:
@@ -164,6 +165,11 @@ class Leader:
     def mass_loss(self) -> MassLoss | None:
         """The mass loss under way. From any thread."""
         return self.nodes.mass
+
+    @property
+    def aside(self) -> Aside:
+        """What raised in this term, and is told in `rmgr status`."""
+        return self._term.aside
 
     def hurry(self) -> bool:
         """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
