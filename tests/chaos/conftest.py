@@ -16,7 +16,8 @@ from tests.harness.flooded import Flooded
 @pytest.fixture(scope="session")
 def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One server for all these tests. It may be killed and paused, and keeps its data."""
-    with ZooKeeperServer(tmp_path_factory.mktemp("breakable"), tick_ms=round(TICK * 1000), die_with_parent=True) as server:
+    where, longest = tmp_path_factory.mktemp("breakable"), {"maxSessionTimeout": 60_000}  # for tests in which nobody is to be lost
+    with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=longest, die_with_parent=True) as server:
         yield server
 
 
