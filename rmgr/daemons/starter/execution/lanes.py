@@ -33,8 +33,8 @@ _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
 _WARM_SPAWNERS = 2
 
-#: Blocked tasks are looked at this often (s); what they used in less time is not told from the grain of the kernel's clock.
-_LOOK_S, _LEAST_S = 1.0, 0.5
+#: Blocked tasks are looked at this often (s): until then each gives its core away; what they used in less time is not told from the grain of the kernel's clock.
+_LOOK_S, _LEAST_S = 0.5, 0.25
 
 #: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
 Kind = tuple[str, Account | None]
