@@ -122,13 +122,20 @@ def resident_bytes(leader: int, group: ControlGroup | None = None, *, also: Iter
     return total * _PAGE
 
 
-def cpu_seconds(leader: int) -> float:
-    """Processor time of `leader`, of what it started and still lives, and of what these waited for. Cost: as `resident_bytes`."""
-    ticks = 0
+def processor_seconds(leader: int) -> tuple[float, float]:
+    """(processor time, time for which a processor was waited for) of `leader`, and of what it started and still lives.
+
+    The second is that of threads that live, 0 where the kernel does not say. Cost: about 20 us a process and 10 us a thread.
+    """
+    ticks = waited_ns = 0
     for pid in _tree(leader):
-        with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
-            ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
-    return ticks / _TICKS
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))  # with what ended, and was waited for
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                    waited_ns += int(file.read().split()[1])
+    return ticks / _TICKS, waited_ns / 1e9
 
 
 def _tree(root: int) -> list[int]:

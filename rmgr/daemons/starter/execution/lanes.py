@@ -23,7 +23,7 @@ from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.records import Info
 from rmgr.model.base.resources import Needs, lent_variables, needs_of
 from rmgr.model.base.states import Reason
-from rmgr.runner.host.contain import cpu_seconds
+from rmgr.runner.host.contain import processor_seconds
 from rmgr.runtime import machine
 
 #: Idle workers of other kinds that a slot keeps warm.
@@ -33,8 +33,11 @@ _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
 _WARM_SPAWNERS = 2
 
-#: Blocked tasks are looked at this often (s): until then each gives its core away; what they used in less time is not told from the grain of the kernel's clock.
+#: Blocked tasks are looked at this often (s): until then each gives its core away. What they used in less time than the second cannot be
+#: told: the kernel counts in hundredths of a second.
 _LOOK_S, _LEAST_S = 0.5, 0.25
+#: Cores that a task uses which really waits, at most.
+_WAITS = 0.05
 
 #: What a slot is: its interpreter, and whose rights its work has (None: the Starter's).
 Kind = tuple[str, Account | None]
@@ -67,7 +70,7 @@ class WorkerLane:
     tasks: dict[int, Task] = field(default_factory=dict)
     since_s: float = -math.inf
     blocked_seq: int = 0
-    looked: tuple[float, float] = (0.0, 0.0)  #: processor seconds of its worker when it was looked at last (monotonic)
+    looked: tuple[float, float, float] = (0.0, 0.0, 0.0)  #: processor seconds had, waited for, as of when (monotonic)
     uses: float = 0.0  #: cores that its task uses while it says that it waits
     shape: tuple[int, int, Needs] = (0, 0, ())  #: cores, memory and other resources of its tasks, also while it is blocked
     asked: WorkerSpec | None = None  #: what `spec` was before it got the variables of what is lent
@@ -379,7 +382,7 @@ class Lanes:
         if seq in lane.tasks:
             lane.blocked_seq = seq
             self._release(lane)
-            lane.looked = self._cpu_s(lane), machine.monotonic()
+            lane.looked = (*self._processor_s(lane), machine.monotonic())
 
     def unblock(self, lane: WorkerLane, seq: int) -> None:
         """It could go on: it is granted what it needs before anything new starts."""
@@ -391,7 +394,7 @@ class Lanes:
     def charge_blocked(self, now_s: float) -> float:
         """Counts cores that blocked tasks use, once in a while. Returns when it is needed again (monotonic), inf = nobody is blocked.
 
-        A task that waits for results uses a little: what all of them use is rounded to whole cores. Cost: 50 us a blocked task.
+        A task that waits for results uses a little: what all of them use is rounded to whole cores. Cost: 100 us a blocked task.
         """
         blocked = self._blocked()
         if not blocked:
@@ -400,10 +403,12 @@ class Lanes:
         if now_s >= self._looks_s:
             self._looks_s = now_s + _LOOK_S
             for lane in blocked:
-                cpu_s, since_s = lane.looked
-                if now_s - since_s >= _LEAST_S:
-                    lane.looked = self._cpu_s(lane), now_s
-                    lane.uses = max(0.0, lane.looked[0] - cpu_s) / (now_s - since_s)
+                had_s, waited_s, since_s = lane.looked
+                if (length_s := now_s - since_s) >= _LEAST_S:
+                    lane.looked = (*self._processor_s(lane), now_s)
+                    lane.uses = max(0.0, lane.looked[0] - had_s) / length_s
+                    if lane.uses > _WAITS:  # on a busy machine it would use more if it could
+                        lane.uses += max(0.0, lane.looked[1] - waited_s) / length_s
             self._overdrawn = round(sum(lane.uses for lane in blocked))
         return self._looks_s
 
@@ -411,8 +416,8 @@ class Lanes:
         return [lane for lane in self._workers.values() if lane.blocked_seq]
 
     @staticmethod
-    def _cpu_s(lane: WorkerLane) -> float:
-        return cpu_seconds(lane.worker.pid) if lane.worker is not None else 0.0
+    def _processor_s(lane: WorkerLane) -> tuple[float, float]:
+        return processor_seconds(lane.worker.pid) if lane.worker is not None else (0.0, 0.0)
 
     def grant(self) -> None:
         """Gives those that wait what has become free."""

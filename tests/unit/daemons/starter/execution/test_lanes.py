@@ -274,9 +274,9 @@ def test_pieces_of_other_resources_are_kept_for_somebody_too_as_they_come_free()
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """Processor seconds by pid, and the clock (pid 0)."""
+    """Processor seconds by pid, those waited for by its negative, and the clock (0)."""
     spent = {0: 1000.0}
-    monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.cpu_seconds", lambda pid: spent.get(pid, 0.0))
+    monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.processor_seconds", lambda pid: (spent.get(pid, 0.0), spent.get(-pid, 0.0)))
     monkeypatch.setattr("rmgr.daemons.starter.execution.lanes.machine.monotonic", lambda: spent[0])
     return spent
 
@@ -312,11 +312,19 @@ def test_cores_that_blocked_tasks_use_are_not_free(cpu: dict[int, float]) -> Non
     assert node.free_cores == 4, "they are quiet"
 
 
+def test_on_a_busy_machine_what_is_waited_for_counts_of_those_who_compute(cpu: dict[int, float]) -> None:
+    node = lanes(cores=4)
+    blocked(node, 3)
+    cpu[-1] = cpu[-2] = 0.9
+    second(node, cpu, p1=0.1, p2=0.01)
+    assert (node.free_cores, node.overdrawn) == (3, 1)
+
+
 def test_tasks_that_really_wait_cost_no_core(cpu: dict[int, float]) -> None:
     node = lanes(cores=2)
     blocked(node, 4)
     for _ in range(5):
-        second(node, cpu, p1=0.1, p2=0.1, p3=0.1, p4=0.1)
+        second(node, cpu, p1=0.04, p2=0.04, p3=0.04, p4=0.04)
         assert node.free_cores == 2
 
 
