@@ -32,7 +32,7 @@ from rmgr.errors import CoordinationUnavailable, PermissionDenied, QuotaReached,
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch
 from rmgr.procedures.bootstrap import check_same, read_meta
 from rmgr.runtime import loop, machine
-from rmgr.runtime.aside import Aside, place_of
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.backoff import Backoff
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.lease import Lease
@@ -204,10 +204,7 @@ class Starter:
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, message: Call) -> None:
-        try:
-            message()
-        except Exception as error:  # noqa: BLE001 - loop boundary: one bad message must not end the node's work
-            self._aside.add(place_of(error), None, error)
+        self._aside.attempt(message)  # loop boundary: one bad message must not end the node's work
 
     def wait_s(self) -> float:
         """See `runtime.loop.Owner`."""

@@ -76,6 +76,7 @@ class NodeAgent:
             processors=shared.processors.get(name, ()),
         )
         self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
+        self.aside = shared.aside  #: what raised where nothing should
         self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap, shared.charge_of)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
@@ -126,6 +127,7 @@ class NodeAgent:
             on_missing=self._missed,
             is_awaited=self.jobs.is_awaited,
             spool=files,
+            aside=self.aside,
             log=self.log,
         )
         self._dispatch = Dispatcher(
