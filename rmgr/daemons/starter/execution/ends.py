@@ -480,7 +480,7 @@ class Ends:
         if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
-        if ending.directory:
+        if ending.directory and not self._stager.is_needed(block):  # what was staged has just gone: two at once are in each other's way
             self._io.run(lambda _store: remove_directory(ending), lambda _result: None)
 
 
