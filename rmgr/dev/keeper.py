@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from rmgr.dev.record import KEEPER, DevProcess, advertise, is_advertised, read_state, write_state
+from rmgr.errors import UNREADABLE_TEXT
 
 #: First pause before a restart, the longest one, and after which life a process begins afresh (s).
 FIRST_S, LONGEST_S, SOUND_S = 1.0, 60.0, 60.0
@@ -212,7 +213,7 @@ def _say(text: str) -> None:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, *UNREADABLE_TEXT):
         found = json.loads(path.read_text())
         return found if isinstance(found, dict) else {}
     return {}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
     ClassView,
@@ -75,12 +76,12 @@ def to_message(view: Any) -> Any:
 
 
 def from_message(kind: type[V], message: Any) -> V:
-    """A protobuf message as its view; unknown fields of a newer peer are ignored."""
+    """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: one cannot be read."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint = _HINTS[kind][field.name]
         if (kind, field.name) in JSON_FIELDS:
-            values[field.name] = json.loads(getattr(message, f"{field.name}_json") or "{}")
+            values[field.name] = _parsed(getattr(message, f"{field.name}_json"), field.name)
         elif type(None) in get_args(hint):
             inner = next(part for part in get_args(hint) if part is not type(None))
             present = message.HasField(field.name)
@@ -89,6 +90,13 @@ def from_message(kind: type[V], message: Any) -> V:
         else:
             values[field.name] = _plain(kind, field.name, hint, getattr(message, field.name))
     return kind(**values)
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except UNREADABLE_TEXT as error:
+        raise Unavailable(f"{name} of an answer cannot be read: {error}", hint="rmgr version, here and where the leader runs") from None
 
 
 def _plain(kind: type[Any], name: str, hint: Any, raw: Any) -> Any:

@@ -13,6 +13,7 @@ import msgspec
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, RmgrError
 from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
@@ -83,7 +84,7 @@ class WrittenKeeper:
         try:
             found = row_of(self._store, self._row, _MOST_ROW_BYTES, timeout_s=_TIMEOUT_S)
             row = msgspec.json.decode(found, type=WrittenToday) if found is not None else None
-        except (DataLost, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except (DataLost, *UNREADABLE) as error:
             self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])
             row = None
         self._saved = {}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
@@ -373,7 +373,7 @@ class Door:
         link.settimeout(None)
         try:
             node = str(json.loads(line)["node"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (*UNREADABLE_TEXT, KeyError, TypeError):
             raise NotFound("the connection does not say for which node it is") from None
         if node not in self._nodes:
             raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")
