@@ -76,12 +76,20 @@ def to_message(view: Any) -> Any:
 
 
 def from_message(kind: type[V], message: Any) -> V:
-    """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: one cannot be read."""
+    """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: a known one cannot be read."""
+    try:
+        return _view(kind, message)
+    except UNREADABLE_TEXT as error:  # of a word that this release does not know, too
+        hint = "rmgr version, here and where the leader runs"
+        raise Unavailable(f"a {kind.__name__} of the leader cannot be read: {error}", hint=hint) from None
+
+
+def _view(kind: type[V], message: Any) -> V:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint = _HINTS[kind][field.name]
         if (kind, field.name) in JSON_FIELDS:
-            values[field.name] = _parsed(getattr(message, f"{field.name}_json"), field.name)
+            values[field.name] = json.loads(getattr(message, f"{field.name}_json") or "{}")
         elif type(None) in get_args(hint):
             inner = next(part for part in get_args(hint) if part is not type(None))
             present = message.HasField(field.name)
@@ -90,13 +98,6 @@ def from_message(kind: type[V], message: Any) -> V:
         else:
             values[field.name] = _plain(kind, field.name, hint, getattr(message, field.name))
     return kind(**values)
-
-
-def _parsed(text: str, name: str) -> Any:
-    try:
-        return json.loads(text or "{}")
-    except UNREADABLE_TEXT as error:
-        raise Unavailable(f"{name} of an answer cannot be read: {error}", hint="rmgr version, here and where the leader runs") from None
 
 
 def _plain(kind: type[Any], name: str, hint: Any, raw: Any) -> Any:

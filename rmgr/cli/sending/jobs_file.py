@@ -62,7 +62,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
     Raises: UsageError naming file, entry or line, name, key, cause, and what to write. Cost: 0.1 ms an entry.
     """
     shown = "stdin" if file == "-" else file
-    raw = _read(file, shown)
+    raw = raw_jobs(file, shown)
     if not raw:
         raise UsageError(
             f"{shown} holds no job", hint='[[job]] and command = ["echo", "hello"] below it; or a line {"command": "..."} each'
@@ -84,7 +84,8 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
 # -- files --------------------------------------------------------------------------------------------------------------------
 
 
-def _read(file: str, shown: str) -> list[_Raw]:
+def raw_jobs(file: str, shown: str) -> list[_Raw]:
+    """The jobs as their tables say them, with the defaults. file: "-" is stdin. Raises: UsageError naming the line."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
