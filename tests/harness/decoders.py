@@ -28,6 +28,7 @@ from rmgr.coord.decisions import ownership
 from rmgr.coord.protocol import keys, records
 from rmgr.coord.protocol.multi import Holds, Multi, Set
 from rmgr.coord.rebuild.parts import compared
+from rmgr.coord.seal.tree import NotSealed
 from rmgr.coord.views import closing
 from rmgr.daemons.gateway import written
 from rmgr.daemons.leader.records import records as placing
@@ -208,7 +209,7 @@ DECODERS = (
         name="deed",
         module="coord/decisions/ownership.py",
         decode=ownership.decode_deed,
-        raises=(ownership.NotSealed,),
+        raises=(NotSealed,),
         form=Form.MSGPACK,
         kind=ownership.Deed,
     ),
@@ -216,7 +217,7 @@ DECODERS = (
         name="share",
         module="coord/decisions/ownership.py",
         decode=lambda data: ownership.decode_share(_SHARE.row, data),
-        raises=(ownership.NotSealed,),
+        raises=(NotSealed,),
         form=Form.JSON,
         sample=ownership.encode_share(_SHARE),
     ),

@@ -40,7 +40,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 
@@ -263,7 +263,7 @@ class SqliteStore(Store):
         return _whole(row), row.sha256
 
     def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
+        self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0
     ) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
         deadline = CallDeadline(timeout_s)
