@@ -259,9 +259,7 @@ class Store(Protocol):
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """The same of many, in as few round trips as there can be; absent keys are left out.
 
         Of a value above `largest` bytes there is None in place of the bytes: who wants that one asks for it, as a file or a stream.
