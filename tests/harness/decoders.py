@@ -30,7 +30,7 @@ from rmgr.coord.protocol.multi import Holds, Multi, Set
 from rmgr.coord.rebuild.parts import compared
 from rmgr.coord.seal.tree import NotSealed
 from rmgr.coord.views import closing
-from rmgr.daemons.gateway import written
+from rmgr.daemons.service import written
 from rmgr.daemons.leader.records import records as placing
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import arguments
