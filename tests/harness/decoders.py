@@ -30,8 +30,8 @@ from rmgr.coord.protocol.multi import Holds, Multi, Set
 from rmgr.coord.rebuild.parts import compared
 from rmgr.coord.seal.tree import NotSealed
 from rmgr.coord.views import closing
-from rmgr.daemons.service import written
 from rmgr.daemons.leader.records import records as placing
+from rmgr.daemons.service import written
 from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import arguments
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
@@ -149,9 +149,9 @@ _SHARE = ownership.ValueShare(owner="ana", user="bob", key="k", write=True)
 _VIEW = b'{"id":1,"name":"x","user":"u","queue":"q","state":"COMPLETED"}'
 _TOML = b'default_queue = "a"\n[queues.a]\ndispatch = "pull"\n[limits]\n'
 _CONFIG = b'[cluster]\nzk = "127.0.0.1:2181"\n[log]\n'
-_SCENARIO = b'seed = 1\n[[server]]\nname = "a"\nspeed = 1.0\n'
+_SCENARIO = min((path.read_bytes() for path in scenario.SHIPPED.glob("*.toml")), key=len)
 _JOBS = b'{"name": "prep", "command": ["./prep"]}\n{"command": ["true"], "cpus": 2}\n'
-_EVENT = b'{"at": 1.5, "event": "down", "node": "n1"}\n'
+_EVENT = b'{"at": 1.5, "event": "fail", "nodes": [0]}\n'
 _LOG = b'{"at":1,"end":{"facts":1,"passes":2}}'
 
 _OF_RECORDS = "coord/protocol/records.py"
@@ -240,7 +240,7 @@ DECODERS = (
     ),
     Decoder(
         name="written today",
-        module="daemons/gateway/written.py",
+        module="daemons/service/written.py",
         decode=written.decode_written,
         raises=(DataLost,),
         form=Form.JSON,
