@@ -151,7 +151,7 @@ _TOML = b'default_queue = "a"\n[queues.a]\ndispatch = "pull"\n[limits]\n'
 _CONFIG = b'[cluster]\nzk = "127.0.0.1:2181"\n[log]\n'
 _SCENARIO = min((path.read_bytes() for path in scenario.SHIPPED.glob("*.toml")), key=len)
 _JOBS = b'{"name": "prep", "command": ["./prep"]}\n{"command": ["true"], "cpus": 2}\n'
-_EVENT = b'{"at": 1.5, "event": "fail", "nodes": [0]}\n'
+_EVENT = b'{"at": 1.5, "event": "fail", "nodes": "0-3 7"}\n'
 _LOG = b'{"at":1,"end":{"facts":1,"passes":2}}'
 
 _OF_RECORDS = "coord/protocol/records.py"
