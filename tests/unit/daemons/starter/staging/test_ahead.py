@@ -290,6 +290,8 @@ def test_a_task_with_a_great_many_inputs_keeps_no_other_waiting(node: Node) -> N
     assert len(node.run(node.block(*([name] for name in names)))) == 2, "while eight others are read"
     gate.set()
     assert all(len(node.run(hog)[0].inputs) == 1000 for hog in hogs)
+
+
 def test_a_task_whose_arguments_never_came_has_no_output_keys(node: Node) -> None:
     block = node.block(["in/0"])
     block.payloads = None  # their row could not be read
