@@ -33,6 +33,8 @@ _failed = msgspec.msgpack.Decoder(FailedRange)
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _page = msgspec.msgpack.Decoder(tuple[Fragment, ...])
 _raw_page = msgspec.msgpack.Decoder(list[msgspec.Raw])
+#: A page has at most 180 fragments of 12 KiB, and each of their bytes may be a value.
+_MOST_PAGE_VALUES = 3_000_000
 #: A fragment that tells nothing.
 NOTHING = Fragment(attempt=0)
 #: Fields of an outcome before those that are seldom used, and the values of these.
@@ -107,13 +109,13 @@ def encode_block(data: BlockData) -> bytes:
     return _pack.encode(_WideBlock(**(fields | {"done": mask})))
 
 
-def unpack(decode: Callable[[bytes], T], data: bytes) -> T:
+def unpack(decode: Callable[[bytes], T], data: bytes, most: int = stream.MAX_VALUES) -> T:
     """What `decode` makes of MessagePack. Raises msgspec.DecodeError alone, whatever stands there: who reads expects nothing else.
 
     Cost: of more than 1 MiB 0.3 us a value beside the decoder, which then builds no more than a million.
     """
-    if len(data) > stream.FEW_BYTES and stream.is_crowded(data):
-        raise msgspec.DecodeError(f"it has more than {stream.MAX_VALUES:,} values")
+    if len(data) > stream.FEW_BYTES and stream.is_crowded(data, most):
+        raise msgspec.DecodeError(f"it has more than {most:,} values")
     try:
         return decode(data)
     except msgspec.DecodeError:
@@ -202,12 +204,12 @@ def join_page(fragments: list[bytes]) -> bytes:
 
 def decode_page(data: bytes) -> tuple[Fragment, ...]:
     """Reverse of `join_page`. Raises msgspec.DecodeError."""
-    return unpack(_page.decode, data)
+    return unpack(_page.decode, data, _MOST_PAGE_VALUES)
 
 
 def split_page(data: bytes) -> list[bytes]:
     """Reverse of `join_page`: what a newer release wrote, or signed, is still there. Raises msgspec.DecodeError."""
-    return [bytes(raw) for raw in unpack(_raw_page.decode, data)]
+    return [bytes(raw) for raw in unpack(_raw_page.decode, data, _MOST_PAGE_VALUES)]
 
 
 def encode_payloads(payloads: tuple[bytes, ...]) -> bytes:
