@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -43,6 +42,7 @@ from rmgr.runner.host.kernel import (
     prefer_for_oom,
     trim_memory,
 )
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runner.python.workers import Workers
 
 _MS = 1_000_000
@@ -321,7 +321,7 @@ class Spawner:
                 watched.group.remove()
         self._commands.remove_group()
         if orphaned:
-            shutil.rmtree(self._setup.directory, ignore_errors=True)
+            remove_tree(self._setup.directory)
             self._leave_cgroups()
         else:
             self._control.settimeout(1.0)

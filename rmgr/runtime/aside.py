@@ -47,6 +47,15 @@ class Aside:
             self._kept.pop(subject, None)
         return True
 
+    def attempt(self, what: Callable[[], object]) -> Exception | None:
+        """Handles something of which nobody knows more than the place in the code where it raises; returns what it raised."""
+        try:
+            what()
+        except Exception as error:  # noqa: BLE001 - as above
+            self.add(place_of(error), None, error)
+            return error
+        return None
+
     def holds(self, subject: str, version: object) -> bool:
         """It failed at this version, and is not to be tried again."""
         if not self._kept:

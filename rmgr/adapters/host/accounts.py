@@ -16,9 +16,21 @@ import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+
+from rmgr.runner.host.outputs import read_live
 
 #: System call of setgroups, which the C library would carry out for all threads of the process.
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
+#: File systems in which the kernel tells of itself, by the numbers that it gives them: proc, sys, control groups, debug, trace,
+#: security, config, terminals, bpf. A name in /proc says something else to a daemon than to the user who wrote it down.
+_KERNELS = frozenset(
+    {0x9FA0, 0x62656572, 0x27E0EB, 0x63677270, 0x64626720, 0x74726163, 0x73636673, 0x62656570, 0x1CD1, 0xCAFE4A11, 0x6E736673}
+)
+_MAX_LINKS = 40
+#: On the way to a file: directories that may be passed and not read, links as such.
+_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 #: What everybody's work takes over from the Starter; the rest of its environment is nobody else's business.
 _INHERITED = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH")
 
@@ -61,7 +73,7 @@ def acting(account: Account | None) -> Iterator[None]:
     if account is None:
         yield
         return
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     before = os.getgroups()
     try:
         _set_groups(libc, list(account.groups))
@@ -77,6 +89,11 @@ def acting(account: Account | None) -> Iterator[None]:
         _set_groups(libc, before)
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _set_groups(libc: ctypes.CDLL, groups: list[int]) -> None:
     number = _SETGROUPS.get(platform.machine()) if sys.platform.startswith("linux") else None
     if number is None:
@@ -85,18 +102,99 @@ def _set_groups(libc: ctypes.CDLL, groups: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "setgroups")
 
 
-def open_regular(path: str, account: Account | None) -> int:
+def open_regular(path: str, account: Account | None, *, below: str = "", follow: bool = True) -> int:
     """Descriptor of a plain file, opened for reading with the rights of `account`; never waits for a pipe.
 
-    Raises: OSError, also for what is no plain file, and for a link as the last name where an account is given.
+    below: a directory that nothing on the way may leave, for a `path` that is not absolute. follow: the last name may be a link; never
+    with an account.
+    Raises: OSError, also for what is no plain file, and for what lies in /proc or is reached through it: the file that was opened is
+        looked at, not its name. ValueError for what no name can be. Cost: with an account or `below` five system calls a step.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if account is not None else 0)
     with acting(account):
-        fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        if account is not None or below:
+            fd = _walk(path, below, follow=follow and account is None)
+        else:
+            fd = os.open(path, _READ if follow else _READ | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", path)
+        _refuse_kernels(fd, path)
+    except OSError:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a plain file", path)
+        raise
     return fd
+
+
+def live_output(path: str, account: Account | None, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
+    """What a growing output file holds, see `read_live`; None: it cannot be opened so. Never follows a link."""
+    try:
+        fd = open_regular(path, account, follow=False)
+    except (OSError, ValueError):
+        return None
+    try:
+        return read_live(fd, offset, limit, cap)
+    finally:
+        os.close(fd)
+
+
+def _walk(path: str, below: str, *, follow: bool) -> int:
+    """Opens a file step by step, so that no link leads out of `below`, and none into what the kernel tells of this process."""
+    base = below if below and not os.path.isabs(path) else "/"
+    way: list[int] = []
+    links = 0
+    try:
+        way.append(os.open(base, _LOOK & ~os.O_NOFOLLOW | os.O_DIRECTORY))
+        _refuse_kernels(way[0], base)
+        todo = path.split("/")[::-1]
+        while todo:
+            name = todo.pop()
+            if name in {"", "."}:
+                continue
+            if name == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
+                elif base != "/":
+                    raise PermissionError(errno.EXDEV, "leads out of the work directory", path)
+                continue
+            way.append(os.open(name, _LOOK, dir_fd=way[-1]))
+            mode = os.fstat(way[-1]).st_mode
+            if stat.S_ISLNK(mode):
+                os.close(way.pop())
+                links += 1
+                if links > _MAX_LINKS or not (todo or follow):
+                    raise OSError(errno.ELOOP, "is a link" if links == 1 else os.strerror(errno.ELOOP), path)
+                target = os.readlink(name, dir_fd=way[-1])
+                if os.path.isabs(target):
+                    if base != "/":
+                        raise PermissionError(errno.EXDEV, "leads out of the work directory through a link", path)
+                    while len(way) > 1:
+                        os.close(way.pop())
+                todo += target.split("/")[::-1]
+            elif stat.S_ISDIR(mode):
+                _refuse_kernels(way[-1], path)
+            elif todo:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            else:
+                return os.open(name, _READ | os.O_NOFOLLOW, dir_fd=way[-2])
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    finally:
+        for fd in way:
+            os.close(fd)
+
+
+def _refuse_kernels(fd: int, path: str) -> None:
+    """Raises: PermissionError for a file or directory of /proc, /sys and their like. Cost: a system call."""
+    if sys.platform.startswith("linux") and _kind_of(fd) in _KERNELS:
+        raise PermissionError(errno.EPERM, "lies where the kernel tells of itself (/proc, /sys)", path)
+
+
+def _kind_of(fd: int) -> int:
+    """The number of the file system of an open file, as Linux gives it."""
+    found = (ctypes.c_long * 32)()  # struct statfs: its first word, and room for the rest
+    if _libc().fstatfs(ctypes.c_int(fd), ctypes.byref(found)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return found[0]
 
 
 def uid_of(pid: int) -> int:

@@ -10,10 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
-import stat
-import subprocess
 import time
 from pathlib import Path
 
@@ -22,13 +19,12 @@ import psutil
 from rmgr.adapters.host.cgroup import kill_group, remove_group
 from rmgr.errors import StateConflict
 from rmgr.model.base.units import counted
+from rmgr.runner.host.removal import remove_tree
 
 _RECORDS = "records"
 #: A spawner whose Starter died ends its work itself: it gets this long.
 _OWN_ACCORD_S = 2.0
 _ROUNDS = 50
-#: Removing a tree so deep that it was made to be in the way.
-_DEEP_S = 10.0
 
 
 class _Guard:
@@ -112,22 +108,6 @@ def reap(directory: Path) -> list[str]:
             with contextlib.suppress(OSError):
                 entry.unlink()
     return done
-
-
-def remove_tree(directory: Path) -> None:
-    """Removes a directory that work has had to itself, as far as that is possible: links are not followed, however deep it is.
-
-    Or what the work has put in its place: a file, a link.
-    """
-    with contextlib.suppress(OSError):
-        if not stat.S_ISDIR(os.lstat(directory).st_mode):
-            os.unlink(directory)
-            return
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-    except RecursionError:  # CPython 3.11 recurses; deeper than any honest work goes
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(["rm", "-rf", "--", str(directory)], stdin=subprocess.DEVNULL, timeout=_DEEP_S, check=False, capture_output=True)
 
 
 def identity(directory: Path) -> tuple[int, int] | None:

@@ -42,6 +42,7 @@ from rmgr.adapters.host.worker import Worker, WorkerSpec
 from rmgr.adapters.host.workevents import SlotEvents, WorkEvent
 from rmgr.model.wire import frames
 from rmgr.runner.host import home
+from rmgr.runner.host.removal import remove_tree
 
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
 
@@ -156,7 +157,7 @@ class NodeRunner:
         self.loop.close()
         if self._cgroups is not None:
             self._cgroups.close()
-        leftovers.remove_tree(self.directory)
+        remove_tree(self.directory)
         self._guard.close()
 
     # -- for slots and workers -----------------------------------------------------------------------------------------
@@ -188,4 +189,3 @@ def _pids_of_user(pids_limit: int) -> int:
     except (OSError, ValueError):
         most = 8192
     return min(pids_limit * (os.cpu_count() or 1), most)
-

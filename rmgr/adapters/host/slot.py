@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rmgr.adapters.host import distrust, leftovers
-from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.accounts import Account, live_output
 from rmgr.adapters.host.cgroup import SlotCgroup
 from rmgr.adapters.host.channel import Channel, Loop
 from rmgr.adapters.host.deaths import death_words, lost_words, lost_worker
@@ -32,7 +32,7 @@ from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
-from rmgr.runner.host.outputs import read_live
+from rmgr.runner.host.removal import remove_tree
 
 #: How long a killed spawner's socket may take to close.
 _BURIED_S = 0.5
@@ -260,8 +260,7 @@ class Slot:
             started = self._commands.get(seq)
         if started is None:
             return None
-        with acting(self.account):
-            read = read_live(started.out if stream == "stdout" else started.err, offset, limit, started.cap)
+        read = live_output(started.out if stream == "stdout" else started.err, self.account, offset, limit, started.cap)
         with self._lock:
             return read if seq in self._commands else None
 
@@ -416,7 +415,7 @@ class Slot:
             self._board.close()
             self._board = None
         running = tuple(seq for seq in left if seq <= last)
-        leftovers.remove_tree(self.directory)
+        remove_tree(self.directory)
         if self._cgroup is not None:
             self._cgroup.close()
         leftovers.forget(self._place.directory, self.name)

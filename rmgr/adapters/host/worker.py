@@ -17,13 +17,12 @@ from typing import Protocol
 import msgspec
 
 from rmgr.adapters.host import distrust
-from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.accounts import Account, live_output
 from rmgr.adapters.host.channel import Channel, Loop
 from rmgr.model.base.states import Reason
 from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import Output, TaskBatch, TaskEnd, WorkerGone
 from rmgr.runner.host.board import SETTLE_S, Board
-from rmgr.runner.host.outputs import read_live
 
 #: A worker that is silent this long while it has tasks may hold finished results: they are read from its board.
 _RESCUE_S = 0.05
@@ -211,8 +210,7 @@ class Worker:
             cap = board.output_cap
         except ValueError:  # it has just ended: the board is closed
             return None
-        with acting(self.slot.account):
-            read = read_live(os.path.join(self.directory, stream), offset, limit, cap)
+        read = live_output(os.path.join(self.directory, stream), self.slot.account, offset, limit, cap)
         return read if self.running()[0] == seq else None
 
     # -- the selector thread's side ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from rmgr.errors import UsageError
 from rmgr.model.tasks.array import parse_array, shown_index
 from rmgr.model.tasks.placing import Rigid
-from rmgr.model.tasks.submission import Command, Dependency, OnDisconnect, Submission
+from rmgr.model.tasks.submission import Command, Dependency, OnDisconnect, Submission, path_fault
 
 _ENTRY_BYTES = 64 * 1024
 _PYTHON = re.compile(r"^python(?:\d(?:\.\d+)?)?$")
@@ -115,6 +115,9 @@ def read_entries(file: str) -> list[bytes]:
 def command_of(request: CommandRequest) -> Command:
     """The command as it is recorded; script and uploads are named later, by their hashes. Raises UsageError (`python`, names of files)."""
     options = request.options
+    out, err = _on_node(options.out, options.cwd), _on_node(options.err, options.cwd)
+    for option, name in (("--out", out), ("--err", err), ("--cwd", options.cwd), ("--python", options.python)):
+        _check_name(option, name)
     _check_files("--input", options.inputs, absolute=False)
     _check_files("--output", options.outputs, absolute=True)
     moved = bool(options.cwd or options.uploads or options.inputs)
@@ -129,8 +132,8 @@ def command_of(request: CommandRequest) -> Command:
         script_name=os.path.basename(request.script.name) if request.script is not None else "",
         env=environment,
         cwd=options.cwd,
-        out=_on_node(options.out, options.cwd),
-        err=_on_node(options.err, options.cwd),
+        out=out,
+        err=err,
         input_files=tuple(options.inputs),
         output_files=tuple(options.outputs),
     )
@@ -139,12 +142,19 @@ def command_of(request: CommandRequest) -> Command:
 def _check_files(option: str, pairs: Iterable[tuple[str, str]], *, absolute: bool) -> None:
     """Raises UsageError for a file that the Starter would refuse after the work has been queued. absolute: a whole path may stand there."""
     for key, name in pairs:
+        _check_name(option, name)
         way = os.path.normpath(name)
         if way in {".", ".."} or way.startswith("../") or (os.path.isabs(way) and not absolute):
             raise UsageError(
                 f"{option}: the file name {name[:80]!r} leads out of the work directory",
                 hint=f"name a file below it: {option} {key}={os.path.basename(way.rstrip('.')) or 'FILE'}",
             )
+
+
+def _check_name(option: str, name: str) -> None:
+    """Raises UsageError for what no file can be called."""
+    if fault := path_fault(name):
+        raise UsageError(f"{option}: no file can have the name {name[:80]!r}: it {fault}", hint="a shorter name, of plain characters")
 
 
 def whole_path(word: str) -> str:

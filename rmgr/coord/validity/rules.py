@@ -17,6 +17,8 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET, UnsetType
 
+from rmgr.model.tasks.submission import MAX_PATH_BYTES, MAX_STEP_BYTES, path_fault
+
 #: Characters of a value that an error shows.
 _SHOWN = 60
 #: Types of defaults that nobody can change, and what no field holds.
@@ -93,6 +95,17 @@ def text(most: int, least: int = 0) -> Rule:
             except UnicodeEncodeError:
                 return FieldFault("", value, what)
         return None
+
+    return rule
+
+
+def file_name(least: int = 0) -> Rule:
+    """A name that a file can have, of at least so many characters."""
+    what = f"a file name of {least} to {MAX_PATH_BYTES} bytes, {MAX_STEP_BYTES} between two '/', in UTF-8 without NUL"
+
+    def rule(value: Any) -> FieldFault | None:
+        fits = isinstance(value, str) and len(value) >= least and (not value or not path_fault(value))
+        return None if fits else FieldFault("", value, what)
 
     return rule
 

@@ -14,6 +14,7 @@ from rmgr.coord.validity.rules import (
     FieldFault,
     Rule,
     blob,
+    file_name,
     flag,
     many,
     mapping,
@@ -83,6 +84,7 @@ _EXIT = optional(whole(-(1 << 31), 1 << 32))
 WORD = text(1000)
 LINE = text(10_000)
 FILE = text(4096)
+_PATH = file_name()
 #: An answer of the store, or a program's last words, in one line; whole blocks of them fit a znode.
 _ERROR = text(64 * 1024)
 #: The longest list of names: nodes of a large machine, all ranges of a large cancel.
@@ -101,7 +103,7 @@ _KEY = text(1000, 1)
 _ROW = words(r"args/[0-9]{10}/[0-9]{10}/[^/\0]{1,200}", "a key args/NUMBER/FIRST/NAME")
 _OUTCOMES_ROW = words(r"frag/[0-9]{10}/[^/\0]{1,200}", "a key frag/NUMBER/NAME")
 #: Names below the work directory; whoever makes the file compares it once more with where it leads.
-_BELOW = text(4096, 1)
+_BELOW = file_name(1)
 _LOG = row(blob(ZNODE_BYTES), blob(ZNODE_BYTES))
 _LOG_PARTS = row(whole(0, MAX_NUMBER), whole(0, MAX_NUMBER))
 _STORY = many(text(4096), 64)
@@ -201,9 +203,9 @@ BOOK.add(
     script_sha256=_SHA256,
     script_name=FILE,
     env=mapping(words(r"[^=\0]{1,4096}", "a name without '=' and NUL"), text(ZNODE_BYTES), 10_000),
-    cwd=FILE,
-    out=FILE,
-    err=FILE,
+    cwd=_PATH,
+    out=_PATH,
+    err=_PATH,
     stdin_sha256=_SHA256,
     uploads=many(BOOK.of(Upload), 10_000),
     input_files=many(row(_KEY, _BELOW), LONG),
@@ -211,7 +213,7 @@ BOOK.add(
 )
 BOOK.add(
     PythonEnvironment,
-    python=FILE,
+    python=_PATH,
     version=text(64),
     cloudpickle=text(64),
     sys_path=many(FILE, 1000),

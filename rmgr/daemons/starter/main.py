@@ -16,7 +16,6 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig
 from rmgr.adapters.host.gpus import gpus_here
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.adapters.host.process import NodeRunner
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import Trust, publish
@@ -66,6 +65,7 @@ from rmgr.model.cluster.node import Meta
 from rmgr.model.wire.frames import MAX_INLINE_VALUE
 from rmgr.procedures.bootstrap import read_settings
 from rmgr.procedures.deeds import Deeds
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime.advertise import advertised, advertised_metrics
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.logger import Log
@@ -280,6 +280,7 @@ def build(
     deeds = None
     if credentials is not None and trust is not None:
         deeds = Deeds(trust, meta.cluster_id, credentials, settings=lambda: starter.settings)
+    caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes) if users is not None else None
     shared = Shared(
         coordinator=coordinator,
         io=io,
@@ -299,6 +300,7 @@ def build(
         wake=nothing,
         environ=_way_to_the_cluster(config),
         output_cap=own.log_cap_bytes,
+        file_cap=caps.user_bytes if caps is not None else 0,
         spool_cap=own.spool_cap_bytes,
         values_cap=own.values_cap_bytes,
         checkpoint_max_bytes=own.checkpoint_max_bytes,
@@ -341,8 +343,7 @@ def build(
         store_note=store_note,
     )
     starter.use_settings(settings)
-    if users is not None:
-        caps = Caps.of(directory, user_bytes=own.work_cap_user_bytes, all_bytes=own.work_cap_bytes)
+    if caps is not None:
         WorkLimits(agents, directory, caps, after=mailbox.after, post=mailbox.put, log=log)
     return Parts(starter, io, runners, metrics, disk, files, peers)
 

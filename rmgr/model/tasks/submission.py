@@ -60,8 +60,24 @@ MAX_FUNCTION_BYTES = 256 * 1024 * 1024
 MAX_INITIALIZER_BYTES = 60 * 1024 * 1024
 #: Bytes of a packed module.
 MAX_MODULE_BYTES = 64 * 1024 * 1024
+#: Bytes of a file's whole name, and of one step of it: what Linux takes.
+MAX_PATH_BYTES, MAX_STEP_BYTES = 4095, 255
 #: Bytes of a script, as large as sbatch takes them.
 MAX_SCRIPT_BYTES = 4 * 1024 * 1024
+
+
+def path_fault(path: str) -> str:
+    """Why no file can have this name, as the end of a sentence; "" where one can."""
+    if "\0" in path:
+        return "has a NUL character"
+    try:
+        data = path.encode()
+    except UnicodeEncodeError:
+        return "is not UTF-8"
+    if len(data) > MAX_PATH_BYTES:
+        return f"has {len(data)} bytes, and at most {MAX_PATH_BYTES} are possible"
+    longest = max(map(len, data.split(b"/")))
+    return f"has a step of {longest} bytes, and at most {MAX_STEP_BYTES} are possible" if longest > MAX_STEP_BYTES else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ from rmgr.runner.host.untouched import blind_ns, marks_of
 _SPARE_NS = 300_000_000
 #: Work directories with at most this many plain files are emptied in place, others by `rm` in the background.
 _FEW = 32
+#: Removes a directory, also what a command has closed to itself.
+_REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
 #: Ends that missing files may be the cause of.
 _OWN = frozenset({Reason.EXIT_CODE, Reason.SIGNAL})
@@ -437,11 +439,10 @@ class Launcher:
                     os.unlink(entry.path)
                 os.rmdir(directory)
                 return
-        rm = _search("rm", os.defpath)
-        if rm is not None:
-            argv = [rm, "-rf", "--", directory]
+        shell = _search("sh", os.defpath)
+        if shell is not None:
             with contextlib.suppress(OSError):
-                self.removers.add(os.posix_spawn(rm, argv, os.environ, setsid=True))
+                self.removers.add(os.posix_spawn(shell, [shell, "-c", _REMOVE, "rm", directory], os.environ, setsid=True))
 
 
 def _identity(directory: str) -> tuple[int, int] | None:

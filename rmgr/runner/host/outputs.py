@@ -92,22 +92,16 @@ def settle(path: str, cap: int) -> Output:
     return Output(size=size, path=path, dropped=dropped)
 
 
-def read_live(path: str, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
-    """(bytes of a growing output file from `offset`, where to go on), b"" at its end, None when it is absent.
+def read_live(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int] | None:
+    """(bytes of a growing output file from `offset`, where to go on), b"" at its end, None when it cannot be read.
 
-    Never follows a symlink. A read stops before the dropped middle; one that begins in it gets the line that counts
-    what is missed, and what follows the gap. `limit` does not count that line.
+    A read stops before the dropped middle; one that begins in it gets the line that counts what is missed, and what follows the gap.
+    `limit` does not count that line.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
     try:
         return _read_around(fd, offset, limit, cap)
     except OSError:
         return None
-    finally:
-        os.close(fd)
 
 
 def _read_around(fd: int, offset: int, limit: int, cap: int) -> tuple[bytes, int]:

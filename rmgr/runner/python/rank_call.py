@@ -19,6 +19,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
 from rmgr.runner.host import home
 from rmgr.runner.host.kernel import NODE_TROUBLE
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import failure, read_part
 from rmgr.runner.ranks import ranks
@@ -102,7 +103,7 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
                 return told.data, told.pickled, told.extra
         raise RankFailed(f"a rank ended with code {code}, and with it the others", hint="the task's log says which, and why")
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_tree(place)
 
 
 def _bytes(path: str) -> bytes:

@@ -21,7 +21,7 @@ from rmgr.errors import InvalidRecord, RmgrError, UsageError, WrongCluster
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.block import MAX_TASKS, MOST_ATTEMPTS, MOST_TASKS, NO_SEQ, BlockData, BlockKey
-from rmgr.model.tasks.submission import Submission, Tail
+from rmgr.model.tasks.submission import Command, Submission, Tail
 from tests.harness import hostile
 from tests.harness.records_of_0_1_0 import RECORDS
 
@@ -143,6 +143,21 @@ def test_a_fault_names_where_the_field_and_what_may_stand_there(changes: dict[st
     with pytest.raises(InvalidRecord, match=rf"/subs/0/1: {field} is .* where only .* may stand") as caught:
         validity.check(record, where="/subs/0/1")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["n" * 256, "é" * 128, "d/" * 2048, "a\0b", "\ud800", 7])
+def test_names_that_no_file_can_have_stand_in_no_command(name: Any) -> None:
+    for changes in (
+        {"out": name},
+        {"err": name},
+        {"cwd": name},
+        {"input_files": (("k", name),)},
+        {"output_files": (("k", name),)},
+    ):
+        with pytest.raises(InvalidRecord, match=rf"{next(iter(changes))}\S* is .* where only a file name"):
+            validity.check(Command(argv=("true",), **changes), where="there")
+    longest = "n" * 255 + "/" + "é" * 127
+    validity.check(Command(argv=("true",), out=longest, output_files=(("k", longest),)), where="there")
 
 
 def test_faults_inside_say_where_inside() -> None:

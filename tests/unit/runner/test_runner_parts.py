@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rmgr.adapters.host.accounts import live_output
 from rmgr.adapters.host.cgroup import members, remove_group
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, CommandItem
@@ -15,7 +16,7 @@ from rmgr.runner.command.command import _interpreter
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import ControlGroup, Forks
 from rmgr.runner.host.environment import command_environment, shared_variables
-from rmgr.runner.host.outputs import open_output, read_live, settle, take, trim
+from rmgr.runner.host.outputs import open_output, settle, take, trim
 from rmgr.runner.python.calls import read_part
 
 MIB = 1024 * 1024
@@ -107,9 +108,9 @@ def test_live_output_never_follows_a_link(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     (tmp_path / "stdout").symlink_to(secret)
-    assert read_live(str(tmp_path / "stdout"), 0, 100, MIB) is None
-    assert read_live(str(secret), 2, 3, MIB) == (b"cre", 5)
-    assert read_live(str(tmp_path / "absent"), 0, 1, MIB) is None
+    assert live_output(str(tmp_path / "stdout"), None, 0, 100, MIB) is None
+    assert live_output(str(secret), None, 2, 3, MIB) == (b"cre", 5)
+    assert live_output(str(tmp_path / "absent"), None, 0, 1, MIB) is None
 
 
 def _group(path: Path, *files: str) -> str:

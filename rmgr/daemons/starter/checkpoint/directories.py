@@ -9,10 +9,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, LocalPart, RemotePart
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.staging.directory_pool import DirectoryPool, Untouched
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 
 if TYPE_CHECKING:

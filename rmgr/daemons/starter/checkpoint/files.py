@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from typing import TypeVar
 
 import msgspec
 
-from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.accounts import Account, acting, open_regular
 from rmgr.checkpoint import CONTROL
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
+from rmgr.runner.host.removal import remove_all
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ def pack(
         elif stat.S_ISDIR(seen.mode):
             entries[path] = FileEntry(path=path, mode=mode, is_dir=True)
         else:
-            packer.add(path, mode, _contents(directory / path, account), is_small=seen.size <= SMALL_BYTES)
+            packer.add(path, mode, _contents(directory, path, account), is_small=seen.size <= SMALL_BYTES)
     packer.flush()
     return tuple(sorted((*entries.values(), *packer.entries), key=lambda entry: entry.path))
 
@@ -273,12 +273,9 @@ def size_text(size: int) -> str:
     return f"{size} bytes" if size < 1024 else format_size(size)
 
 
-def _contents(path: Path, account: Account | None) -> Iterator[bytes]:
-    with acting(account):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with open(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is no plain file any more")
+def _contents(directory: Path, path: str, account: Account | None) -> Iterator[bytes]:
+    """What is now at a name that was listed: the job's processes may have put a link on the way there since."""
+    with open(open_regular(path, account, below=str(directory), follow=False), "rb", buffering=0) as file:
         while data := file.read(PIECE_BYTES):
             yield data
 
@@ -340,7 +337,7 @@ def clear(directory: Path, account: Account | None) -> None:
             if entry.name == CONTROL:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
+                remove_all(entry.path)
             else:
                 os.unlink(entry.path)
 

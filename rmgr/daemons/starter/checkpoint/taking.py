@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Sequence
 
-from rmgr.adapters.host.accounts import acting
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.checkpoint import rows
@@ -14,7 +12,7 @@ from rmgr.daemons.starter.checkpoint.files import FileEntry, Manifest, check_siz
 from rmgr.daemons.starter.checkpoint.parts import JobDirectory, each
 from rmgr.daemons.starter.checkpoint.seal import OPEN, Seals
 from rmgr.daemons.starter.checkpoint.union import united
-from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, write
+from rmgr.daemons.starter.staging.outputs import Ending, Flushed, discard, remove_directory, write
 from rmgr.errors import RmgrError, StateConflict, StoreUnavailable
 from rmgr.model.wire.frames import NO_OUTPUT
 
@@ -82,5 +80,4 @@ def put_away(store: Store, saved: Checkpoint, ending: Ending, *, log_ttl_s: floa
     ending.out = ending.err = NO_OUTPUT
     ending.flushed = Flushed(parts=list(written.log_parts))
     if ending.directory:
-        with acting(ending.account):
-            shutil.rmtree(ending.directory, ignore_errors=True)
+        remove_directory(ending)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rmgr.adapters.host.accounts import Account, acting
+from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.deaths import lost_words
 from rmgr.adapters.host.process import Worker
 from rmgr.adapters.host.workevents import (
@@ -25,30 +24,39 @@ from rmgr.adapters.host.workevents import (
     WorkerUnblocking,
     WorkEvent,
 )
-from rmgr.coord.protocol import keys
-from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.estimate import TaskTimes
 from rmgr.daemons.starter.core.fetch import FetchFailure
 from rmgr.daemons.starter.core.io import StoreIO
+from rmgr.daemons.starter.execution.boundary import Boundary
 from rmgr.daemons.starter.execution.holds import HeldPart
 from rmgr.daemons.starter.execution.lanes import Lanes, Task
 from rmgr.daemons.starter.execution.logs import LiveLogs
 from rmgr.daemons.starter.execution.reopen import Reopening
-from rmgr.daemons.starter.staging.outputs import Ending, Written, conclude, crowded, of_command, of_task, plain_outcome
+from rmgr.daemons.starter.staging.outputs import (
+    Ending,
+    Written,
+    conclude,
+    crowded,
+    is_users_fault,
+    of_command,
+    of_task,
+    of_worker,
+    plain_outcome,
+    remove_directory,
+)
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.daemons.starter.staging.stage import Stager
-from rmgr.daemons.starter.staging.stage_files import inside
-from rmgr.errors import DataLost, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import RmgrError
 from rmgr.log import audit
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import PastAttempt
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, MAX_INLINE_VALUE, Outcome
-from rmgr.model.wire.frames import CommandEnd
-from rmgr.procedures.removal import delete_pointers
-from rmgr.runner.host.kernel import DIRECTORY_GONE, NODE_TROUBLE
+from rmgr.model.wire.frames import CommandEnd, TaskEnd
+from rmgr.runner.host.kernel import DIRECTORY_GONE
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log
 
@@ -59,9 +67,13 @@ _FORK_FAILED = "fork_failed"
 
 
 class EndServices(Protocol):
-    """The cluster's settings, its store, what is on the way there, and how long tasks take. output_cap: bytes kept of one stream."""
+    """The cluster's settings, its store, what is on the way there, and how long tasks take.
+
+    output_cap: bytes kept of one stream. file_cap: bytes of a file that becomes a value, 0 = as many as any value may have.
+    """
 
     output_cap: int
+    file_cap: int
     io: StoreIO
     rows: OutputRows
     times: TaskTimes
@@ -77,7 +89,7 @@ class Ends:
     Args:
         shared: the settings of the cluster, its store. on_end: counts (kind, how many, seconds of each).
         on_strike: the node itself failed at something (what, detail, in whose slot). on_surprise: counts what slots report.
-        on_missing: files of the Starter may have been removed.
+        on_missing: files of the Starter may have been removed. aside: counts and tells what raised.
         is_awaited: whether more must be known of an end (of a job of several nodes) before it is told, see `Verdicts.is_awaited`.
         spool: where values wait for a store that is away.
     """
@@ -95,13 +107,14 @@ class Ends:
         on_missing: Callable[[], object],
         is_awaited: Callable[[ClaimedBlock, Ending, Callable[[], None]], bool],
         spool: Path,
+        aside: Aside,
         log: Log,
     ) -> None:
         self._rows = shared.rows
         self._is_awaited = is_awaited
         self._lanes = lanes
         self._io = shared.io
-        self._output_cap = shared.output_cap
+        self._output_cap, self._file_cap = shared.output_cap, shared.file_cap
         self._stager = stager
         self._times = shared.times
         self._logs = logs
@@ -113,51 +126,69 @@ class Ends:
         self._on_missing = on_missing
         self._spool = spool
         self._log = log
+        self._boundary = Boundary(aside, lanes.runner.node, on_end)
         self._refused: dict[Worker, Ending] = {}
 
     def take(self, events: list[WorkEvent]) -> None:
         """Takes in what the slots reported."""
         now_s = machine.monotonic()
         for event in events:
-            match event:
-                case TasksEnded():
-                    self._tasks_ended(event, now_s)
-                case CommandsEnded():
-                    self._commands_ended(event, now_s)
-                case TasksReturned():
-                    lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
-                    if lane is not None:
-                        self.returned(self._lanes.ended(lane, event.seqs, None), now_s)
-                        lane.recalling = False
-                case WorkerBlocked():
-                    lane = self._lanes.of_worker(event.worker)
-                    if lane is not None:
-                        self._lanes.block(lane, event.seq)
-                case WorkerUnblocking():
-                    lane = self._lanes.of_worker(event.worker)
-                    if lane is not None:
-                        self._lanes.unblock(lane, event.seq)
-                case WorkerFailed():
-                    error = f"{INITIALIZER_FAILED}: {event.summary}" if event.initializer else event.summary
-                    self._refused[event.worker] = Ending(
-                        reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
-                    )
-                case WorkerEnded():
-                    self._worker_ended(event, now_s)
-                case SlotUp():
-                    self.reopening.up(event.slot)
-                case SlotLost():
-                    self._slot_lost(event, now_s)
-                case Surprised():
-                    self._on_surprise(event.what)
-                    if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
-                        self._on_strike(event.what, event.detail, event.slot.account)
-                    elif event.what == _FORK_FAILED:
-                        event.slot.kill()
-                    elif event.what == DIRECTORY_GONE:
-                        self._on_missing()
-                        self._lanes.retire(event.slot)
-                    self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
+            error = self._boundary.attempt(partial(self._take, event, now_s))  # those behind it are others'
+            if error is not None:
+                self._give_up(event, error, now_s)
+
+    def _give_up(self, event: WorkEvent, error: Exception, now_s: float) -> None:
+        """Nobody knows any more what its slot has: the slot ends and tells so; what has ended already has its tasks end here."""
+        match event:
+            case WorkerEnded():
+                lane = self._lanes.drop_worker(event.worker)
+            case SlotLost():
+                lane = self._lanes.drop_slot(event.slot)
+            case _:
+                lane = None
+                event.slot.kill()
+        for block, index in lane.tasks.values() if lane is not None else ():
+            block.live -= 1
+            self._boundary.end(block, (index,), Reason.WORKER_LOST, error, now_s)
+
+    def _take(self, event: WorkEvent, now_s: float) -> None:
+        match event:
+            case TasksEnded():
+                self._tasks_ended(event, now_s)
+            case CommandsEnded():
+                self._commands_ended(event, now_s)
+            case TasksReturned():
+                lane = self._lanes.of_worker(event.worker) if event.worker is not None else self._lanes.of_slot(event.slot)
+                if lane is not None:
+                    self.returned(self._lanes.ended(lane, event.seqs, None), now_s)
+                    lane.recalling = False
+            case WorkerBlocked():
+                if (lane := self._lanes.of_worker(event.worker)) is not None:
+                    self._lanes.block(lane, event.seq)
+            case WorkerUnblocking():
+                if (lane := self._lanes.of_worker(event.worker)) is not None:
+                    self._lanes.unblock(lane, event.seq)
+            case WorkerFailed():
+                error = f"{INITIALIZER_FAILED}: {event.summary}" if event.initializer else event.summary
+                self._refused[event.worker] = Ending(
+                    reason=Reason.START_FAILED, error=error, data=event.error, out=event.out, err=event.err
+                )
+            case WorkerEnded():
+                self._worker_ended(event, now_s)
+            case SlotUp():
+                self.reopening.up(event.slot)
+            case SlotLost():
+                self._slot_lost(event, now_s)
+            case Surprised():
+                self._on_surprise(event.what)
+                if event.what == _FORK_FAILED and event.slot.uses <= 1 and not self._lanes.is_his_own_doing(event.slot):
+                    self._on_strike(event.what, event.detail, event.slot.account)
+                elif event.what == _FORK_FAILED:
+                    event.slot.kill()
+                elif event.what == DIRECTORY_GONE:
+                    self._on_missing()
+                    self._lanes.retire(event.slot)
+                self._log.warning("slot_surprised", kind=event.what, detail=event.detail, slot=event.slot.number)
 
     # -- calls ---------------------------------------------------------------------------------------------------------------
 
@@ -190,24 +221,39 @@ class Ends:
                 quick.append(Outcome(index, completed, end.started_us - base_us, elapsed_us, data, end.pickled, end.cpu_us, past=past))
             else:
                 counts[2] += 1
-                ending = of_task(end)
-                ending.home = str(event.slot.directory)
-                ending.flushed = self._logs.take(end.seq)
-                self.ended(block, index, ending, now_s)
+                self._contained(block, index, Reason.BAD_OUTPUT, partial(self._task_ended, event, end, block, index, now_s), now_s)
         if quick and current is not None:
             self._settle_quick(current, quick, now_s)
+        self._lanes.left(lane, now_s)
         for block, (count, busy_us, others) in busy.items():
             self._times.observe(block.kind, count, busy_us / 1e6)
             if count > others:
                 self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
-        self._lanes.left(lane, now_s)
+
+    def _task_ended(self, event: TasksEnded, end: TaskEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
+        """Not a quick one."""
+        ending = of_task(end)
+        ending.home = str(event.slot.directory)
+        self._flushed(block, index, end.seq, ending, now_s)
+
+    def _flushed(self, block: ClaimedBlock, index: int, seq: int, ending: Ending, now_s: float) -> None:
+        ending.flushed = self._logs.take(seq)
+        self.ended(block, index, ending, now_s)
 
     def _settle_quick(self, block: ClaimedBlock, outcomes: list[Outcome], now_s: float) -> None:
+        def settle() -> None:
+            block.settle(outcomes, now_s)
+            if self._stager.is_needed(block):
+                for outcome in outcomes:
+                    self._stager.done(block, outcome.index)
+
         block.live -= len(outcomes)
-        block.settle(outcomes, now_s)
-        if self._stager.is_needed(block):
-            for outcome in outcomes:
-                self._stager.done(block, outcome.index)
+        if (error := self._boundary.attempt(settle)) is not None:
+            self._boundary.end(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
+
+    def _contained(self, block: ClaimedBlock, index: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:
+        """One live attempt ends; see `Boundary.run`."""
+        self._boundary.run(block, index, block.live - 1, block.writing, reason, do, now_s)
 
     def _worker_ended(self, event: WorkerEnded, now_s: float) -> None:
         lane = self._lanes.of_worker(event.worker)
@@ -222,24 +268,13 @@ class Ends:
         self._lanes.drop_worker(event.worker)
         if event.seq and event.seq in tasks:
             block, index = tasks.pop(event.seq)
-            ending = Ending(
-                reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
-                error=event.detail or f"its worker ended: {event.reason}",
-                exit_code=128 + event.signal if event.signal else event.exit_code,
-                started_us=event.started_us,
-                elapsed_us=event.elapsed_us,
-                cpu_us=event.cpu_us,
-                max_rss_kib=event.max_rss_kib,
-                out=event.out,
-                err=event.err,
-                flushed=self._logs.take(event.seq),
-            )
-            self.ended(block, index, ending, now_s)
+            do = partial(self._flushed, block, index, event.seq, of_worker(event), now_s)
+            self._contained(block, index, Reason.WORKER_LOST, do, now_s)
         if refusal is None:
             self.returned(list(tasks.values()), now_s)
             return
         for block, index in tasks.values():
-            self.ended(block, index, refusal, now_s)
+            self._contained(block, index, Reason.START_FAILED, partial(self.ended, block, index, refusal, now_s), now_s)
 
     # -- commands ------------------------------------------------------------------------------------------------------------
 
@@ -259,7 +294,7 @@ class Ends:
             counts = busy.get(block)
             if counts is None:
                 counts = busy[block] = [0, 0]
-                if not _leaves_files(block) and not _has_helpers(block):
+                if _is_plain(block):
                     plain[block] = []
             counts[0] += 1
             counts[1] += end.elapsed_us
@@ -269,18 +304,21 @@ class Ends:
                 if end.out.size or end.err.size:
                     self._logs.remember(block.key.submission, block.key.attempt, outcome, index)
                 continue
-            ending = of_command(end)
-            ending.home = str(event.slot.directory)
-            ending.flushed = self._logs.take(end.seq)
-            self._collect(block, index, end, ending)
-            self.ended(block, index, ending, now_s)
+            self._contained(block, index, Reason.BAD_OUTPUT, partial(self._command_ended, event, end, block, index, now_s), now_s)
         for block, outcomes in plain.items():
             if outcomes:
                 self._settle_quick(block, outcomes, now_s)
-                self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
+        self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
+        for outcomes in filter(None, plain.values()):
+            self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
         for block, (count, busy_us) in busy.items():
             self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
-        self._lanes.ended(lane, [end.seq for end in event.ends], now_s)
+
+    def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
+        ending = of_command(end)
+        ending.home = str(event.slot.directory)
+        self._collect(block, index, end, ending)
+        self._flushed(block, index, end.seq, ending, now_s)
 
     def _collect(self, block: ClaimedBlock, index: int, end: CommandEnd, ending: Ending) -> None:
         """Output files of a command, and the files that the user named for its streams."""
@@ -294,19 +332,10 @@ class Ends:
             ending.out = ending.out if ending.out.path != out or not out else type(ending.out)(size=ending.out.size)
             ending.err = ending.err if ending.err.path != err or not err else type(ending.err)(size=ending.err.size)
         ending.directory = end.directory
-        if command.output_files and ending.reason is Reason.NONE:
-            home = Path(command.cwd or end.directory or "/")
-            try:
-                files = tuple(str(inside(home, name) if not Path(name).is_absolute() else Path(name)) for _, name in command.output_files)
-            except PermissionDenied as error:
-                ending.reason, ending.error = Reason.BAD_OUTPUT, error.message
-                return
-            with acting(block.info.account):
-                missing = next((path for path in files if not Path(path).is_file()), None)
-            if missing is None:
-                ending.files = files
-            else:
-                ending.reason, ending.error = Reason.BAD_OUTPUT, f"its output file {missing} was not written"
+        if ending.reason is Reason.NONE:  # whether they are there is seen where they are stored: here a file server would stop all
+            ending.files = tuple(name for _, name in command.output_files)
+            ending.files_home = os.path.join(end.directory or "/", command.cwd)
+            ending.is_far = bool(command.cwd) or any(map(os.path.isabs, ending.files))
 
     # -- slots ---------------------------------------------------------------------------------------------------------------
 
@@ -320,32 +349,32 @@ class Ends:
             if seq in running:
                 ran_us = int((now_s - lane.since_s) * 1e6) if lane is not None else 0
                 ending = Ending(
-                    reason=Reason.WORKER_LOST,
-                    error=lost_words(event.why),
-                    started_us=machine.wall_us() - ran_us,
-                    elapsed_us=ran_us,
-                    flushed=self._logs.take(seq),
+                    reason=Reason.WORKER_LOST, error=lost_words(event.why), started_us=machine.wall_us() - ran_us, elapsed_us=ran_us
                 )
-                self.ended(block, index, ending, now_s)
+                do = partial(self._flushed, block, index, seq, ending, now_s)
+                self._contained(block, index, Reason.WORKER_LOST, do, now_s)
         self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
-        if isinstance(owner, HeldPart) and owner.seq in event.running:
-            owner.lost(lost_words(event.why))
         if event.expected:
             self.reopening.closed(event.slot, now_s)
         elif not chosen:
             self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
             self.reopening.lost(event.slot, event.why, now_s)
+        if isinstance(owner, HeldPart) and owner.seq in event.running:
+            owner.lost(lost_words(event.why))
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
 
     def returned(self, tasks: list[Task], now_s: float) -> None:
         """These did not start: they wait again, or end CANCELLED when that was asked for."""
         for block, index in tasks:
-            block.put_back((index,))
-            words = block.cancel_words(index)
-            if words is not None:
-                block.take_ready((index,))
-                block.settle([cancelled(index, words)], now_s)
+            self._contained(block, index, Reason.WORKER_LOST, partial(self._returned, block, index, now_s), now_s)
+
+    def _returned(self, block: ClaimedBlock, index: int, now_s: float) -> None:
+        block.put_back((index,))
+        words = block.cancel_words(index)
+        if words is not None:
+            block.take_ready((index,))
+            block.settle([cancelled(index, words)], now_s)
 
     def unstartable(self, block: ClaimedBlock, indices: list[int], failure: FetchFailure) -> None:
         """Tasks (no longer in ready) that cannot be started."""
@@ -354,7 +383,7 @@ class Ends:
             block.live += 1
             now_us = machine.wall_us()
             ending = Ending(reason=failure.reason, error=failure.error, started_us=now_us, is_final=failure.is_final)
-            self.ended(block, index, ending, now_s)
+            self._contained(block, index, failure.reason, partial(self.ended, block, index, ending, now_s), now_s)
         if failure.is_refusal and indices:
             key, user = block.key, block.info.record.user
             what = f"{key.submission}_{indices[0]}" + (f"-{indices[-1]}" if len(indices) > 1 else "")
@@ -374,31 +403,34 @@ class Ends:
             self._on_missing()  # a user's processes never say that it was the node (`adapters/host/distrust.py`)
         elif ending.reason is Reason.DISK_LIMIT:
             ending.error = block.over_limit.get(index, ending.error)
-        ending.account, ending.output_cap = block.info.account, self._output_cap
+        ending.account, ending.output_cap, ending.file_cap = block.info.account, self._output_cap, self._file_cap
         if block.payloads is not None and crowded(block, index, ending):
             ending.log_rows = True
         if not ending.needs_store:
             self._conclude(block, index, ending, None, now_s)
             return
         block.writing += 1
-        done = partial(self._written, block, index, ending)
+        done = partial(self._stored, block, index, ending)
         self._rows.add(StoringEnding(block, index, ending, spool=self._spool, log_ttl_s=self._settings().log_ttl_s, done=done))
+
+    def _stored(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
+        do = partial(self._written, block, index, ending, result)
+        self._boundary.run(block, index, block.live, block.writing - 1, Reason.BAD_OUTPUT, do, machine.monotonic())
 
     def _written(self, block: ClaimedBlock, index: int, ending: Ending, result: Written | Exception) -> None:
         block.writing -= 1
         written = result if isinstance(result, Written) else None
+        if written is not None and written.bad_output:
+            ending.reason, ending.error = Reason.BAD_OUTPUT, written.bad_output
+            self._rows.delete(block, index)
         if isinstance(result, Exception):
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
             self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
-            # A file that its user may not read, or has taken away, is no fault of the node.
-            is_gone = isinstance(result, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
-            his = isinstance(result, OSError) and ending.account is not None and result.errno not in NODE_TROUBLE and not is_gone
-            his = his or isinstance(result, ValueError)  # a name that no file can have, text where a number should be
-            his = his or (isinstance(result, RmgrError) and not isinstance(result, Unavailable | DataLost))  # no store takes it from him
+            his, is_gone = is_users_fault(result, ending)
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             if ending.values is not None or ending.files:
-                self._delete_rows(block, index)  # some of them may be there
+                self._rows.delete(block, index)  # some of them may be there
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
             if is_gone:
                 self._on_missing()
@@ -422,7 +454,7 @@ class Ends:
             ending.reason = Reason.NODE_LOST if failure.blames_node else failure.reason
             ending.error = failure.error
             ending.data, ending.value, ending.values, ending.files = b"", None, None, ()
-            self._delete_rows(block, index)
+            self._rows.delete(block, index)
             written = None
         self._end(block, index, ending, written, machine.monotonic())
 
@@ -441,47 +473,22 @@ class Ends:
             block.settle([ended], now_s)
             self._on_end(ended.state, 1, ended.elapsed_us / 1e6)
             if ended.state is not State.COMPLETED and not block.data.resubmit and ended.reason is not Reason.UNTRUSTED:
-                self._delete_outputs(block, index)
+                self._rows.delete(block, index, self._stager.outputs_of(block, index))
         else:
             block.settle_failed(index, ended, now_s)
             self._on_end(None, 1, ending.elapsed_us / 1e6)
         if ended.log[0] or ended.log[1] or ended.log_parts != (0, 0):
             self._logs.remember(key.submission, key.attempt, ended, index)
         self._stager.done(block, index)
-        if ending.directory:
-            self._io.run(lambda _store: _remove(ending), lambda _result: None)
-
-    def _delete_outputs(self, block: ClaimedBlock, index: int) -> None:
-        """At most once, and it failed: nothing of it stays."""
-        outputs = self._stager.outputs_of(block, index)
-        self._delete_rows(block, index)
-        self._io.run(lambda store: delete_pointers(store, block.key.submission, index, outputs), lambda _result: None)
-
-    def _delete_rows(self, block: ClaimedBlock, index: int) -> None:
-        key = block.key
-
-        def job(store: Store) -> None:
-            for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
-                store.delete(name)
-
-        self._io.run(job, lambda _result: None)
+        if ending.directory and not self._stager.is_needed(block):  # what was staged has just gone: two at once are in each other's way
+            self._io.run(lambda _store: remove_directory(ending), lambda _result: None)
 
 
-def _leaves_files(block: ClaimedBlock) -> bool:
-    """Its commands have files of their own to be collected or kept."""
-    command = block.info.record.command
-    return command is None or bool(command.output_files or command.out or command.err)
-
-
-def _has_helpers(block: ClaimedBlock) -> bool:
-    """It runs on other nodes, too."""
-    return block.data.allocation is not None and bool(block.data.allocation.helpers)
-
-
-def _remove(ending: Ending) -> None:
-    """Its work directory goes, with the rights of whoever named it."""
-    with acting(ending.account):
-        shutil.rmtree(ending.directory, ignore_errors=True)
+def _is_plain(block: ClaimedBlock) -> bool:
+    """Its commands have no files of their own to be collected or kept, and run on this node only."""
+    command, allocation = block.info.record.command, block.data.allocation
+    leaves_files = command is None or command.output_files or command.out or command.err
+    return not leaves_files and not (allocation is not None and allocation.helpers)
 
 
 def cancelled(index: int, words: str) -> Outcome:

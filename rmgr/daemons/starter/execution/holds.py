@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rmgr.adapters.host.deaths import death_words, lost_words
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import decode_record
@@ -30,6 +29,7 @@ from rmgr.model.base.units import format_size
 from rmgr.model.tasks.placing import NodeHold
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem
 from rmgr.runner.host import home
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 

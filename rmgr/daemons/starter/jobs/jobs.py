@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped
 from rmgr.coord.protocol.records import UNREADABLE, cut, decode_block, decode_record
@@ -43,6 +42,7 @@ from rmgr.model.cluster.node import NodeRecord
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.placing import Allocation
 from rmgr.model.wire.frames import BatchShape
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.logger import Log

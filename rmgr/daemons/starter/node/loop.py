@@ -203,10 +203,7 @@ class Starter:
         notifier.tell(f"{serving}; {drains}" if drains else serving)
 
     def _handle(self, message: Call) -> None:
-        try:
-            message()
-        except Exception as error:  # noqa: BLE001 - loop boundary: one bad message must not end the node's work
-            self._aside.add(place_of(error), None, error)
+        self._aside.attempt(message)  # loop boundary: one bad message must not end the node's work
 
     def wait_s(self) -> float:
         """See `runtime.loop.Owner`."""

@@ -40,6 +40,7 @@ from rmgr.model.base.resources import MIB, Capacity, NodeAttributes
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.runtime import machine
+from rmgr.runtime.aside import Aside
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
@@ -71,6 +72,7 @@ class NodeAgent:
             processors=shared.processors.get(name, ()),
         )
         self.accounts = accounts = shared.accounts(name, files.with_name("private"), self.log)
+        self.aside = Aside(self.log, shared.metrics.loop_errors.inc)  #: what raised while an end was handled
         self.logs = LiveLogs(shared.io, lambda: shared.settings().log_ttl_s, shared.output_cap)
         self.strikes = Strikes()
         self.drains: dict[str, str] = {}  #: who wants no new work here -> why
@@ -121,6 +123,7 @@ class NodeAgent:
             on_missing=self._missed,
             is_awaited=self.jobs.is_awaited,
             spool=files,
+            aside=self.aside,
             log=self.log,
         )
         self._dispatch = Dispatcher(

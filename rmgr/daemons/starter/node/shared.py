@@ -64,6 +64,7 @@ class Shared:
     separate: bool = False  #: users never share a worker
     checkpoint_max_bytes: int = 1 << 30  #: of one job
     directory: Path = Path()  #: the Starter's own
+    file_cap: int = 0  #: bytes of a file that becomes a value, 0 = as many as any value
     values_cap: int = VALUES_CAP_BYTES  #: bytes of inputs that each node reads ahead, and of all outputs on their way, in memory
     rows: OutputRows = field(init=False)
     claims: OutputClaims = field(init=False)

@@ -10,24 +10,29 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from rmgr.adapters.host.accounts import Account, acting, open_regular
+from rmgr.adapters.host.workevents import WorkerEnded
 from rmgr.coord.ops.rules import Again, rule
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
-from rmgr.coord.protocol.ports import Encoding, Note, Store
+from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, failed_record
+from rmgr.daemons.starter.staging.put_values import Seal, encoding_of, put, put_hashed, put_named
+from rmgr.errors import DataLost, RmgrError, Unavailable, UsageError, ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.gap import place
 from rmgr.model.tasks.outcome import MAX_INLINE_VALUE, FailedRange, Outcome
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, NO_OUTPUT, CommandEnd, Output, TaskEnd, Value
+from rmgr.runner.host.kernel import NODE_TROUBLE
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 
 #: One row of a log; larger output is several.
@@ -38,9 +43,6 @@ _ERROR_CHARS = 1000
 _PAST_CHARS = 250
 #: Room in a failed record for everything but arguments and output (its past: eight errors).
 _RECORD_BYTES = 6 * 1024
-_CHUNK = 512 * 1024
-#: What lies beside the value of an output key, by its row and encoding: whose it is.
-Seal = Callable[[str, Encoding], Note]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +75,9 @@ class Ending:
     values: tuple[Value, ...] | None = None
     out: Output = NO_OUTPUT
     err: Output = NO_OUTPUT
-    files: tuple[str, ...] = ()  #: output files of a command, in the order of its output keys
+    files: tuple[str, ...] = ()  #: output files of a command as its user named them, in the order of its output keys
+    files_home: str = ""  #: the directory below which those lie that are no whole paths
+    is_far: bool = False  #: some of them do not lie in a directory that the Starter has made
     flushed: Flushed | None = None
     kept_paths: tuple[str, ...] = ()  #: files that are the user's: they stay
     directory: str = ""  #: work directory of a command, to be removed
@@ -82,6 +86,7 @@ class Ending:
     account: Account | None = None  #: whose rights its files are used with; None: the Starter's
     spilled: set[str] = field(default_factory=set)  #: files that the Starter has written itself
     output_cap: int = 0  #: bytes that the runner keeps of a stream, 0 = all; a user who speaks in its place names larger files
+    file_cap: int = 0  #: bytes that a file may have whose content becomes a value, holes counted, 0 = as many as any value
 
     @property
     def needs_store(self) -> bool:
@@ -130,9 +135,7 @@ class Ending:
 def of_task(end: TaskEnd) -> Ending:
     """The end of a function call."""
     extra = end.extra
-    ending = Ending(
-        started_us=end.started_us, elapsed_us=end.elapsed_us, cpu_us=end.cpu_us, data=end.data, pickled=end.pickled
-    )
+    ending = Ending(started_us=end.started_us, elapsed_us=end.elapsed_us, cpu_us=end.cpu_us, data=end.data, pickled=end.pickled)
     if extra is not None:
         ending.reason, ending.error = extra.reason, extra.summary
         ending.max_rss_kib = extra.max_rss_kib
@@ -160,6 +163,21 @@ def of_command(end: CommandEnd) -> Ending:
         max_rss_kib=end.max_rss_kib,
         out=end.out,
         err=end.err,
+    )
+
+
+def of_worker(event: WorkerEnded) -> Ending:
+    """The end of the task that a worker ran when it died."""
+    return Ending(
+        reason=event.reason if event.reason is not Reason.NONE else Reason.WORKER_LOST,
+        error=event.detail or f"its worker ended: {event.reason}",
+        exit_code=128 + event.signal if event.signal else event.exit_code,
+        started_us=event.started_us,
+        elapsed_us=event.elapsed_us,
+        cpu_us=event.cpu_us,
+        max_rss_kib=event.max_rss_kib,
+        out=event.out,
+        err=event.err,
     )
 
 
@@ -193,6 +211,7 @@ class Written:
     value_size: int = -1
     value_sha256: bytes | None = None
     outputs: int = 0
+    bad_output: str = ""  #: what is wrong with its output files
     log: tuple[bytes, bytes] = (b"", b"")
     log_parts: tuple[int, int] = (0, 0)
     data: bytes = b""
@@ -214,18 +233,14 @@ def rows_of(submission: int, index: int, attempt: int, ending: Ending) -> tuple[
         return None
     written = Written(data=ending.data, outputs=len(values), log=(ending.out.data, ending.err.data))
     rows = [
-        OutputRow(keys.output(submission, index, attempt, number), value.data, _encoding(pickled=value.pickled), is_named=True)
+        OutputRow(keys.output(submission, index, attempt, number), value.data, encoding_of(pickled=value.pickled), is_named=True)
         for number, value in enumerate(values)
     ]
     alone = ending.value or (Value(data=ending.data, pickled=ending.pickled) if len(ending.data) > MAX_INLINE_VALUE else None)
     if alone is not None:
-        rows.append(OutputRow(keys.output(submission, index, attempt), alone.data, _encoding(pickled=alone.pickled), is_named=False))
+        rows.append(OutputRow(keys.output(submission, index, attempt), alone.data, encoding_of(pickled=alone.pickled), is_named=False))
         written.value_size, written.value_sha256, written.data = len(alone.data), hashlib.sha256(alone.data).digest(), b""
     return rows, written
-
-
-def _encoding(*, pickled: bool) -> Encoding:
-    return Encoding.PICKLE if pickled else Encoding.RAW
 
 
 def write(
@@ -236,22 +251,32 @@ def write(
     log_ttl_s: how long rows of its logs are kept, None = for ever. seal: of values under output keys (secured clusters); what else
     is written here has its hash in the fragment, which is signed.
     Files are left in place (`discard` removes them once it has succeeded). Raises: StoreUnavailable, ValueTooLarge, OSError.
+    What is wrong with an output file of a command, or the way to it, is said in what is returned.
     """
     written = Written(data=ending.data)
     if ending.value is not None:
         target = keys.output(submission, index, attempt)
-        written.value_size, written.value_sha256 = _put_hashed(store, target, ending.value, ending.rights(ending.value.path))
+        written.value_size, written.value_sha256 = put_hashed(
+            store, target, ending.value, ending.rights(ending.value.path), most=ending.file_cap
+        )
         written.data = b""
     elif len(ending.data) > MAX_INLINE_VALUE:
         value = Value(data=ending.data, pickled=ending.pickled)
-        written.value_size, written.value_sha256 = _put_hashed(store, keys.output(submission, index, attempt), value, None)
+        written.value_size, written.value_sha256 = put_hashed(
+            store, keys.output(submission, index, attempt), value, None, most=ending.file_cap
+        )
         written.data = b""
     for number, value in enumerate(ending.values or ()):
-        _put(store, keys.output(submission, index, attempt, number), value, ending.rights(value.path), seal)
+        row = keys.output(submission, index, attempt, number)
+        put(store, row, value, ending.rights(value.path), seal, most=ending.file_cap)
         written.outputs += 1
-    for number, path in enumerate(ending.files):
-        _put(store, keys.output(submission, index, attempt, number), Value(path=path, pickled=False), ending.account, seal, is_kept=True)
-        written.outputs += 1
+    try:
+        for number, name in enumerate(ending.files):
+            row = keys.output(submission, index, attempt, number)
+            put_named(store, row, name, ending.files_home, ending.account, seal, most=ending.file_cap)
+            written.outputs += 1
+    except (UsageError, ValueTooLarge) as error:  # what it has put out is told all the same
+        written.outputs, written.bad_output = 0, error.message
     with ending.flushed.lock if ending.flushed is not None else nullcontext():
         written.log, written.log_parts = _write_logs(store, submission, index, attempt, ending, log_ttl_s)
     return written
@@ -353,57 +378,6 @@ def _unflushed(output: Output, offset: int, account: Account | None, most: int) 
             yield rest
 
 
-def _put_hashed(store: Store, key: str, value: Value, account: Account | None) -> tuple[int, bytes]:
-    """Stores a value; returns its size and the SHA-256 of its bytes, which is said where its task is."""
-    made = _adopted(store, key, value, account, b"")
-    if made is not None:
-        return made
-    digest = hashlib.sha256()
-    if not value.path:
-        digest.update(value.data)
-    return _put(store, key, value, account, digest=digest, is_kept=True), digest.digest()
-
-
-def _adopted(store: Store, key: str, value: Value, account: Account | None, note: Note) -> tuple[int, bytes] | None:
-    """Stores a value whose file is the Starter's own, where it need not be copied; returns its size and SHA-256."""
-    if not value.path or account is not None:
-        return None
-    return store.adopt(key, value.path, encoding=_encoding(pickled=value.pickled), note=note, sha256=value.sha256)
-
-
-def _put(
-    store: Store,
-    key: str,
-    value: Value,
-    account: Account | None,
-    seal: Seal | None = None,
-    *,
-    digest: hashlib._Hash | None = None,
-    is_kept: bool = False,
-) -> int:
-    """Stores a value; returns its size. digest: of what is read from its file. is_kept: the file stays its user's, to be changed."""
-    encoding = _encoding(pickled=value.pickled)
-    note = seal(key, encoding) if seal is not None else b""
-    if not value.path:
-        store.put(key, value.data, encoding=encoding, note=note)
-        return len(value.data)
-    if not is_kept and (made := _adopted(store, key, value, account, note)) is not None:
-        return made[0]
-    size = 0
-
-    def chunks(file: BinaryIO) -> Iterator[bytes]:
-        nonlocal size
-        while data := file.read(_CHUNK):
-            if digest is not None:
-                digest.update(data)
-            size += len(data)
-            yield data
-
-    with open(open_regular(value.path, account), "rb") as file:
-        store.put(key, chunks(file), encoding=encoding, note=note)
-    return size
-
-
 def discard(ending: Ending) -> None:
     """Removes the files of an ending that has been stored."""
     named = [path for path in (ending.out.path, ending.err.path) if path not in ending.kept_paths]
@@ -413,6 +387,22 @@ def discard(ending: Ending) -> None:
     for path in filter(None, named):
         with suppress(OSError), acting(ending.rights(path)):
             os.unlink(path)
+
+
+def remove_directory(ending: Ending) -> None:
+    """The work directory of a command goes, with the rights of whoever named it."""
+    with acting(ending.account):
+        remove_tree(ending.directory)
+
+
+def is_users_fault(error: Exception, ending: Ending) -> tuple[bool, bool]:
+    """Whether it is no fault of the node that something was not stored; and whether files of the Starter may have been removed."""
+    # A file that its user may not read, or has taken away, is no fault of the node.
+    is_gone = isinstance(error, FileNotFoundError) and (ending.account is None or not os.path.lexists(ending.home))
+    his = isinstance(error, OSError) and ending.account is not None and error.errno not in NODE_TROUBLE and not is_gone
+    his = his or isinstance(error, ValueError)  # a name that no file can have, text where a number should be
+    his = his or (isinstance(error, RmgrError) and not isinstance(error, Unavailable | DataLost))  # no store takes it from him
+    return his, is_gone
 
 
 # -- what is committed -------------------------------------------------------------------------------------------------------

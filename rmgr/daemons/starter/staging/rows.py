@@ -14,13 +14,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.io import StoreIO
 from rmgr.daemons.starter.staging.convoy import Convoy
-from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Seal, Written, discard, rows_of, spill, write
+from rmgr.daemons.starter.staging.outputs import Ending, OutputRow, Written, discard, rows_of, spill, write
+from rmgr.daemons.starter.staging.put_values import Seal
 from rmgr.errors import RmgrError, StoreUnavailable
 from rmgr.procedures.deeds import Deeds
+from rmgr.procedures.removal import delete_pointers
 from rmgr.runtime.failpoint import failpoint
 
 #: Bytes of rows of one job, and what a row weighs beside its value.
@@ -85,7 +88,9 @@ class OutputRows:
             self.in_memory_bytes += leaving.in_memory_bytes
         if ending.has_files or ending.largest_bytes > _LARGE_BYTES:
             done = lambda result: self._ended(leaving, result)  # noqa: E731 - beside what it is the end of
-            self._io.run(lambda store: self._alone(store, leaving), done, size=ending.size_bytes, is_synced=True)
+            # A file server that does not answer may keep its thread: one is left for those whose files are here.
+            size, far = ending.size_bytes, ending.is_far
+            self._io.run(lambda store: self._alone(store, leaving), done, size=size, is_synced=not far, is_long=far)
         elif not self._begin(leaving):
             self._convoy.add(leaving, size=ending.size_bytes)
 
@@ -110,6 +115,18 @@ class OutputRows:
 
         size = leaving.ending.size_bytes
         return size <= _ALONE_BYTES and self._io.begin(put, done, size=size)
+
+    def delete(self, block: ClaimedBlock, index: int, outputs: tuple[str, ...] = ()) -> None:
+        """Nothing of an attempt stays. outputs: output keys of a task that does not run again, which lead nowhere else."""
+        key = block.key
+
+        def job(store: Store) -> None:
+            for name in store.keys(keys.outputs_of(key.submission, index, key.attempt)):
+                store.delete(name)
+            if outputs:
+                delete_pointers(store, key.submission, index, outputs)
+
+        self._io.run(job, lambda _result: None)
 
     # -- on an IO thread
 

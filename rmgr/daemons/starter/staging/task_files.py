@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord.protocol.ports import Store
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.room import GivenUpError, StagingShare, Wish, disk_bytes, on_disk
@@ -25,6 +23,7 @@ from rmgr.errors import NotFound
 from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import MAX_INLINE_PAYLOAD, KeyedInput
+from rmgr.runner.host.removal import remove_tree
 from rmgr.runtime import machine
 
 
@@ -153,7 +152,7 @@ class TaskFiles:
                 for upload, one in zip(command.uploads, kept, strict=True):
                     self._uploads.copy(one, directory / plain(upload.name), name=upload.name, is_dir=upload.is_dir, check=share.making)
             except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
+                remove_tree(directory)
                 raise
         return Staged(directory=str(directory))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.adapters.host.leftovers import remove_tree
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.keys import Checkpoint
 from rmgr.daemons.starter.checkpoint import files, rows
@@ -17,6 +16,7 @@ from rmgr.daemons.starter.checkpoint.parts import LocalPart
 from rmgr.daemons.starter.checkpoint.restore import RestoredCheckpoint, newest
 from rmgr.daemons.starter.checkpoint.union import united
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
+from rmgr.runner.host.removal import remove_tree
 from tests.harness.memory_store import MemoryStore
 from tests.harness.sparing_store import SparingStore
 

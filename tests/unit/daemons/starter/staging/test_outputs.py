@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from rmgr.coord.protocol.multi import MAX_ZNODE_BYTES
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.coord.protocol.records import brief, encode_failed, encode_outcomes
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.staging import put_values
 from rmgr.daemons.starter.staging.outputs import (
     LOG_PART_BYTES,
     Ending,
@@ -26,6 +29,7 @@ from rmgr.daemons.starter.staging.outputs import (
     spill,
     write,
 )
+from rmgr.errors import ValueTooLarge
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockData, BlockKey, PastAttempt
 from rmgr.model.tasks.outcome import FailedRange, Outcome
@@ -200,3 +204,90 @@ def test_a_file_that_is_larger_than_the_runner_keeps_is_not_stored_whole(store: 
     written = write(store, 42, 1, 3, ending)
     assert 4 <= written.log_parts[0] <= 6
     assert len(list(store.keys("log/"))) == written.log_parts[0]
+
+
+# -- output files of commands ------------------------------------------------------------------------------------------------
+
+
+def left(tmp_path: Path, *names: str, cap: int = 0) -> Ending:
+    home = tmp_path / "home"
+    home.mkdir(exist_ok=True)
+    (home / "good").write_bytes(b"good")
+    (tmp_path / "log").write_bytes(b"x" * LOG_PART_BYTES)
+    out = Output(size=LOG_PART_BYTES, path=str(tmp_path / "log"))
+    return Ending(files=("good", *names), files_home=str(home), out=out, file_cap=cap)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("none", "was not written"),
+        ("good/below", "was not written"),
+        ("n" * 300, "File name too long"),
+        ("directory", "not a plain file"),
+        ("pipe", "not a plain file"),
+        ("/dev/zero", "not a plain file"),
+        ("link", "out of the work directory"),
+        ("../log", "out of the work directory"),
+        ("/proc/self/maps", "tells of itself"),
+        ("kernel", "out of the work directory"),
+        ("a\0b", "no file can have this name"),
+        ("\ud800", "no file can have this name"),
+    ],
+)
+def test_whatever_is_wrong_with_an_output_file_is_its_own_tasks(store: MemoryStore, tmp_path: Path, name: str, words: str) -> None:
+    ending = left(tmp_path, name)
+    (tmp_path / "home" / "directory").mkdir()
+    os.mkfifo(tmp_path / "home" / "pipe")
+    (tmp_path / "home" / "link").symlink_to(tmp_path / "log")
+    (tmp_path / "home" / "kernel").symlink_to("/proc/self/maps")
+    written = write(store, 42, 0, 3, ending)
+    assert words in written.bad_output
+    assert repr(name) in written.bad_output
+    assert (written.outputs, written.log_parts) == (0, (1, 0)), "what it has put out is kept"
+
+
+def test_what_is_wrong_with_the_node_is_not_the_tasks(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    ending = left(tmp_path)
+    monkeypatch.setattr(put_values, "open_regular", fails)
+    with pytest.raises(OSError, match="Too many"):
+        write(store, 42, 0, 3, ending)
+
+
+def test_holes_of_an_output_file_count(store: MemoryStore, tmp_path: Path) -> None:
+    for size, is_stored in ((100_000, True), (100_001, False), (4 << 30, False), (6 << 30, False)):
+        ending = left(tmp_path, "sparse", cap=100_000)
+        with (tmp_path / "home" / "sparse").open("wb") as file:
+            file.truncate(size)
+        bad = write(store, 42, 0, 3, ending).bad_output
+        assert bad == "" if is_stored else f"({size} bytes, holes counted)" in bad and "at most 98K" in bad
+    with (tmp_path / "home" / "sparse").open("wb") as file:
+        file.truncate(6 << 30)
+    assert "at most 5.0G" in write(store, 42, 0, 3, left(tmp_path, "sparse")).bad_output, "as any value"
+
+
+def test_a_file_that_grows_while_it_is_read_has_the_same_bound(store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = left(tmp_path, "growing", cap=1 << 20)
+    path = tmp_path / "home" / "growing"
+    path.write_bytes(b"x" * (1 << 20))
+    real = os.fstat
+
+    def grows(fd: int) -> os.stat_result:
+        found = real(fd)
+        if found.st_size == 1 << 20:
+            with path.open("ab") as file:
+                file.truncate(1 << 30)
+        return found
+
+    monkeypatch.setattr(put_values.os, "fstat", grows)
+    assert "holes counted" in write(store, 42, 0, 3, ending).bad_output
+
+
+def test_values_that_a_worker_names_have_the_bound_of_files(store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "value").write_bytes(b"x" * 2000)
+    for value in ({"value": Value(path=str(tmp_path / "value"), size=10)}, {"values": (Value(path=str(tmp_path / "value"), size=10),)}):
+        with pytest.raises(ValueTooLarge, match="2000 bytes"):
+            write(store, 42, 0, 3, Ending(file_cap=1000, **value))  # type: ignore[arg-type]

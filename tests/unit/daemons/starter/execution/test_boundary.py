@@ -1,0 +1,243 @@
+"""One event that cannot be taken in costs no other event, and leaves none of its own tasks RUNNING."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded
+from rmgr.daemons.starter.core.blocks import ClaimedBlock
+from rmgr.daemons.starter.execution.ends import Ends
+from rmgr.daemons.starter.staging.outputs import Written
+from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.queue import ClusterSettings
+from rmgr.model.tasks.block import BlockData, BlockKey
+from rmgr.model.tasks.submission import Command
+from rmgr.model.wire.frames import NO_OUTPUT, CommandEnd, TaskEnd, TaskExtra
+from rmgr.runtime.aside import Aside
+
+
+class Lane:
+    def __init__(self) -> None:
+        self.tasks: dict[int, tuple[ClaimedBlock, int]] = {}
+        self.owner, self.since_s, self.recalling = None, 0.0, False
+
+
+class Lanes:
+    """One lane of a worker and one of commands; what is in them goes as in the real ones."""
+
+    def __init__(self) -> None:
+        self.runner = SimpleNamespace(node="n1")
+        self.lane: Lane | None = Lane()
+        self.left_by: list[object] = []
+
+    def of_worker(self, _worker: object) -> Lane | None:
+        return self.lane
+
+    of_slot = of_worker
+
+    def ended(self, lane: Lane, seqs: Any, now_s: float | None) -> list[Any]:
+        self.left(lane, now_s)
+        return [task for seq in seqs if (task := lane.tasks.pop(seq, None)) is not None]
+
+    def left(self, lane: Lane, _now_s: float | None) -> None:
+        self.left_by.append(lane)
+
+    def drop_worker(self, _worker: object) -> Lane | None:
+        lane, self.lane = self.lane, None
+        return lane
+
+    drop_slot = drop_worker
+
+    def has_chosen_python(self, _slot: object) -> bool:
+        return False
+
+    def block(self, _lane: Lane, _seq: int) -> None:
+        raise KeyError("what nobody thought of")
+
+
+class Node:
+    """Ends of a node whose parts raise where `bad` says so."""
+
+    def __init__(self) -> None:
+        self.lanes = Lanes()
+        self.bad: set[int] = set()
+        self.failures = 0
+        self.strikes: list[str] = []
+        self.stored: list[Any] = []
+        self.killed = 0
+        logs = SimpleNamespace(has=lambda _seq: False, take=self._taken, remember=lambda *_: None)
+        stager = SimpleNamespace(
+            is_needed=lambda _block: False,
+            done=lambda *_: None,
+            left=SimpleNamespace(has=lambda _block: False),
+            named_outputs=lambda *_: ("", ""),
+            appends=lambda _block: False,
+            outputs_of=lambda *_: (),
+        )
+        shared: Any = SimpleNamespace(
+            io=SimpleNamespace(run=lambda *_: None),
+            rows=SimpleNamespace(add=self.stored.append, delete=lambda *_: None),
+            times=SimpleNamespace(observe=lambda *_: None),
+            settings=ClusterSettings,
+            output_cap=1,
+            file_cap=0,
+        )
+        self.ends = Ends(
+            self.lanes,  # type: ignore[arg-type]
+            shared,
+            stager=stager,  # type: ignore[arg-type]
+            logs=logs,  # type: ignore[arg-type]
+            on_end=lambda *_: None,
+            on_strike=lambda what, _detail, _account: self.strikes.append(what),
+            on_surprise=lambda _what: None,
+            on_missing=lambda: None,
+            is_awaited=lambda *_: False,
+            spool=Path(),
+            aside=Aside(structlog.get_logger(), self._failed),
+            log=structlog.get_logger(),
+        )
+        self.slot: Any = SimpleNamespace(directory="/slot", number=0, account=None, is_up=True, uses=1, kill=self._kill)
+
+    def _taken(self, seq: int) -> None:
+        if seq in self.bad:
+            raise PermissionError(13, "Permission denied")
+
+    def _failed(self) -> None:
+        self.failures += 1
+
+    def _kill(self) -> None:
+        self.killed += 1
+
+    def give(self, count: int = 3, **command: Any) -> ClaimedBlock:
+        """A block of commands whose tasks all run, with seqs from 1 on."""
+        key = BlockKey(priority=0, seq=1, submission=7, first=0, count=count, attempt=1, cores=1, memory_mib=0)
+        block = ClaimedBlock.claimed("n1", "q", key, BlockData())
+        block.info = SimpleNamespace(record=SimpleNamespace(command=Command(argv=("x",), **command), backoff_us=0), account=None, kind=7)
+        assert self.lanes.lane is not None
+        self.lanes.lane.tasks = {index + 1: (block, index) for index in block.hand_out(count)}
+        return block
+
+
+def told(block: ClaimedBlock) -> list[tuple[int, Reason]]:
+    """How its tasks ended; none of them is anywhere else."""
+    assert (block.live, block.writing) == (0, 0)
+    return sorted([(one.index, one.reason) for one in block.arrived] + [(index, one.reason) for index, one in block.failed])
+
+
+GOOD, BAD, LOST = Reason.NONE, Reason.BAD_OUTPUT, Reason.WORKER_LOST
+LONG = {"cwd": "/x", "out": "o"}  # not the short way of plain commands
+
+
+def test_one_bad_end_loses_no_other_of_its_event_and_none_of_other_events() -> None:
+    node = Node()
+    block = node.give(**LONG)
+    node.bad = {2}
+    ends = tuple(CommandEnd(seq=seq) for seq in (1, 2, 3))
+    node.ends.take([CommandsEnded(node.slot, ends[:2]), CommandsEnded(node.slot, ends[2:])])
+    assert told(block) == [(0, GOOD), (1, BAD), (2, GOOD)]
+    bad = next(outcome for outcome in block.arrived if outcome.index == 1)
+    assert bad.state is State.FAILED
+    assert "node n1 could not take in how it ended: PermissionError" in bad.error
+    assert node.lanes.lane is not None
+    assert node.lanes.lane.tasks == {}, "its core is free"
+    assert (node.failures, node.killed, node.strikes) == (1, 0, [])
+
+
+def test_a_bad_end_of_a_task_that_is_being_cancelled_is_its_cancel() -> None:
+    node = Node()
+    block = node.give(1, **LONG)
+    node.bad, block.cancel_all = {1}, "enough"
+    node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1),))])
+    assert [(one.state, one.error) for one in block.arrived] == [(State.CANCELLED, "enough")]
+
+
+def test_calls_have_the_same_boundary() -> None:
+    node = Node()
+    block = node.give()
+    node.bad = {2}
+    extra = TaskExtra(reason=Reason.EXCEPTION)
+    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True, extra) for seq in (1, 2, 3)))])  # type: ignore[arg-type]
+    assert told(block) == [(0, Reason.EXCEPTION), (1, BAD), (2, Reason.EXCEPTION)]
+    assert node.lanes.left_by, "its core is free"
+
+
+def test_a_block_whose_quick_ends_cannot_be_taken_in_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    block = node.give()
+    settle, first = block.settle, [True]
+
+    def fails_once(self: ClaimedBlock, outcomes: Any, now_s: float) -> None:
+        if first:
+            first.clear()
+            raise ValueError("a story")
+        settle(outcomes, now_s)
+
+    monkeypatch.setattr(ClaimedBlock, "settle", fails_once)
+    node.ends.take([TasksEnded(node.slot, None, tuple(TaskEnd(seq, 1, 1, 1, b"", True) for seq in (1, 2, 3)))])  # type: ignore[arg-type]
+    assert told(block) == [(0, BAD), (1, BAD), (2, BAD)]
+
+
+@pytest.mark.parametrize("kind", ["worker", "slot"])
+def test_tasks_of_what_is_lost_end_whatever_raises(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    block = node.give()
+    block.data = BlockData(resubmit=False)
+    node.bad = {2}
+    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))  # type: ignore[arg-type]
+    slot = SlotLost(node.slot, "killed", (2,), (1, 3), expected=True)
+    monkeypatch.setattr(node.ends.reopening, "closed", lambda *_: None)
+    node.ends.take([worker if kind == "worker" else slot])
+    assert list(block.ready) == [0, 2]
+    assert block.live == 0
+    assert [(one.index, one.reason) for one in block.arrived] == [(1, LOST)]
+
+
+@pytest.mark.parametrize("kind", ["worker", "slot"])
+def test_where_even_the_event_itself_cannot_be_read_its_tasks_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    block = node.give()
+
+    def fails(*_: object) -> None:
+        raise TypeError("nonsense")
+
+    worker = WorkerEnded(node.slot, None, 2, Reason.NONE, 1, 0, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, (1, 3))  # type: ignore[arg-type]
+    slot = SlotLost(node.slot, "killed", (2,), (1, 3), expected=True)
+    monkeypatch.setattr(node.ends, "_worker_ended" if kind == "worker" else "_slot_lost", fails)
+    node.ends.take([worker if kind == "worker" else slot])
+    assert told(block) == [(0, LOST), (1, LOST), (2, LOST)]
+    assert node.lanes.lane is None
+
+
+def test_an_event_that_says_nothing_of_ends_ends_its_slot_and_no_other_event() -> None:
+    node = Node()
+    block = node.give(**LONG)
+    ends = CommandsEnded(node.slot, tuple(CommandEnd(seq=seq) for seq in (1, 2, 3)))
+    node.ends.take([WorkerBlocked(node.slot, None, 1), ends, TasksReturned(node.slot, None, (), Reason.NONE)])  # type: ignore[arg-type]
+    assert told(block) == [(0, GOOD), (1, GOOD), (2, GOOD)]
+    assert (node.killed, node.failures) == (1, 1), "the slot tells what becomes of the rest"
+
+
+def test_what_raises_once_it_is_stored_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    block = node.give(1, output_files=(("k", "f"),))
+    node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
+    assert (block.live, block.writing) == (0, 1)
+    monkeypatch.setattr("rmgr.daemons.starter.execution.ends.conclude", lambda *_, **__: 1 / 0)
+    node.stored[0].done(Written())
+    assert told(block) == [(0, BAD)]
+
+
+def test_files_of_commands_are_named_and_not_looked_at() -> None:
+    node = Node()
+    block = node.give(1, output_files=(("k", "f"), ("l", "/far/x")))
+    node.ends.take([CommandsEnded(node.slot, (CommandEnd(seq=1, directory="/slot/t1"),))])
+    ending = node.stored[0].ending
+    assert (ending.files, ending.files_home, ending.is_far) == (("f", "/far/x"), "/slot/t1/", True)
+    node.stored[0].done(Written(bad_output="its output file '/far/x' cannot be stored: Permission denied"))
+    assert told(block) == [(0, BAD)]
+    assert "/far/x" in block.arrived[0].error
