@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from rmgr.errors import ConfigError, NotConnected, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotConnected, UsageError
 from rmgr.model.base.resources import checked_resources
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
 
@@ -267,7 +267,7 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     try:
         text = path.read_text("utf-8")
         document = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UNREADABLE_TEXT as error:
         raise ConfigError(f"{path}: not valid TOML: {error}", hint="rmgr config check FILE") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -369,7 +369,7 @@ def stopped_dev(env: Mapping[str, str] | None = None) -> str:
         return ""
     try:
         return str(tomllib.loads(dev_file(env).read_text("utf-8"))["dev"]["directory"])
-    except (OSError, KeyError, TypeError, ValueError, tomllib.TOMLDecodeError):
+    except (OSError, KeyError, TypeError, AttributeError, *UNREADABLE_TEXT):
         return ""
 
 
@@ -379,7 +379,7 @@ def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]
     try:
         document = tomllib.loads(path.read_text("utf-8"))
         pids = [int(pid) for pid in document["dev"].get("pids") or [document["dev"]["pid"]]]
-    except (OSError, KeyError, TypeError, ValueError, tomllib.TOMLDecodeError):
+    except (OSError, KeyError, TypeError, AttributeError, *UNREADABLE_TEXT):
         return {}, {}
     if not any(map(_lives, pids)):
         return {}, {}

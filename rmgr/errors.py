@@ -5,6 +5,10 @@ A message says what happened and to which id; `hint` says what to type next.
 
 from __future__ import annotations
 
+#: What parsers of text raise (`json`, `tomllib`) when they cannot read it. Numbers of thousands of digits are a plain ValueError, and
+#: what is nested thousands deep a RecursionError: neither is an error of the parser's own.
+UNREADABLE_TEXT = (ValueError, RecursionError, MemoryError)
+
 
 class RmgrError(Exception):
     """Root of the tree. `code` is the machine-readable error code, `exit_code` what the command line ends with."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rmgr.errors import ConfigError, RmgrError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, RmgrError
 from rmgr.sched.parameters import parameters_of, unknown
 from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.pipeline.stages import Configuration, configured, pipeline_from, served
@@ -96,7 +96,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="examples: deploy/policies/*.toml") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UNREADABLE_TEXT as error:
         raise ConfigError(f"{path} is not valid TOML: {error}", hint="examples: deploy/policies/*.toml") from error
 
 

@@ -20,6 +20,7 @@ CHUNK_BYTES = 512 * 1024
 MAX_KEY_BYTES = 1024
 #: The row that says whose store this is.
 CLUSTER_ID_KEY = "meta/cluster_id"
+_MOST_ID_BYTES = 256
 
 
 #: What even a slow store takes and gives of a large value in a second (bytes).
@@ -195,8 +196,8 @@ def key_exists(keys: list[str]) -> KeyExists:
 
 def remembered(store: Store, *, timeout_s: float = 30.0) -> str | None:
     """The cluster id that a data store was bound to, None for a new one. Raises StoreUnavailable."""
-    found = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
-    return found[0].decode() if found else None
+    found = store.get_noted_many([CLUSTER_ID_KEY], largest=_MOST_ID_BYTES, timeout_s=timeout_s).get(CLUSTER_ID_KEY)
+    return None if found is None else (found[0] or b"nobody").decode(errors="replace")
 
 
 def bind(store: Store, cluster_id: str, *, timeout_s: float) -> None:
@@ -207,8 +208,7 @@ def bind(store: Store, cluster_id: str, *, timeout_s: float) -> None:
     try:
         store.put(CLUSTER_ID_KEY, cluster_id.encode(), overwrite=False, timeout_s=timeout_s)
     except KeyExists:
-        row = store.get(CLUSTER_ID_KEY, timeout_s=timeout_s)
-        owner = row[0].decode(errors="replace") if row else "nobody"
+        owner = remembered(store, timeout_s=timeout_s) or "nobody"
         if owner != cluster_id:
             raise WrongCluster(
                 f"the store belongs to cluster {owner}, not to {cluster_id}",

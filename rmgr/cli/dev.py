@@ -19,7 +19,7 @@ from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.words.params import RESOURCE
-from rmgr.errors import NotFound, StateConflict, Unavailable
+from rmgr.errors import UNREADABLE_TEXT, NotFound, StateConflict, Unavailable
 from rmgr.model.base.resources import checked_resources
 from rmgr.runner.host import dispositions
 
@@ -382,7 +382,7 @@ def _advertised() -> DevState | None:
     from rmgr.config import dev_file
     from rmgr.dev.record import read_state
 
-    with contextlib.suppress(OSError, KeyError, ValueError, tomllib.TOMLDecodeError):
+    with contextlib.suppress(OSError, KeyError, TypeError, *UNREADABLE_TEXT):
         directory = tomllib.loads(dev_file().read_text())["dev"]["directory"]
         state = read_state(Path(directory))
         return state if state is not None and state.is_running else None

@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from rmgr.dev.record import KEEPER, DevProcess, advertise, is_advertised, read_state, write_state
+from rmgr.errors import UNREADABLE_TEXT
+
+T = TypeVar("T")
 
 #: First pause before a restart, the longest one, and after which life a process begins afresh (s).
 FIRST_S, LONGEST_S, SOUND_S = 1.0, 60.0, 60.0
@@ -73,14 +76,13 @@ def write_recipes(directory: Path, recipes: Mapping[str, Recipe]) -> None:
 
 
 def read_recipes(directory: Path) -> dict[str, Recipe]:
-    """By name of the process; {} where none were kept."""
-    found = _read(directory / _RECIPES)
-    return {name: Recipe(**recipe | {"argv": tuple(recipe["argv"])}) for name, recipe in found.items()}
+    """By name of the process; {} where none were kept, or none that can be read."""
+    return _read(directory / _RECIPES, lambda recipe: Recipe(**recipe | {"argv": tuple(recipe["argv"])}))
 
 
 def read_fates(directory: Path) -> dict[str, Fate]:
-    """What the keeper has noted, by name of the process."""
-    return {name: Fate(**fate) for name, fate in _read(directory / _NOTES).items()}
+    """What the keeper has noted, by name of the process; {} where nothing was, or nothing that can be read."""
+    return _read(directory / _NOTES, lambda fate: Fate(**fate))
 
 
 def down(directory: Path) -> frozenset[str]:
@@ -211,10 +213,9 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        return found if isinstance(found, dict) else {}
+def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
+    with contextlib.suppress(OSError, *UNREADABLE_TEXT, KeyError, TypeError, AttributeError):
+        return {name: make(told) for name, told in json.loads(path.read_text()).items()}
     return {}
 
 

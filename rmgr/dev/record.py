@@ -15,6 +15,7 @@ import psutil
 
 from rmgr.adapters.host.leftovers import born
 from rmgr.config import dev_file
+from rmgr.errors import UNREADABLE_TEXT
 
 _STATE = "cluster.json"
 #: Role of the process that restarts the others.
@@ -93,7 +94,7 @@ def read_state(directory: Path) -> DevState | None:
         document = json.loads((directory / _STATE).read_text())
         processes = tuple(DevProcess(**process) for process in document.pop("processes"))
         return DevState(**document, processes=processes)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *UNREADABLE_TEXT, KeyError, TypeError, AttributeError):
         return None
 
 

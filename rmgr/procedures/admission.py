@@ -274,7 +274,7 @@ def _check_partition_limits(request: Request, queue: QueueSpec, settings: Cluste
     from rmgr.sched.pipeline.stages import limits_of
 
     try:
-        limits = limits_of(json.loads(spec.document), queue.partition)
+        limits = limits_of(spec.tables(), queue.partition)
     except (ValueError, AttributeError, ConfigError):  # nobody places there, and `rmgr status` says so
         return
     if limits is None:

@@ -92,7 +92,7 @@ def _take_out(
             continue
         try:
             data = decode_block(block.data)
-        except msgspec.MsgspecError:  # one that is no block keeps nobody from cancelling the others
+        except msgspec.DecodeError:  # one that is no block keeps nobody from cancelling the others
             continue
         # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
         some = mine[: 10_000 // (40 + len(detail))] if len(mine) == key.count else mine[:60]

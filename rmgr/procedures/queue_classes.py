@@ -6,14 +6,13 @@ partition that takes the work, and its record says which class the user has chos
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rmgr.errors import ConfigError, Infeasible, NotFound
 from rmgr.model.base.resources import Request
 from rmgr.model.base.units import counted
-from rmgr.model.cluster.queue import ClusterSettings, Dispatch, QueueSpec
+from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.views import ClassView, QueueView
 
@@ -146,7 +145,7 @@ def _ladder(document: str, partition: str) -> Ladder:
     if not document:
         return HPC2500
     try:
-        return classes_of(json.loads(document), partition) or HPC2500
+        return classes_of(PipelineSpec(partition=partition, document=document).tables(), partition) or HPC2500
     except (ValueError, AttributeError, ConfigError):
         return ()
 
@@ -158,10 +157,9 @@ def _document(settings: ClusterSettings, partition: str) -> dict[str, Any]:
         queues = settings.placed().get(partition, ())
         return {"stage": [{"policy": queues[0].policy if queues else ""}]}
     try:
-        document = json.loads(spec.document)
-    except ValueError:  # nobody places there, and `rmgr status` says so
+        return spec.tables()
+    except ConfigError:  # nobody places there, and `rmgr status` says so
         return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _stages(document: dict[str, Any], partition: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from rmgr.adapters.store_rules import remembered
 from rmgr.adapters.stores import open_store, shown
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
 from rmgr.errors import ConfigError, RmgrError, StoreUnavailable, WrongCluster
 from rmgr.runtime.logger import Log
 from rmgr.runtime.release import emptied
@@ -218,9 +218,7 @@ class WatchedStore(Store):
 
         return self._through(begin)
 
-    def fetch(
-        self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`."""
         return self._through(lambda store: store.fetch(key, path, is_compared=is_compared, timeout_s=timeout_s))
 
@@ -237,9 +235,7 @@ class WatchedStore(Store):
         """See `Store.get_noted`."""
         return self._through(lambda store: store.get_noted(key, timeout_s=timeout_s))
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
         return self._through(lambda store: store.get_noted_many(keys, largest=largest, timeout_s=timeout_s))
 

@@ -23,7 +23,7 @@ from rmgr.adapters.store_rules import (
     pieces,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
 from rmgr.errors import StoreUnavailable, UsageError
 from rmgr.model.base.units import counted
 
@@ -152,9 +152,7 @@ class MemoryStore(Store):
             row = self._alive(key)
         return None if row is None else (verify(key, row.value, len(row.value), row.digest), row.about)
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`."""
         self._begin(timeout_s, f"read {counted(len(keys), 'value')}")
         with self._shelf.lock:

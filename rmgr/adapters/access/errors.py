@@ -47,8 +47,11 @@ def rebuild(error: grpc.RpcError, endpoint: str) -> errors.RmgrError:
     """The error of the peer as its own class, or Unavailable when there was no answer."""
     trailing = dict(error.trailing_metadata() or ())
     if ERROR_KEY in trailing:
-        told = json.loads(trailing[ERROR_KEY])
-        return named_error(told["type"], error.details() or "", told["hint"])
+        try:
+            told = json.loads(trailing[ERROR_KEY])
+            return named_error(str(told["type"]), error.details() or "", str(told["hint"]))
+        except (*errors.UNREADABLE_TEXT, KeyError, TypeError):
+            return errors.Unavailable(f"{endpoint} answers with an error that cannot be read", hint="rmgr version")
     code = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return errors.Unavailable(f"{endpoint} did not answer in time", hint="rmgr doctor")

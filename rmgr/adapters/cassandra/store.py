@@ -242,9 +242,7 @@ class CassandraStore(Store):
         check_key(key)
         return self._reader.fetch(key, path, CallDeadline(timeout_s))
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One request a key, many at a time; then the chunks of values above 64 KiB, 4 MiB at a time."""
         return self._reader.get_noted_many(list(dict.fromkeys(map(check_key, keys))), CallDeadline(timeout_s), largest=largest)
 

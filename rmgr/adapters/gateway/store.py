@@ -217,9 +217,7 @@ class GatewayStore(Store):
                 found[row.key] = About(row.size, Encoding(row.encoding), row.sha256, row.note)
         return found
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. Values above 2 MiB one by one after the others."""
         deadline = CallDeadline(timeout_s)
         found: dict[str, tuple[bytes | None, About]] = {}

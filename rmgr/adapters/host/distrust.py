@@ -20,10 +20,11 @@ from rmgr.adapters.host.accounts import Account, uid_of
 from rmgr.model.base.states import OWN_FAILURES, Reason
 from rmgr.model.wire import frames
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT, Output
+from rmgr.model.wire.stream import UNREADABLE
 from rmgr.runner.host.board import SIZE
 
 #: What checks and what believes raise of words that make no sense.
-NONSENSE = (ValueError, KeyError, IndexError, OverflowError, TypeError, AttributeError, RecursionError, OSError)
+NONSENSE = (*UNREADABLE, KeyError, IndexError, AttributeError, OSError)
 
 
 class Imposture(ValueError):

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from rmgr.adapters.host.cgroup import kill_group, remove_group
-from rmgr.errors import StateConflict
+from rmgr.errors import UNREADABLE_TEXT, StateConflict
 from rmgr.model.base.units import counted
 from rmgr.runner.host.removal import remove_tree
 
@@ -199,7 +199,7 @@ def _record(directory: Path, name: str, value: dict[str, object]) -> None:
 def _load(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, *UNREADABLE_TEXT):
         return {}
     return value if isinstance(value, dict) else {}
 

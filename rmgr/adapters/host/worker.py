@@ -409,9 +409,17 @@ class Worker:
         data, count = self._board.unsent()
         if count:
             with self.slot.guarded():
-                known = self._account(_ends.decode(b"\xdd" + count.to_bytes(4, "big") + data))
+                known = self._account(ends_on_board(data, count))
                 if known:
                     self.slot.tell.tasks_ended(self, known)
+
+
+def ends_on_board(data: bytes, count: int) -> tuple[TaskEnd, ...]:
+    """What a worker has left on its board: `count` ends. Raises FrameError, as for a frame of it."""
+    try:
+        return _ends.decode(b"\xdd" + count.to_bytes(4, "big") + data)
+    except stream.UNREADABLE as error:
+        raise stream.FrameError(f"the board does not decode: {str(error)[:300]}") from None
 
 
 def _parts(batch: TaskBatch) -> list[TaskBatch]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rmgr.adapters.identity.own_certificate import read_own
 from rmgr.adapters.identity.pki import KEY_SCHEME, Authority, Certified, cluster_of, key_id_of, verify_certificate
-from rmgr.errors import ConfigError, PermissionDenied, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, PermissionDenied, UsageError
 from rmgr.model.cluster.identity import Identity, Role, parse_uri
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ class Credentials:
             is_usual = False
         if not is_usual:
             return cls.load(where, now_s=now_s)  # says what is wrong
-        return cls._of(
-            where, files, replace(who, key_id=key_id), min(signer.not_after_s, link.not_after_s), _LateKey(where, key_id)
-        )
+        return cls._of(where, files, replace(who, key_id=key_id), min(signer.not_after_s, link.not_after_s), _LateKey(where, key_id))
 
     @classmethod
     def _of(cls, where: Path, files: Mapping[str, bytes], identity: Identity, not_after_s: float, key: Any) -> Self:
@@ -160,7 +158,7 @@ def known_endpoints(credentials: Credentials) -> tuple[str, ...]:
     """Where WatchDogs answered when the holder of the bundle was here last."""
     try:
         return tuple(str(endpoint) for endpoint in json.loads((credentials.directory / _ENDPOINTS).read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, *UNREADABLE_TEXT, TypeError):
         return ()
 
 
@@ -320,7 +318,7 @@ def _mapping(path: Path, data: bytes) -> dict[str, str]:
     try:
         document = json.loads(data)
         return {str(key): str(value) for key, value in document.items()}
-    except (ValueError, AttributeError):
+    except (*UNREADABLE_TEXT, AttributeError):
         raise ConfigError(f"{path} is not readable JSON", hint="restore the bundle") from None
 
 

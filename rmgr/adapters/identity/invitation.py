@@ -8,13 +8,13 @@ ZooKeeper, so neither those who read ZooKeeper nor the WatchDogs ever see them.
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 from dataclasses import dataclass
 
 import msgspec
 
 from rmgr.errors import UsageError
+from rmgr.model.wire.stream import UNREADABLE
 
 _PREFIX = "rmgr1."
 _NONCE_BYTES = 12
@@ -61,7 +61,7 @@ def decode(text: str) -> Token:
     body = text.removeprefix(_PREFIX)
     try:
         return msgspec.msgpack.decode(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)), type=Token)
-    except (msgspec.DecodeError, binascii.Error, ValueError):
+    except UNREADABLE:  # of base64, too
         raise UsageError(
             "the token is damaged: a part of it is missing or was changed", hint="copy the whole line that rmgr admin add-node printed"
         ) from None
@@ -111,7 +111,11 @@ def seal_files(secret: bytes, purpose: str, files: dict[str, bytes]) -> bytes:
 
 def unseal_files(secret: bytes, purpose: str, sealed: bytes) -> dict[str, bytes]:
     """Reverse of `seal_files`. Raises UsageError."""
-    return msgspec.msgpack.decode(unseal(secret, purpose, sealed), type=dict[str, bytes])
+    opened = unseal(secret, purpose, sealed)
+    try:
+        return msgspec.msgpack.decode(opened, type=dict[str, bytes])
+    except UNREADABLE:
+        raise UsageError(f"what was sealed for {purpose!r} holds no files", hint="rmgr version, here and where the WatchDog runs") from None
 
 
 def _key(secret: bytes, purpose: str) -> bytes:

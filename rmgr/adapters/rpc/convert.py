@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from rmgr.errors import UNREADABLE_TEXT, Unavailable
 from rmgr.model.base.states import Reason, State
 from rmgr.model.views import (
     ClassView,
@@ -75,7 +76,15 @@ def to_message(view: Any) -> Any:
 
 
 def from_message(kind: type[V], message: Any) -> V:
-    """A protobuf message as its view; unknown fields of a newer peer are ignored."""
+    """A protobuf message as its view; unknown fields of a newer peer are ignored. Raises Unavailable: a known one cannot be read."""
+    try:
+        return _view(kind, message)
+    except UNREADABLE_TEXT as error:  # of a word that this release does not know, too
+        hint = "rmgr version, here and where the leader runs"
+        raise Unavailable(f"a {kind.__name__} of the leader cannot be read: {error}", hint=hint) from None
+
+
+def _view(kind: type[V], message: Any) -> V:
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         hint = _HINTS[kind][field.name]

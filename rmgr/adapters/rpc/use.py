@@ -13,9 +13,10 @@ from rmgr.adapters.access.auth import USER_KEY, Caller, caller_of, open_channel
 from rmgr.adapters.access.errors import fail, rebuild
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import OPTIONS
-from rmgr.errors import RmgrError
+from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.wire.stream import UNREADABLE
 from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
 
@@ -80,7 +81,10 @@ class UseClient:
         except grpc.RpcError as error:
             raise rebuild(error, self.endpoint) from None
         found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
-        limits = msgspec.json.decode(reply.settings, type=UserLimits) if reply.settings else UserLimits()
+        try:
+            limits = msgspec.json.decode(reply.settings, type=UserLimits) if reply.settings else UserLimits()
+        except UNREADABLE as error:
+            raise Unavailable(f"the limits of {self.endpoint} cannot be read: {error}", hint="rmgr version there and here") from None
         return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ from rmgr.adapters.store_rules import (
     now_ms,
     verify,
 )
-from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, NOTHING, About, Encoding, Note, Store
+from rmgr.coord.protocol.ports import NOTHING, About, Encoding, Note, Store
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import counted
 
@@ -249,9 +249,7 @@ class SqliteStore(Store):
             found |= {key: about_of(size, column, digest) for key, size, column, digest in batch}
         return found
 
-    def fetch(
-        self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0
-    ) -> tuple[bytes | None, bytes] | None:
+    def fetch(self, key: str, path: str, *, is_compared: bool = True, timeout_s: float = 30.0) -> tuple[bytes | None, bytes] | None:
         """See `Store.fetch`. `path` becomes a second name of the value's file, or a copy on another file system."""
         check_key(key)
         deadline = CallDeadline(timeout_s)
@@ -262,9 +260,7 @@ class SqliteStore(Store):
             return super().fetch(key, path, timeout_s=deadline.left_s()) if row is not None else None
         return _whole(row), row.sha256
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """See `Store.get_noted_many`. One statement for every 256 keys; values above 512 KiB are read one by one from their files."""
         deadline = CallDeadline(timeout_s)
         wanted = list(dict.fromkeys(map(check_key, keys)))

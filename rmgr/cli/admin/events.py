@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Store
 
 _PAGE = 1000
+#: A leader writes pieces of 256 KiB, and a turn of its own more.
+_MOST_PIECE_BYTES = 64 * 2**20
 
 
 @command(
@@ -47,9 +49,11 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
         else:
             sys.stdout.writelines(f"{name}\t{counted(count, 'piece')}\n" for name, count in found)
         return
+    from rmgr.procedures.bounded import row_of
+
     epoch, log = _chosen(logs, which)
-    rows = (store.get(keys.events(epoch, log, piece)) for piece in range(logs[epoch, log]))
-    pieces: Iterator[str] = (row[0].decode() for row in rows if row is not None)
+    rows = (row_of(store, keys.events(epoch, log, piece), _MOST_PIECE_BYTES) for piece in range(logs[epoch, log]))
+    pieces: Iterator[str] = (row.decode(errors="replace") for row in rows if row is not None)
     if partition:
         pieces = _cut(pieces, partition, f"{epoch}.{log}")
     if not out:

@@ -17,7 +17,7 @@ from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
 from rmgr.config import Config, check_file
-from rmgr.errors import ConfigError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -167,6 +167,6 @@ def _is_cluster_settings(file: Path) -> bool:
         document = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="name a TOML file") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UNREADABLE_TEXT as error:
         raise ConfigError(f"{file}: not valid TOML: {error}", hint="rmgr config show prints a valid one") from error
     return "queues" in document or "default_queue" in document

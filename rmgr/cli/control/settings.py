@@ -36,7 +36,7 @@ from typing import Any, get_type_hints
 
 from rmgr.cli.control.settings_pipelines import check_pipelines, check_queue_policy, document_of, read_pipelines, toml_of
 from rmgr.config import line_of
-from rmgr.errors import ConfigError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.model.base.ids import check_name
 from rmgr.model.base.units import duration_us_of, parse_duration_us, parse_size, size_of
 from rmgr.model.cluster.limits import UserLimits
@@ -70,7 +70,7 @@ def parse_settings(text: str, name: str) -> ClusterSettings:
     """Settings from TOML text; `name` is named in errors. Raises ConfigError."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except UNREADABLE_TEXT as error:
         raise ConfigError(f"{name}: not valid TOML: {error}", hint="rmgr config show --cluster prints a valid one") from error
     queues, pipelines, limits = document.pop("queues", {}), document.pop("pipelines", {}), document.pop("limits", {})
     values = _values(ClusterSettings, document, text, name, section="", hidden=_TOP_HIDDEN)

@@ -100,7 +100,7 @@ def toml_of(settings: ClusterSettings, bare: Callable[[str], str]) -> list[str]:
 
 def _table(spec: PipelineSpec) -> dict[str, Any]:
     """Short where it is one policy under its own name."""
-    document: dict[str, Any] = json.loads(spec.document)
+    document = spec.tables()
     stages = document.get("stage", [])
     if list(document) == ["stage"] and len(stages) == 1 and "partitions" not in stages[0] and stages[0].get("policy") == spec.name:
         return {"policy": spec.name} | {key: value for key, value in stages[0].items() if key != "policy"}

@@ -167,9 +167,7 @@ def told_of(settings: ClusterSettings, queue: QueueSpec) -> dict[str, Any]:
     spec = settings.pipeline(queue.partition)
     if queue.dispatch is Dispatch.PULL or spec is None:
         return told
-    import json
-
-    stages = json.loads(spec.document).get("stage", [])
+    stages = spec.tables().get("stage", [])
     if len(stages) == 1 and stages[0].get("policy") == spec.name:
         told["parameters"] = dict(stages[0].get("parameters", {}))
     else:

@@ -27,7 +27,7 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.script import read_script, refused
 from rmgr.client.commands.job_lists import ListedJob, in_order
 from rmgr.client.commands.request import CommandRequest
-from rmgr.errors import RmgrError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.tasks.submission import Condition, Dependency
 
@@ -62,7 +62,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
     Raises: UsageError naming file, entry or line, name, key, cause, and what to write. Cost: 0.1 ms an entry.
     """
     shown = "stdin" if file == "-" else file
-    raw = _read(file, shown)
+    raw = raw_jobs(file, shown)
     if not raw:
         raise UsageError(
             f"{shown} holds no job", hint='[[job]] and command = ["echo", "hello"] below it; or a line {"command": "..."} each'
@@ -84,7 +84,8 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
 # -- files --------------------------------------------------------------------------------------------------------------------
 
 
-def _read(file: str, shown: str) -> list[_Raw]:
+def raw_jobs(file: str, shown: str) -> list[_Raw]:
+    """The jobs as their tables say them, with the defaults. file: "-" is stdin. Raises: UsageError naming the line."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
@@ -102,7 +103,7 @@ def _read(file: str, shown: str) -> list[_Raw]:
 def _from_toml(text: str, data: bytes, shown: str) -> list[_Raw]:
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except UNREADABLE_TEXT as error:
         raise UsageError(
             f"{shown} is no TOML: {error}", hint='strings are quoted: command = "echo hello"; each job begins with [[job]]'
         ) from None
@@ -130,7 +131,7 @@ def _from_lines(text: str, shown: str) -> list[_Raw]:
         where = f"{shown}: line {number}"
         try:
             told = json.loads(line)
-        except ValueError as error:
+        except UNREADABLE_TEXT as error:
             raise UsageError(f"{where} is no JSON: {error}", hint='one object a line: {"name": "prep", "command": ["./prep"]}') from None
         if not isinstance(told, dict):
             raise UsageError(f"{where} is no object", hint='one object a line: {"name": "prep", "command": ["./prep"]}')

@@ -215,13 +215,13 @@ class Store(Protocol):
         return False
 
     def get(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, Encoding] | None:
-        """Reads one value whole, None when there is none (or it was deleted)."""
+        """Reads one value whole, None when there is none (or it was deleted). For one's own values: who reads for others has a bound."""
         found = self.get_noted(key, timeout_s=timeout_s)
         return None if found is None else (found[0], found[1].encoding)
 
     def get_many(self, keys: Sequence[str], *, timeout_s: float = 30.0) -> dict[str, tuple[bytes, Encoding]]:
-        """Reads many values; absent keys are left out."""
-        found = self.get_noted_many(keys, timeout_s=timeout_s)
+        """Reads many values whole; absent keys are left out. As `get`."""
+        found = self.get_noted_many(keys, largest=MAX_VALUE_BYTES, timeout_s=timeout_s)
         return {key: (value, about.encoding) for key, (value, about) in found.items() if value is not None}
 
     def fetch(
@@ -259,9 +259,7 @@ class Store(Protocol):
     def get_noted(self, key: str, *, timeout_s: float = 30.0) -> tuple[bytes, About] | None:
         """A value and what is known of exactly these bytes: `About.sha256` is theirs."""
 
-    def get_noted_many(
-        self, keys: Sequence[str], *, largest: int = MAX_VALUE_BYTES, timeout_s: float = 30.0
-    ) -> dict[str, tuple[bytes | None, About]]:
+    def get_noted_many(self, keys: Sequence[str], *, largest: int, timeout_s: float = 30.0) -> dict[str, tuple[bytes | None, About]]:
         """The same of many, in as few round trips as there can be; absent keys are left out.
 
         Of a value above `largest` bytes there is None in place of the bytes: who wants that one asks for it, as a file or a stream.

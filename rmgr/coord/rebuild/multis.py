@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from rmgr.coord.protocol.multi import Multi
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.rebuild import changes, submits
 from rmgr.coord.rebuild.parts import Known, compared
 from rmgr.errors import PermissionDenied
@@ -58,7 +57,7 @@ def rebuild(multi: Multi, known: Known) -> Built:
     """
     try:
         return _rebuilt(multi, known)
-    except (ArithmeticError, LookupError, ValueError, TypeError, RecursionError, AssertionError, msgspec.MsgspecError) as error:
+    except (*UNREADABLE, ArithmeticError, LookupError, AssertionError) as error:
         why = f"{multi.name}: it cannot be built of what stands in it ({type(error).__name__})"
         raise PermissionDenied(why, hint="is the client of the cluster's release? rmgr version") from error
 

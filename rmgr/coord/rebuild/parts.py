@@ -15,8 +15,9 @@ import msgspec
 
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Conflict, ConflictKind, Create, Gone, Multi, Op, Set, Stamped
+from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.validity.records import decode
-from rmgr.errors import PermissionDenied
+from rmgr.errors import PermissionDenied, RmgrError
 from rmgr.model.base.resources import MIB
 from rmgr.model.cluster.node import Drain, InboxOrder, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings
@@ -212,7 +213,7 @@ def _is_older(mine: bytes, his: bytes, path: str) -> bool:
         encode, plain = (_pack.encode, _plain_pack.decode) if packed else (_json.encode, _plain_json.decode)
         raw, whole = plain(his), plain(mine)
         return encode(raw) == his and _is_part(raw, whole) and decode(his, kind, path) == decode(mine, kind, path)
-    except (msgspec.MsgspecError, ValueError, OverflowError):
+    except (*UNREADABLE, RmgrError):
         return False
 
 

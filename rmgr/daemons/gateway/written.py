@@ -13,6 +13,7 @@ import msgspec
 from rmgr.adapters.access.limits import Bounds
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
+from rmgr.coord.protocol.records import UNREADABLE, cut
 from rmgr.errors import DataLost, RmgrError
 from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
@@ -34,6 +35,14 @@ class WrittenToday(msgspec.Struct, frozen=True):
 
     format: int
     by_user: dict[str, dict[int, int]]
+
+
+def decode_written(data: bytes) -> WrittenToday:
+    """The row as a gateway wrote it. Raises DataLost."""
+    try:
+        return msgspec.json.decode(data, type=WrittenToday)
+    except UNREADABLE as error:
+        raise DataLost(f"what users have written today cannot be read: {cut(error)}") from None
 
 
 class WrittenKeeper:
@@ -82,8 +91,8 @@ class WrittenKeeper:
     def _load(self) -> None:
         try:
             found = row_of(self._store, self._row, _MOST_ROW_BYTES, timeout_s=_TIMEOUT_S)
-            row = msgspec.json.decode(found, type=WrittenToday) if found is not None else None
-        except (DataLost, msgspec.MsgspecError, ValueError, RecursionError) as error:
+            row = decode_written(found) if found is not None else None
+        except DataLost as error:
             self._log.warning("written_unreadable", row=self._row, error=str(error)[:200])
             row = None
         self._saved = {}

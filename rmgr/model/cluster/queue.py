@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from rmgr.errors import UNREADABLE_TEXT, ConfigError
 from rmgr.model.base.version import Newer, newer
 from rmgr.model.cluster.limits import UserLimits
 
@@ -55,6 +58,16 @@ class PipelineSpec:
     document: str
     name: str = ""  #: what it was set as: a policy's name, or a file's
     newer: Newer = newer()
+
+    def tables(self) -> dict[str, Any]:
+        """What `document` says. Raises: ConfigError when it is no JSON object."""
+        try:
+            tables = json.loads(self.document)
+        except UNREADABLE_TEXT as error:
+            raise ConfigError(f"the stored pipeline of {self.partition} is not valid JSON: {error}", hint="rmgr policy set NAME") from error
+        if not isinstance(tables, dict):
+            raise ConfigError(f"the stored pipeline of {self.partition} is no table", hint="rmgr policy set NAME")
+        return tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rmgr.errors import InvalidRecord
+
 #: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
 #: Before `SPEC`: a piece of the file that its processes find as RMGR_BUNDLE.
 SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
@@ -41,6 +43,8 @@ SAVED_EXIT_CODE = 85  #: a rank that ends so has saved its state (rmgr/checkpoin
 
 _HEAD = struct.Struct("<IBi")
 _CHUNK = 64 * 1024
+#: The largest frame: `SPEC`, with arguments and variables of a process; others bear a chunk.
+MOST_FRAME_BYTES = 16 * 2**20
 #: Where processes cannot be watched for their end they are looked at this often.
 _TICK_S = 0.05
 #: Variables of the asking side that mean nothing on another node.
@@ -71,12 +75,14 @@ class Cutter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """(kind, number, rest) of all frames that `data` completes."""
+        """(kind, number, rest) of all frames that `data` completes. Raises InvalidRecord: a longer one than processes send."""
         buffer = self._buffer
         buffer += data
         while len(buffer) >= _HEAD.size:
             size, kind, number = _HEAD.unpack_from(buffer)
             end = _HEAD.size + size
+            if size > MOST_FRAME_BYTES:
+                raise InvalidRecord(f"a frame of {size:,} bytes is announced, the limit is {MOST_FRAME_BYTES:,}", hint="rmgr version")
             if len(buffer) < end:
                 return
             rest = bytes(buffer[_HEAD.size : end])

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 
 import msgspec
 
+from rmgr.errors import UNREADABLE_TEXT
 from rmgr.sched.plan import Decision, Why
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.snapshot import Snapshot
@@ -133,7 +134,7 @@ def decode(line: str) -> Entry:
     """Raises: LogError naming the field that is wrong."""
     try:
         plain = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except UNREADABLE_TEXT as error:
         raise LogError(f"no JSON: {error}") from error
     if not isinstance(plain, dict):
         raise LogError(f"an object is expected, not {type(plain).__name__}")

@@ -48,7 +48,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from rmgr.errors import RmgrError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, RmgrError, UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.sched.parameters import unknown
 
@@ -161,7 +161,7 @@ def read_scenario(path: Path) -> Scenario:
         tables = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="a scenario is a TOML file; see rmgr sim calls --help") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE_TEXT as error:
         raise UsageError(f"{path} is no TOML: {error}") from error
     try:
         return _checked(_made(Scenario, tables, "scenario"))

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rmgr.errors import UsageError
+from rmgr.errors import UNREADABLE_TEXT, UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.sched.records import Limits
 from rmgr.sim.workload.events import (
@@ -68,7 +68,7 @@ class _Line:
         self._where = where
         try:
             found = json.loads(text, parse_float=Decimal)
-        except (ValueError, RecursionError) as error:
+        except UNREADABLE_TEXT as error:
             raise UsageError(f"{where}: no JSON: {error}", hint=_HINT) from error
         if not isinstance(found, dict):
             raise UsageError(f"{where}: an event is an object, as {{...}}, not {type(found).__name__}", hint=_HINT)

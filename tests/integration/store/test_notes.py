@@ -11,7 +11,7 @@ import pytest
 
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.store_rules import CHUNK_BYTES
-from rmgr.coord.protocol.ports import About, Encoding, Store
+from rmgr.coord.protocol.ports import MAX_VALUE_BYTES, About, Encoding, Store
 from rmgr.errors import UsageError
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready
@@ -70,11 +70,11 @@ def test_many_values_are_read_with_what_is_known_of_them_and_large_ones_only_tol
         store.put(key, value, encoding=Encoding.PICKLE, note=key.encode())
     about = {key: About(len(value), Encoding.PICKLE, sha256(value).digest(), key.encode()) for key, value in values.items()}
     asked = [*values, "name/absent", "name/some"]
-    assert store.get_noted_many(asked) == {key: (value, about[key]) for key, value in values.items()}
+    assert store.get_noted_many(asked, largest=MAX_VALUE_BYTES) == {key: (value, about[key]) for key, value in values.items()}
     for largest in (0, 999, CHUNK_BYTES, 3 * CHUNK_BYTES):
         told = {key: (value if len(value) <= largest else None, about[key]) for key, value in values.items()}
         assert store.get_noted_many(asked, largest=largest) == told
-    assert store.get_noted_many([]) == {}
+    assert store.get_noted_many([], largest=MAX_VALUE_BYTES) == {}
 
 
 @pytest.mark.parametrize("count", [1, 3, 2500])

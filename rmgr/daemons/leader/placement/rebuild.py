@@ -191,7 +191,7 @@ class Rebuild:
             self._blocks[path] = None if data is None or allocation is None else StandingJob(allocation, data.answered, data.moves)
             if found is not None and allocation is not None and path.startswith(f"{paths.RUNNING}/"):
                 self._look(path, allocation, found.stat.czxid)
-        except msgspec.MsgspecError as error:
+        except msgspec.DecodeError as error:
             self._term.log.error("block_unreadable", path=path, error=str(error))
             self._blocks[path] = None
 
@@ -217,6 +217,6 @@ class Rebuild:
         for partition, (data, _) in sorted(self.records.items()):
             try:
                 found[partition] = decode_records(data)
-            except msgspec.MsgspecError as error:
+            except msgspec.DecodeError as error:
                 self._term.log.error("placing_records_unreadable", partition=partition, error=str(error))
         return found

@@ -16,6 +16,7 @@ import threading
 from typing import Any
 
 from rmgr.daemons.leader.plugins.child import LENGTH
+from rmgr.errors import UNREADABLE_TEXT
 from rmgr.runtime import machine
 
 #: One pass may take so long, its first one, which imports the policy, so much longer; and memory beside the interpreter's code.
@@ -62,7 +63,7 @@ class PolicyProcess:
         except (EOFError, BrokenPipeError):
             code = self.end()
             raise PolicyFailed(f"its process ended ({f'signal {-code}' if code < 0 else f'exit code {code}'})") from None
-        except (ValueError, RecursionError) as error:
+        except UNREADABLE_TEXT as error:
             self.end()
             raise PolicyFailed(f"its answer cannot be read: {error}") from error
         if not isinstance(answer, dict) or "error" in answer:

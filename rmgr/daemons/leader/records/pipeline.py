@@ -57,7 +57,7 @@ def _own_or_foreign(name: str, params: Mapping[str, object], queues: tuple[Queue
 def _served(settings: ClusterSettings, partition: str, *, find: Find | None = None, make: Make | None = None) -> Configuration:
     spec = pipeline_of(settings, partition)
     try:
-        document = document_of(spec)
+        document = spec.tables()
         found = served(document, partition, find=find, make=make)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
@@ -75,7 +75,7 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     spec = pipeline_of(settings, partition)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
-        refuse_unobeyed(document_of(spec), partition, places)
+        refuse_unobeyed(spec.tables(), partition, places)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
     found = _served(settings, partition, find=installed)
@@ -138,17 +138,6 @@ def named(partition: str, policy: str, params: Mapping[str, str]) -> PipelineSpe
     """One policy for all jobs of a partition."""
     stage: dict[str, object] = {"policy": policy} | ({"parameters": dict(params)} if params else {})
     return PipelineSpec(partition=partition, document=json.dumps({"stage": [stage]}, sort_keys=True), name=policy)
-
-
-def document_of(spec: PipelineSpec) -> dict[str, Any]:
-    """Its tables. Raises: ConfigError when it is no JSON object."""
-    try:
-        document = json.loads(spec.document)
-    except ValueError as error:
-        raise ConfigError(f"the stored pipeline is not valid JSON: {error}", hint="rmgr policy set NAME") from error
-    if not isinstance(document, dict):
-        raise ConfigError("the stored pipeline is no table", hint="rmgr policy set NAME")
-    return document
 
 
 def installed(name: str) -> type[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from rmgr.coord.protocol import keys
 from rmgr.daemons.leader.core.doors import LoopTimers, StoreCalls
 from rmgr.daemons.leader.core.term import Term
-from rmgr.daemons.leader.records.pipeline import document_of, named, pipeline_of
+from rmgr.daemons.leader.records.pipeline import named, pipeline_of
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.runtime.timers import Timer
@@ -67,7 +67,7 @@ class Recording:
             policy=policy,
             parameters=parameters,
             about={"epoch": self._term.epoch},
-            pipelines={partition: document_of(spec) for partition, spec in pipelines.items()},
+            pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
         self._put(partial(_line_of, opening))  # where it does not keep the loop
@@ -126,7 +126,7 @@ def _line_of(entry: Entry) -> bytes:
 
 def _only_policy(pipelines: Mapping[str, PipelineSpec]) -> tuple[str, dict[str, str]]:
     """The policy and its parameters where there is one; else what the pipelines were set as."""
-    stages = [stage for spec in pipelines.values() for stage in document_of(spec).get("stage", [])]
+    stages = [stage for spec in pipelines.values() for stage in spec.tables().get("stage", [])]
     if len(stages) == 1 and stages[0].get("policy"):
         return str(stages[0]["policy"]), {name: str(value) for name, value in stages[0].get("parameters", {}).items()}
     return ", ".join(dict.fromkeys(spec.name or "pipeline" for spec in pipelines.values())), {}

@@ -7,6 +7,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from rmgr.coord.protocol.records import unpack
 from rmgr.daemons.leader.core.facts import Names
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.sched.job import Placement, Reservation, spans_of
@@ -96,8 +97,8 @@ _unpack = msgspec.msgpack.Decoder(Records)
 
 
 def decode_records(data: bytes) -> Records:
-    """Raises: msgspec.MsgspecError for what is no such record."""
-    return _unpack.decode(data) if data else Records()
+    """Raises: msgspec.DecodeError for what is no such record."""
+    return unpack(_unpack.decode, data) if data else Records()
 
 
 def encode_records(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmgr.daemons.leader.records.pipeline import classes_of, configuration, document_of, is_foreign, pipeline_of
+from rmgr.daemons.leader.records.pipeline import classes_of, configuration, is_foreign, pipeline_of
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec, QueueSpec
 from rmgr.runtime.logger import Log
@@ -59,7 +59,7 @@ class ServedPartitions:
             self.policies[partition] = ", ".join(found.policies)
             stages += [Stage(stage.policy, (partition,)) for stage in found.stages]
             if is_foreign(found):
-                self.foreign[partition] = (self.policies[partition], document_of(spec))
+                self.foreign[partition] = (self.policies[partition], spec.tables())
             self.limits |= found.limits
             self.classes[partition] = classes_of(found)
             self.half_life_us = self.half_life_us or found.usage_half_life_us

@@ -15,7 +15,8 @@ from typing import Any, overload
 import msgspec
 
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.protocol.records import decode_payloads
+from rmgr.coord.protocol.records import UNREADABLE, decode_payloads
+from rmgr.coord.protocol.skew import array_length
 from rmgr.errors import DataLost, RowGone
 from rmgr.model.tasks.block import MAX_TASKS
 from rmgr.model.wire.stream import MAX_FRAME
@@ -145,10 +146,12 @@ def decode(key: str, data: bytes, directory: Path) -> Arguments:
     try:
         if len(data) < FILE_BYTES:
             return Arguments(decode_payloads(data))
+        if array_length(data) > MAX_TASKS:
+            decode_payloads(data)  # says why not
         views = _views.decode(data)
         if len(data) < FILE_BYTES * len(views):
             return Arguments(decode_payloads(data))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise DataLost(f"the arguments {key} cannot be read: {error}") from None
     path = str(directory / f"arguments-{machine.guid()}")
     try:

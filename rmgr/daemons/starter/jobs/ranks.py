@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rmgr.adapters.rpc.ranks import Peers, RanksLink, Step
 from rmgr.daemons.starter.checkpoint.parts import answer, sentence
-from rmgr.errors import NotFound, PermissionDenied, RmgrError, Unavailable
+from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, Unavailable
 from rmgr.model.base.units import counted
 from rmgr.runner.ranks import ranks
 from rmgr.runtime import machine
@@ -371,10 +371,7 @@ class Door:
                 return ""
             line += byte
         link.settimeout(None)
-        try:
-            node = str(json.loads(line)["node"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise NotFound("the connection does not say for which node it is") from None
+        node = node_in(line)
         if node not in self._nodes:
             raise NotFound(f"node {node} is not one of the job's other nodes ({', '.join(sorted(self._nodes))})")
         return node
@@ -412,3 +409,11 @@ class Door:
         finally:
             end()
         return is_explained
+
+
+def node_in(line: bytes) -> str:
+    """The node that the first line of a connection names. Raises NotFound."""
+    try:
+        return str(json.loads(line)["node"])
+    except (*UNREADABLE_TEXT, KeyError, TypeError):
+        raise NotFound("the connection does not say for which node it is") from None

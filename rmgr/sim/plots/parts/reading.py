@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rmgr.errors import ConfigError, UsageError
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, UsageError
 from rmgr.sched.parameters import parameters_of, read_values
 from rmgr.sched.policies.gangs.dqt import Dqt
 from rmgr.sim.plots.parts.timing import label_of
@@ -234,6 +234,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=_CUT) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: it is no text", hint=_CUT) from error
+    except UNREADABLE_TEXT as error:
+        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=_CUT) from error
     if not isinstance(found, dict):
         raise UsageError(f"{path} holds no JSON object", hint=_CUT)
     return found

@@ -1,0 +1,416 @@
+"""Every decoder of rmgr that can meet what somebody else wrote, with its schema, and what alone it may raise.
+
+`DECODERS` is the table of SECURITY.md ("What is decoded") as code: `unit/documents/test_security_decoded.py` holds both against each other
+and against the tree, `property/test_decoders.py` fuzzes each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from rmgr import config
+from rmgr.adapters import policy_files
+from rmgr.adapters.access.errors import ERROR_KEY, rebuild
+from rmgr.adapters.host import worker
+from rmgr.adapters.identity import invitation
+from rmgr.adapters.rpc.convert import from_message
+from rmgr.cli.control.settings import parse_settings
+from rmgr.cli.sending import jobs_file
+from rmgr.coord.decisions import ownership
+from rmgr.coord.protocol import keys, records
+from rmgr.coord.protocol.multi import Holds, Multi, Set
+from rmgr.coord.rebuild.parts import compared
+from rmgr.coord.seal.tree import NotSealed
+from rmgr.coord.views import closing
+from rmgr.daemons.gateway import written
+from rmgr.daemons.leader.records import records as placing
+from rmgr.daemons.starter.checkpoint import files
+from rmgr.daemons.starter.core import arguments
+from rmgr.daemons.starter.jobs import ranks as starter_ranks
+from rmgr.dev import keeper, record
+from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, PermissionDenied, UsageError, WrongCluster
+from rmgr.errors import Unavailable as Unreachable
+from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
+from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
+from rmgr.model.tasks.block import BlockData, KeyedPayload
+from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
+from rmgr.model.tasks.submission import Paged, Submission, Tail
+from rmgr.model.views import JobView
+from rmgr.model.wire import frames, line
+from rmgr.model.wire.stream import FrameError, FrameReader
+from rmgr.runner.ranks import ranks
+from rmgr.sched.state import event_log
+from rmgr.sim.calls import scenario
+from rmgr.sim.plots.parts import reading
+from rmgr.sim.workload import events_file
+from rmgr.v1 import views_pb2
+from tests.harness.records_of_0_1_0 import RECORDS
+
+
+class Form(StrEnum):
+    """How the bytes are written."""
+
+    MSGPACK = "msgpack"
+    JSON = "json"
+    TOML = "toml"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """One decoder. module: below rmgr. raises: the documented errors. kind: the type of a value, None: any. sample: bytes that it reads."""
+
+    name: str
+    module: str
+    decode: Callable[[bytes], object]
+    raises: tuple[type[Exception], ...]
+    form: Form
+    kind: Any = None
+    sample: bytes = b""
+
+
+def _frames(kind: Any) -> Callable[[bytes], object]:
+    return lambda data: FrameReader[object](kind).feed(len(data).to_bytes(4, "little") + data)
+
+
+def _record(kind: type[Any]) -> Callable[[bytes], object]:
+    """What is read is written again by whoever changes it."""
+    return lambda data: records.encode_record(records.decode_record(data, kind, "/x"))
+
+
+def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    def decode(data: bytes) -> object:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / name
+            path.write_bytes(data)
+            return read(path)
+
+    return decode
+
+
+class _Told(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, trailing: str) -> None:
+        self._trailing = trailing
+
+    def trailing_metadata(self) -> list[tuple[str, str]]:
+        return [(ERROR_KEY, self._trailing)]
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNKNOWN
+
+    def details(self) -> str:
+        return "details"
+
+
+def _text(read: Callable[[str], object]) -> Callable[[bytes], object]:
+    """For what gets text: bytes that are none never come so far."""
+    return lambda data: read(data.decode(errors="replace"))
+
+
+def _asked(text: str) -> object:
+    message = views_pb2.JobView(state="RUNNING")
+    message.asked_json = text
+    return from_message(JobView, message)
+
+
+def _changed(data: bytes) -> object:
+    def multi(written: bytes) -> Multi:
+        return Multi(name="GATE", ops=(Set("/subs/0/42", written, 3),), proof=Holds("/subs/0/42", written))
+
+    return compared(multi(records.encode_record(_SUBMISSION)), multi(data))
+
+
+def _names(data: bytes) -> object:
+    """Keys and names of znodes, which anybody may have chosen. Those that answer None or ValueError do that alone."""
+    text = data.decode(errors="surrogateescape")
+    for parse in (keys.parse_output, keys.parse_checkpoint, keys.parse_share, keys.parse_history, keys.parse_events, keys.parse_led):
+        try:
+            parse(text)
+        except UsageError:
+            continue
+    return None
+
+
+def _files_of(data: bytes) -> object:
+    secret = b"k" * 32
+    return invitation.unseal_files(secret, "files", invitation.seal(secret, "files", data))
+
+
+_SUBMISSION = RECORDS["submission_python"]
+_SHARE = ownership.ValueShare(owner="ana", user="bob", key="k", write=True)
+_VIEW = b'{"id":1,"name":"x","user":"u","queue":"q","state":"COMPLETED"}'
+_TOML = b'default_queue = "a"\n[queues.a]\ndispatch = "pull"\n[limits]\n'
+_CONFIG = b'[cluster]\nzk = "127.0.0.1:2181"\n[log]\n'
+_SCENARIO = b'seed = 1\n[[server]]\nname = "a"\nspeed = 1.0\n'
+_JOBS = b'{"name": "prep", "command": ["./prep"]}\n{"command": ["true"], "cpus": 2}\n'
+_EVENT = b'{"at": 1.5, "event": "down", "node": "n1"}\n'
+_LOG = b'{"at":1,"end":{"facts":1,"passes":2}}'
+
+_OF_RECORDS = "coord/protocol/records.py"
+DECODERS = (
+    *(
+        Decoder(
+            name=f"frames: {name}", module="model/wire/stream.py", decode=_frames(kind), raises=(FrameError,), form=Form.MSGPACK, kind=kind
+        )
+        for name, kind in (
+            ("to a spawner", frames.ToSpawner),
+            ("of a spawner", frames.FromSpawner),
+            ("to a worker", frames.ToWorker),
+            ("of a worker", frames.FromWorker),
+            ("of a direct line", line.Message),
+        )
+    ),
+    Decoder(
+        name="board",
+        module="adapters/host/worker.py",
+        decode=lambda data: worker.ends_on_board(data, 1),
+        raises=(FrameError,),
+        form=Form.MSGPACK,
+        kind=frames.TaskEnd,
+    ),
+    *(
+        Decoder(name=name, module=_OF_RECORDS, decode=decode, raises=(msgspec.DecodeError,), form=Form.MSGPACK, kind=kind)
+        for name, decode, kind in (
+            ("block", lambda data: records.encode_block(records.decode_block(data)), BlockData),
+            ("fragment", records.decode_fragment, Fragment),
+            ("failed range", records.decode_failed, FailedRange),
+            ("outcomes", records.decode_outcomes, tuple[Outcome, ...]),
+            ("page", records.decode_page, tuple[Fragment, ...]),
+            ("raw page", records.split_page, tuple[Fragment, ...]),
+            ("arguments", records.decode_payloads, tuple[bytes, ...]),
+            ("keys of a task", records.decode_keyed, KeyedPayload),
+        )
+    ),
+    Decoder(name="fragment or nothing", module=_OF_RECORDS, decode=records.read_fragment, raises=(), form=Form.MSGPACK, kind=Fragment),
+    *(
+        Decoder(name=kind.__name__, module=_OF_RECORDS, decode=_record(kind), raises=(WrongCluster,), form=Form.JSON, kind=kind)
+        for kind in (ClusterSettings, Drain, InboxOrder, Meta, NodeRecord, Paged, StarterEntry, SubmitterEntry, Submission, Tail)
+    ),
+    Decoder(
+        name="what a newer release wrote",
+        module="coord/protocol/skew.py",
+        decode=lambda data: _record(Tail)(b'{"later":' + data + b',"next":1}'),
+        raises=(WrongCluster,),
+        form=Form.JSON,
+    ),
+    Decoder(
+        name="pointer", module="coord/protocol/keys.py", decode=keys.decode_pointer, raises=(DataLost,), form=Form.JSON, kind=keys.Pointer
+    ),
+    Decoder(name="names of rows", module="coord/protocol/keys.py", decode=_names, raises=(), form=Form.BYTES, sample=b"out/42/7/1/0"),
+    Decoder(
+        name="deed",
+        module="coord/decisions/ownership.py",
+        decode=ownership.decode_deed,
+        raises=(NotSealed,),
+        form=Form.MSGPACK,
+        kind=ownership.Deed,
+    ),
+    Decoder(
+        name="share",
+        module="coord/decisions/ownership.py",
+        decode=lambda data: ownership.decode_share(_SHARE.row, data),
+        raises=(NotSealed,),
+        form=Form.JSON,
+        sample=ownership.encode_share(_SHARE),
+    ),
+    Decoder(
+        name="change of a client",
+        module="coord/rebuild/parts.py",
+        decode=_changed,
+        raises=(PermissionDenied,),
+        form=Form.JSON,
+        kind=Submission,
+    ),
+    Decoder(
+        name="history",
+        module="coord/views/closing.py",
+        decode=closing.decode_summary,
+        raises=(DataLost,),
+        form=Form.JSON,
+        kind=JobView,
+        sample=_VIEW,
+    ),
+    Decoder(
+        name="written today",
+        module="daemons/gateway/written.py",
+        decode=written.decode_written,
+        raises=(DataLost,),
+        form=Form.JSON,
+        kind=written.WrittenToday,
+    ),
+    Decoder(
+        name="records of policies",
+        module="daemons/leader/records/records.py",
+        decode=placing.decode_records,
+        raises=(msgspec.DecodeError,),
+        form=Form.MSGPACK,
+        kind=placing.Records,
+    ),
+    *(
+        Decoder(name=name, module="daemons/starter/checkpoint/files.py", decode=decode, raises=(DataLost,), form=Form.JSON, kind=kind)
+        for name, decode, kind in (
+            ("files of a checkpoint", files.decode_files, tuple[files.FileEntry, ...]),
+            ("manifest", files.decode_manifest, files.Manifest),
+            ("head of a manifest", files.decode_head, files.ManifestHead),
+        )
+    ),
+    Decoder(
+        name="arguments in a row",
+        module="daemons/starter/core/arguments.py",
+        decode=lambda data: arguments.decode("args/1/0", data, Path("/nowhere")),
+        raises=(DataLost,),
+        form=Form.MSGPACK,
+        kind=tuple[bytes, ...],
+    ),
+    Decoder(
+        name="first line of a rank",
+        module="daemons/starter/jobs/ranks.py",
+        decode=starter_ranks.node_in,
+        raises=(NotFound,),
+        form=Form.JSON,
+        sample=b'{"node":"n1"}',
+    ),
+    Decoder(
+        name="frames of ranks",
+        module="runner/ranks/ranks.py",
+        decode=lambda data: [ranks.usage_of(rest) for _, _, rest in ranks.Cutter().feed(data)],
+        raises=(InvalidRecord,),
+        form=Form.BYTES,
+        sample=ranks.frame(ranks.USED, 1, b"1000 77") + ranks.frame(ranks.OUT, 2, b"text"),
+    ),
+    Decoder(
+        name="error of a peer",
+        module="adapters/access/errors.py",
+        decode=_text(lambda text: rebuild(_Told(text), "gateway:1")),
+        raises=(),
+        form=Form.JSON,
+        sample=b'{"type":"NotFound","hint":"rmgr jobs"}',
+    ),
+    Decoder(
+        name="token",
+        module="adapters/identity/invitation.py",
+        decode=_text(invitation.decode),
+        raises=(UsageError,),
+        form=Form.BYTES,
+        sample=b"rmgr-join-AAAA",
+    ),
+    Decoder(
+        name="files of a bundle",
+        module="adapters/identity/invitation.py",
+        decode=_files_of,
+        raises=(UsageError,),
+        form=Form.MSGPACK,
+        kind=dict[str, bytes],
+    ),
+    Decoder(
+        name="answer of a leader",
+        module="adapters/rpc/convert.py",
+        decode=_text(_asked),
+        raises=(Unreachable,),
+        form=Form.JSON,
+        sample=b'{"a":1}',
+    ),
+    Decoder(
+        name="stored pipeline",
+        module="model/cluster/queue.py",
+        decode=_text(lambda text: PipelineSpec(partition="p", document=text).tables()),
+        raises=(ConfigError,),
+        form=Form.JSON,
+        sample=b'{"stage":[{"policy":"easy"}]}',
+    ),
+    Decoder(
+        name="file of a policy",
+        module="adapters/policy_files.py",
+        decode=_in_file("p.toml", policy_files.read_toml),
+        raises=(ConfigError,),
+        form=Form.TOML,
+        sample=b'[[stage]]\npolicy = "easy"\n',
+    ),
+    Decoder(
+        name="configuration",
+        module="config.py",
+        decode=_in_file("c.toml", config.check_file),
+        raises=(ConfigError,),
+        form=Form.TOML,
+        sample=_CONFIG,
+    ),
+    Decoder(
+        name="settings",
+        module="cli/control/settings.py",
+        decode=_text(lambda text: parse_settings(text, "s.toml")),
+        raises=(ConfigError, UsageError),
+        form=Form.TOML,
+        sample=_TOML,
+    ),
+    Decoder(
+        name="list of jobs (JSON)",
+        module="cli/sending/jobs_file.py",
+        decode=_in_file("j.jsonl", lambda path: jobs_file.raw_jobs(str(path), "j")),
+        raises=(UsageError,),
+        form=Form.JSON,
+        sample=_JOBS,
+    ),
+    Decoder(
+        name="list of jobs (TOML)",
+        module="cli/sending/jobs_file.py",
+        decode=_in_file("j.toml", lambda path: jobs_file.raw_jobs(str(path), "j")),
+        raises=(UsageError,),
+        form=Form.TOML,
+        sample=b'[defaults]\ncpus = 1\n[[job]]\ncommand = "echo hello"\n',
+    ),
+    Decoder(
+        name="kept record of rmgr dev",
+        module="dev/record.py",
+        decode=_in_file("cluster.json", lambda path: record.read_state(path.parent)),
+        raises=(),
+        form=Form.JSON,
+        sample=b'{"directory":"/x","processes":[{"role":"keeper","name":"k","pid":1}]}',
+    ),
+    Decoder(
+        name="kept fates of rmgr dev",
+        module="dev/keeper.py",
+        decode=_in_file("fates.json", lambda path: (keeper.read_fates(path.parent), keeper.read_recipes(path.parent))),
+        raises=(),
+        form=Form.JSON,
+        sample=b'{"zk1":{"starts":1}}',
+    ),
+    Decoder(
+        name="log of a leader",
+        module="sched/state/event_log.py",
+        decode=_text(event_log.decode),
+        raises=(event_log.LogError,),
+        form=Form.JSON,
+        sample=_LOG,
+    ),
+    Decoder(
+        name="scenario",
+        module="sim/calls/scenario.py",
+        decode=_in_file("s.toml", scenario.read_scenario),
+        raises=(UsageError,),
+        form=Form.TOML,
+        sample=_SCENARIO,
+    ),
+    Decoder(
+        name="output of a run",
+        module="sim/plots/parts/reading.py",
+        decode=_in_file("r.json", reading.read_json),
+        raises=(UsageError,),
+        form=Form.JSON,
+    ),
+    Decoder(
+        name="events of a run",
+        module="sim/workload/events_file.py",
+        decode=_in_file("e.jsonl", events_file.read_events),
+        raises=(UsageError,),
+        form=Form.JSON,
+        sample=_EVENT,
+    ),
+)
