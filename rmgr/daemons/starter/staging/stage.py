@@ -242,9 +242,9 @@ class Stager:
         self.left.forget(block)
 
     def outputs_of(self, block: ClaimedBlock, index: int) -> tuple[str, ...]:
-        """Output keys of a task in the keyed form."""
+        """Output keys of a task in the keyed form; none where its arguments never came, for then it has not claimed any."""
         try:
-            return keyed_of(block, index).outputs if block.data.keyed else ()
+            return keyed_of(block, index).outputs if block.data.keyed and block.payloads is not None else ()
         except PermissionDenied:
             return ()
 

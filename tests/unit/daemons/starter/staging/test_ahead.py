@@ -252,6 +252,12 @@ def test_arguments_that_are_no_keys_end_their_task_and_the_node_goes_on(node: No
     assert node.held_bytes == 0
 
 
+def test_a_task_whose_arguments_never_came_has_no_output_keys(node: Node) -> None:
+    block = node.block(["in/0"])
+    block.payloads = None  # their row could not be read
+    assert node.stager.outputs_of(block, 0) == ()
+
+
 def test_arguments_that_are_no_keys_end_nothing_of_a_block_that_is_only_announced(node: Node) -> None:
     block = node.block(["in/0"])
     block.payloads = (b"x",)
