@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import grpc
@@ -208,14 +208,14 @@ class Rows:
         call.permit("GET", keys)
         # What does not fit a message he reads in parts.
         largest = min(request.largest, MESSAGE_BYTES) if request.HasField("largest") else MESSAGE_BYTES
-        at, some = 0, 8  # how many at once: as many as about one message bears, by the size of those before
-        while at < len(keys):
-            found = call.store.get_noted_many(keys[at : at + some], largest=largest, timeout_s=call.left_s())
-            at += some
-            total = sum(len(value) for value, _ in found.values() if value is not None)
-            call.count("stored_bytes", "get", total)
-            yield from _row_messages(found)
-            some = max(1, min(512, MESSAGE_BYTES * some // max(1, total)))
+        for at in range(0, len(keys), ABOUT_ROWS):
+            some = keys[at : at + ABOUT_ROWS]
+            # Sizes first: rows that follow small ones may be large, and as many as these would be a gigabyte.
+            sizes = {key: about.size for key, about in call.store.about_many(some, timeout_s=call.left_s()).items()}
+            for part in _one_message(some, sizes, largest):
+                found = call.store.get_noted_many(part, largest=largest, timeout_s=call.left_s())
+                call.count("stored_bytes", "get", sum(len(value) for value, _ in found.values() if value is not None))
+                yield from _row_messages(found)
 
     def _read(self, request: Any, call: _Call) -> Iterator[Any]:
         call.permit("GET", [request.key])
@@ -313,6 +313,22 @@ class _Call:
 
 def _value(head: tuple[int, Encoding] | None, *, large: bool = False) -> Any:
     return pb.Value() if head is None else pb.Value(found=True, size=head[0], encoding=head[1].value, large=large)
+
+
+def _one_message(keys: Sequence[str], sizes: dict[str, int], largest: int) -> Iterator[list[str]]:
+    """Keys in their order, as many at a time as about one message bears. What is absent or larger than `largest` weighs nothing."""
+    part: list[str] = []
+    total = 0
+    for key in keys:
+        size = sizes.get(key, 0)
+        weight = size if size <= largest else 0
+        if part and total + weight > MESSAGE_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(key)
+        total += weight
+    if part:
+        yield part
 
 
 def _row_messages(found: dict[str, tuple[bytes | None, About]]) -> Iterator[Any]:

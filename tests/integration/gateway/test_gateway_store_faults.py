@@ -11,12 +11,14 @@ import pytest
 
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.gateway import rows as rpc_gateway_rows
+from rmgr.adapters.gateway.parts import MESSAGE_BYTES
 from rmgr.adapters.gateway.store import GatewayStore
 from rmgr.adapters.stores import open_store
 from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.errors import KeyExists, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateways import GatewayServer, OpenGate
+from tests.harness.memory_store import MemoryStore
 from tests.harness.store_adapters import pattern, run_threads
 
 LARGE = 3 * 2**20
@@ -246,3 +248,31 @@ def test_a_full_gateway_makes_clients_wait(behind: Store, monkeypatch: pytest.Mo
     assert slow.most <= 2
     store.close()
     server.stop()
+
+
+class Weighing(MemoryStore):
+    """Remembers the most that it has returned at once (bytes)."""
+
+    most = 0
+
+    def get_noted_many(self, keys: Sequence[str], **options: Any) -> Any:
+        found = super().get_noted_many(keys, **options)
+        self.most = max(self.most, sum(len(value or b"") for value, _ in found.values()))
+        return found
+
+
+def test_a_gateway_reads_as_much_at_once_as_a_message_bears_whatever_comes_after_small_values() -> None:
+    behind = Weighing("")
+    names = [f"small/{number}" for number in range(8)] + [f"value/{number}" for number in range(30)]
+    for name in names:
+        behind.put(f"name/{name}", name.encode() * (1 if name.startswith("small") else 100_000))
+    server = GatewayServer(OpenGate(store=behind))
+    client = GatewayStore(server.endpoint)
+    try:
+        found = client.get_noted_many([f"name/{name}" for name in names], largest=LARGE)
+    finally:
+        client.close()
+        server.stop(0.1)
+    assert list(found) == [f"name/{name}" for name in names]
+    assert all(value for value, _ in found.values())
+    assert behind.most <= MESSAGE_BYTES
