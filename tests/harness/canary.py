@@ -1,0 +1,135 @@
+"""A user who works all the time beside an attack: how long her answers take, by kind; a process of its own, so that tests delay nothing.
+
+    python -m tests.harness.canary GATEWAY BUNDLE
+
+Each answer is a line of JSON: kind, when it was asked for (monotonic, s), how long it took (s), and what was wrong, if anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+from rmgr.client.connection import Connection, connect
+from rmgr.client.taskqueue import TaskQueue
+from rmgr.config import ClusterConfig, Config, SecurityConfig
+from tests.places import ROOT
+
+KINDS = ("call", "keyed", "command")
+#: Between two questions of one kind, and after which she gives one up.
+PAUSE_S, GIVES_UP_S = 0.4, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer. wrong: "" when it was what it should be."""
+
+    kind: str
+    asked_s: float
+    took_s: float
+    wrong: str = ""
+
+
+class Canary:
+    """The process, and its answers so far."""
+
+    def __init__(self, gateway: str, bundle: Path, log: Path) -> None:
+        self._log = log
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
+        words = [sys.executable, "-m", "tests.harness.canary", gateway, str(bundle)]
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(words, cwd=ROOT, env=kept, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+
+    def answers(self, since_s: float = 0.0) -> list[Answer]:
+        """Those that were asked for since then."""
+        lines = [
+            line
+            for line in self._log.read_text(errors="replace").splitlines(keepends=True)
+            if line.startswith("{") and line.endswith("}\n")
+        ]
+        return [one for one in (Answer(**json.loads(line)) for line in lines) if one.asked_s >= since_s]
+
+    def enough(self, since_s: float, each: int) -> bool:
+        """So many of each kind have been asked for and answered since then."""
+        assert self._process.poll() is None, self._log.read_text(errors="replace")[-4000:]
+        kinds = [one.kind for one in self.answers(since_s)]
+        return all(kinds.count(kind) >= each for kind in KINDS)
+
+    def medians(self, since_s: float = 0.0) -> dict[str, float]:
+        """Of each kind (s)."""
+        answers = self.answers(since_s)
+        return {kind: statistics.median(one.took_s for one in answers if one.kind == kind) for kind in KINDS}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait(60)
+
+
+def twice(number: int) -> int:
+    """What she computes."""
+    return 2 * number
+
+
+def _asks(connection: Connection, gateway: str, bundle: str) -> Mapping[str, Callable[[int], str]]:
+    calls, keyed = TaskQueue(twice, connection=connection), TaskQueue(twice, connection=connection, overwrite=True)
+    connection.store.put("canary/in", 21)
+    environment = {**os.environ, "RMGR_GATEWAY": gateway, "RMGR_SECURITY_DIR": bundle}
+    command = [sys.executable, "-m", "rmgr.cli.main", "submit", "--wait", "--", "echo", "sings"]
+
+    def call(number: int) -> str:
+        found = calls.submit_call(number).result(GIVES_UP_S)
+        return "" if found == 2 * number else repr(found)
+
+    def with_keys(number: int) -> str:
+        key = f"canary/out{number % 50}"
+        keyed.submit(inputs=["canary/in"], outputs=[key]).result(GIVES_UP_S)
+        found = connection.store.get(key)
+        return "" if found == 42 else repr(found)
+
+    def job(_number: int) -> str:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIVES_UP_S, check=False)
+        return "" if (done.returncode, done.stdout) == (0, "sings\n") else f"{done.returncode} {done.stdout}{done.stderr}"
+
+    return {"call": call, "keyed": with_keys, "command": job}
+
+
+def _sing(kind: str, ask: Callable[[int], str], out: IO[str], lock: threading.Lock) -> None:
+    for number in range(1 << 30):
+        asked_s = time.monotonic()
+        try:
+            wrong = ask(number)
+        except Exception as error:  # whatever it is, the test is told
+            wrong = repr(error)
+        took_s = time.monotonic() - asked_s
+        with lock:
+            out.write(json.dumps({"kind": kind, "asked_s": asked_s, "took_s": took_s, "wrong": wrong}) + "\n")
+            out.flush()
+        time.sleep(PAUSE_S)
+
+
+def _main(gateway: str, bundle: str) -> None:
+    connection = connect(config=Config(cluster=ClusterConfig(gateway=gateway), security=SecurityConfig(dir=bundle)))
+    lock = threading.Lock()
+    threads = [
+        threading.Thread(target=_sing, args=(kind, ask, sys.stdout, lock)) for kind, ask in _asks(connection, gateway, bundle).items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
