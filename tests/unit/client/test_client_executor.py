@@ -147,8 +147,7 @@ def test_arguments_and_results_are_let_go() -> None:
         gone = weakref.ref(thing)
         executor.submit(id, thing)
         del thing
-        gc.collect()
-        assert gone() is None
+        until(lambda: gc.collect() >= 0 and gone() is None)  # a thread of the client may hold it for a moment
         future = executor.submit(square, 3)
         kept = weakref.ref(future)
         assert future.result(60) == 9
