@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pwd
 import sys
 import threading
 import time
@@ -84,7 +85,7 @@ def bad_outputs(made: Besieged, *paths: str, script: str = "true", tasks: int = 
 
 
 def outputs_of_root(made: Besieged) -> None:
-    bad_outputs(made, "/root/x")
+    bad_outputs(made, f"{pwd.getpwuid(0).pw_dir}/x")
 
 
 def outputs_with_long_names(made: Besieged) -> None:
