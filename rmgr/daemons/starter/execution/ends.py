@@ -48,7 +48,7 @@ from rmgr.daemons.starter.staging.outputs import (
 from rmgr.daemons.starter.staging.rows import OutputRows, StoringEnding
 from rmgr.daemons.starter.staging.stage import Stager
 from rmgr.errors import RmgrError
-from rmgr.log import audit
+from rmgr.log import BOOK, audit
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.block import PastAttempt
@@ -425,8 +425,10 @@ class Ends:
             self._rows.delete(block, index)
         if isinstance(result, Exception):
             what = result.message if isinstance(result, RmgrError) else f"{type(result).__name__}: {result}"
-            self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
             his, is_gone = is_users_fault(result, ending)
+            user: str = block.info.record.user
+            if not his or BOOK.admits(f"outputs of {user}", lambda more: self._log.info("outputs_not_stored", user=user, count=more)):
+                self._log.error("output_not_stored", task_id=f"{block.key.submission}_{index}", error=what)
             ending.reason = Reason.BAD_OUTPUT if his else Reason.NODE_LOST
             ending.error = f"its output could not be stored: {what}"
             if ending.values is not None or ending.files:

@@ -15,6 +15,11 @@ from rmgr.errors import StoreUnavailable, ValueTooLarge
 from rmgr.model.base.states import Reason
 
 
+def block() -> Any:
+    info = SimpleNamespace(record=SimpleNamespace(user="ann"))
+    return SimpleNamespace(writing=1, key=SimpleNamespace(submission=1), info=info)
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -34,7 +39,17 @@ def test_what_users_choose_blames_no_node(error: Exception, reason: Reason) -> N
         _on_missing=lambda: pytest.fail("nothing is missing"),
         _conclude=lambda _block, _index, ending, *_: ended.append(ending),
     )
-    block: Any = SimpleNamespace(writing=1, key=SimpleNamespace(submission=1))
-    Ends._written(ends, block, 0, Ending(), error)
+    Ends._written(ends, block(), 0, Ending(), error)
     assert [ending.reason for ending in ended] == [reason]
     assert bool(strikes) is (reason is Reason.NODE_LOST)
+
+
+def test_outputs_that_a_user_cannot_store_fill_no_log() -> None:
+    lines: list[str] = []
+    ends: Any = SimpleNamespace(
+        _log=SimpleNamespace(error=lambda event, **_: lines.append(event), info=lambda event, **_: lines.append(event)),
+        _conclude=lambda *_: None,
+    )
+    for _ in range(1000):
+        Ends._written(ends, block(), 0, Ending(), ValueTooLarge("6 GiB"))
+    assert 0 < len(lines) < 200
