@@ -179,6 +179,48 @@ def frames_of_a_worker(made: Besieged, *kinds: str) -> None:
         assert outcome.reason is not Reason.EXCEPTION, "it has said nothing"
 
 
+def babble(seed: int) -> None:
+    """Sends its Starter frames of every kind, spoilt by chance."""
+    import gc
+    import os as system
+    import random
+
+    from rmgr.model.wire import frames
+    from rmgr.model.wire.stream import encode
+    from rmgr.runner.python.worker import WorkerProcess
+
+    gc.unfreeze()
+    worker = next(one for one in gc.get_objects() if isinstance(one, WorkerProcess))
+    chance = random.Random(seed)
+    end = frames.TaskEnd(worker._seq, 1, 1, 1, b"", True, frames.TaskExtra(error=b"x", summary="y"))
+    kinds = (
+        frames.TaskEnds((end, end)), frames.Skipped((7, 8)), frames.Blocked(worker._seq), frames.Unblocking(worker._seq),
+        frames.WorkerUp(1), frames.WorkerRefused(error=b"", summary="z"), frames.Leaving("x"),
+    )  # fmt: skip
+    spoils = (b"\x91" * 5000, b"\xa2\xff\xfe", b"\xdd\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\xc1", b"\xa3\xed\xa0\x80", b"")
+    worker._socket.setblocking(True)
+    for _ in range(chance.randrange(1, 6)):
+        body = bytearray(bytes(encode(chance.choice(kinds)))[4:])
+        for _ in range(chance.randrange(0, 4)):
+            at = chance.randrange(len(body) + 1)
+            body[at : at + chance.randrange(0, 6)] = chance.choice((*spoils, chance.randbytes(3)))
+        length = chance.choice((len(body), len(body), len(body), len(body) + 1, 0, 2**32 - 1))
+        worker._socket.sendall(length.to_bytes(4, "little") + bytes(body))
+    system._exit(3)
+
+
+def whatever_a_worker_says(made: Besieged) -> None:
+    """RMGR_FUZZ_S: goes on for so many seconds."""
+    function, seed = made.function(babble), int.from_bytes(os.urandom(4), "big")
+    end_s = time.monotonic() + float(os.environ.get("RMGR_FUZZ_S", "0"))
+    while True:
+        number = made.attack(function, [cloudpickle.dumps(((seed + at,), {})) for at in range(24)])
+        made.outcomes(number, 24, deadline_s=120.0)  # whatever they are: none is left
+        seed += 24
+        if time.monotonic() > end_s:
+            return
+
+
 def messages_on_direct_lines(made: Besieged) -> None:
     loop = Loop("mallory", on_crash=deaf)
     no_text, nested = b"\x94\x01\xa2\xff\xfe\xa1b\xc4\x00", b"\x95\x03\x01\x01\x01" + b"\x91" * 20_000 + b"\x01"
@@ -402,6 +444,7 @@ ATTACKS: dict[str, Callable[[Besieged], None]] = {
     "arguments that are no keys": arguments_that_are_no_keys,
     "rows that hold no keys": rows_that_hold_no_keys,
     "frames that nobody reads": lambda made: frames_of_a_worker(made, *SAID),
+    "whatever a worker says": whatever_a_worker_says,
     "messages on direct lines": messages_on_direct_lines,
     "a script of a gigabyte": a_script_of_a_gigabyte,
     "a function of a gigabyte": a_function_of_a_gigabyte,

@@ -36,7 +36,7 @@ from rmgr.daemons.starter.checkpoint import files
 from rmgr.daemons.starter.core import arguments
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
-from rmgr.errors import ConfigError, DataLost, InvalidRecord, NotFound, PermissionDenied, UsageError, WrongCluster
+from rmgr.errors import ConfigError, DataLost, NotFound, PermissionDenied, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
@@ -282,7 +282,7 @@ DECODERS = (
         name="frames of ranks",
         module="runner/ranks/ranks.py",
         decode=lambda data: [ranks.usage_of(rest) for _, _, rest in ranks.Cutter().feed(data)],
-        raises=(InvalidRecord,),
+        raises=(ranks.FrameTooLong,),
         form=Form.BYTES,
         sample=ranks.frame(ranks.USED, 1, b"1000 77") + ranks.frame(ranks.OUT, 2, b"text"),
     ),

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rmgr.errors import InvalidRecord
-
 #: Asked: start these (JSON), bytes for a rank's standard input (none: its end), a signal for all, the end of all.
 #: Before `SPEC`: a piece of the file that its processes find as RMGR_BUNDLE.
 SPEC, STDIN, SIGNAL, KILL, BUNDLE = 1, 2, 3, 4, 5
@@ -68,6 +66,10 @@ def usage_of(rest: bytes) -> tuple[int, int]:
     return max(0, cpu_us), max(0, max_rss_kib)
 
 
+class FrameTooLong(ValueError):
+    """More than any process of a job sends. An error of this file's own: it runs where the package cannot be imported."""
+
+
 class Cutter:
     """Cuts a byte stream into frames."""
 
@@ -75,14 +77,14 @@ class Cutter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """(kind, number, rest) of all frames that `data` completes. Raises InvalidRecord: a longer one than processes send."""
+        """(kind, number, rest) of all frames that `data` completes. Raises FrameTooLong."""
         buffer = self._buffer
         buffer += data
         while len(buffer) >= _HEAD.size:
             size, kind, number = _HEAD.unpack_from(buffer)
             end = _HEAD.size + size
             if size > MOST_FRAME_BYTES:
-                raise InvalidRecord(f"a frame of {size:,} bytes is announced, the limit is {MOST_FRAME_BYTES:,}", hint="rmgr version")
+                raise FrameTooLong(f"a frame of {size:,} bytes is announced, the limit is {MOST_FRAME_BYTES:,}")
             if len(buffer) < end:
                 return
             rest = bytes(buffer[_HEAD.size : end])

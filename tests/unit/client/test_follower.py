@@ -179,7 +179,7 @@ PAGES = {
     "is missing": None,
     "is empty": join_page([]),
     "is no page": b"\xc1",
-    "is no page of fragments: maximum recursion": b"\x91" * 100_000,
+    "is no page of fragments: RecursionError": b"\x91" * 100_000,
     "more than rmgr ever writes": bytes(1001),
 }
 

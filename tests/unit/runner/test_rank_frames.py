@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmgr.errors import InvalidRecord
 from rmgr.runner.ranks import ranks
 
 
 def test_a_frame_of_gigabytes_is_refused_when_it_is_announced() -> None:
     head = (2**32 - 1).to_bytes(4, "little") + bytes([ranks.USED]) + bytes(4)
-    with pytest.raises(InvalidRecord, match="16,777,216"):
+    with pytest.raises(ranks.FrameTooLong, match="16,777,216"):
         list(ranks.Cutter().feed(head))
 
 

@@ -406,6 +406,8 @@ class Door:
                         self.starved = rest.decode(errors="replace")
                         self._on_starved()
                 link.sendall(piece)
+        except ranks.FrameTooLong as error:
+            raise PermissionDenied(f"what runs on node {node} for the job is no process of rmgr: {error}") from None
         finally:
             end()
         return is_explained
