@@ -35,7 +35,9 @@ _WARM_SPAWNERS = 2
 
 #: Blocked tasks are looked at this often (s): until then each gives its core away. What they used in less time than the second cannot be
 #: told: the kernel counts in hundredths of a second.
-_LOOK_S, _LEAST_S = 0.5, 0.25
+_LOOK_S, _LEAST_S = 0.5, 0.15
+#: Until they were looked at, blocked tasks give away so many times the node's cores, and no more: so few begin before a lie is seen.
+_UNPROVEN = 2
 #: Cores that a task uses which really waits, at most.
 _WAITS = 0.05
 
@@ -154,6 +156,7 @@ class Lanes:
         self._active: dict[int, int] = {}
         self._waiting: deque[WorkerLane] = deque()
         self._overdrawn = 0
+        self._unproven: set[WorkerLane] = set()  #: blocked so lately that nobody knows whether they wait
         self._looks_s = -math.inf  #: when blocked tasks are looked at next
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
@@ -182,7 +185,10 @@ class Lanes:
     @property
     def free_cores(self) -> int:
         """Neither held nor used by blocked tasks."""
-        return max(0, self._unheld - self._overdrawn) if self._overdrawn else self._unheld
+        if not self._overdrawn and not self._unproven:
+            return self._unheld
+        too_soon = sum(lane.shape[0] for lane in self._unproven) - _UNPROVEN * self.cores
+        return max(0, self._unheld - self._overdrawn - max(0, too_soon))
 
     @property
     def overdrawn(self) -> int:
@@ -288,6 +294,7 @@ class Lanes:
             lane.since_s = now_s
         if lane.blocked_seq and lane.blocked_seq not in lane.tasks:
             lane.blocked_seq, lane.uses = 0, 0.0
+            self._unproven.discard(lane)
         if not lane.tasks:
             self.give_up(lane)
 
@@ -301,6 +308,7 @@ class Lanes:
         lane.info = lane.serial = lane.owner = None
         lane.recalling = False
         lane.blocked_seq, lane.uses = 0, 0.0
+        self._unproven.discard(lane)
         if lane in self._waiting:
             self._waiting.remove(lane)
         if self._retired:
@@ -383,6 +391,7 @@ class Lanes:
             lane.blocked_seq = seq
             self._release(lane)
             lane.looked = (*self._processor_s(lane), machine.monotonic())
+            self._unproven.add(lane)
 
     def unblock(self, lane: WorkerLane, seq: int) -> None:
         """It could go on: it is granted what it needs before anything new starts."""
@@ -397,20 +406,24 @@ class Lanes:
         A task that waits for results uses a little: what all of them use is rounded to whole cores. Cost: 100 us a blocked task.
         """
         blocked = self._blocked()
+        self._unproven &= set(blocked)
         if not blocked:
             self._overdrawn = 0
             return math.inf
-        if now_s >= self._looks_s:
-            self._looks_s = now_s + _LOOK_S
-            for lane in blocked:
+        due_s = min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
+        if now_s >= due_s:
+            is_round = now_s >= self._looks_s
+            self._looks_s = now_s + _LOOK_S if is_round else self._looks_s
+            for lane in blocked if is_round else list(self._unproven):
                 had_s, waited_s, since_s = lane.looked
                 if (length_s := now_s - since_s) >= _LEAST_S:
+                    self._unproven.discard(lane)
                     lane.looked = (*self._processor_s(lane), now_s)
                     lane.uses = max(0.0, lane.looked[0] - had_s) / length_s
                     if lane.uses > _WAITS:  # on a busy machine it would use more if it could
                         lane.uses += max(0.0, lane.looked[1] - waited_s) / length_s
             self._overdrawn = round(sum(lane.uses for lane in blocked))
-        return self._looks_s
+        return min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
 
     def _blocked(self) -> list[WorkerLane]:
         return [lane for lane in self._workers.values() if lane.blocked_seq]
@@ -429,6 +442,7 @@ class Lanes:
                 return
             self._waiting.popleft()
             seq, lane.blocked_seq, lane.uses, self._overdrawn = lane.blocked_seq, 0, 0.0, others
+            self._unproven.discard(lane)
             self._hold(lane)
             if lane.worker is not None:
                 with suppress(OSError):  # its processors may be others than before

@@ -182,7 +182,8 @@ def test_whatever_happens_the_count_is_right(seed: int) -> None:
         elif act == 5 and held:
             lane = held.pop(rng.randrange(len(held)))
             node.drop_worker(lane.worker)  # type: ignore[arg-type]
-        assert node.free_cores == 4 - sum(lane.shape[0] for lane in held)
+        given_away_too_soon = max(0, sum(lane.shape[0] for lane, _ in blocked) - 2 * 4)  # none was looked at
+        assert node.free_cores == max(0, 4 - sum(lane.shape[0] for lane in held) - given_away_too_soon)
         assert node.free_memory_mib == 100 - sum(lane.shape[1] for lane in held)
 
 
@@ -318,6 +319,21 @@ def test_on_a_busy_machine_what_is_waited_for_counts_of_those_who_compute(cpu: d
     cpu[-1] = cpu[-2] = 0.9
     second(node, cpu, p1=0.1, p2=0.01)
     assert (node.free_cores, node.overdrawn) == (3, 1)
+
+
+def test_before_they_were_looked_at_blocked_tasks_give_away_twice_the_cores_at_most(cpu: dict[int, float]) -> None:
+    node = lanes(cores=2)
+    blocked(node, 5)
+    assert node.free_cores == 1
+    lane = run(node, 6)
+    assert lane is not None
+    lane.worker.pid = 6  # type: ignore[union-attr]
+    node.block(lane, 6)
+    assert (node.free_cores, run(node, 7)) == (0, None)
+    assert node.charge_blocked(cpu[0]) < cpu[0] + 0.2, "looked at soon"
+    cpu[0] += 0.2
+    node.charge_blocked(cpu[0])
+    assert node.free_cores == 2, "they wait"
 
 
 def test_tasks_that_really_wait_cost_no_core(cpu: dict[int, float]) -> None:
