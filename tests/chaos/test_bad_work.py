@@ -24,6 +24,10 @@ def leave(_: int) -> None:
     os._exit(137)
 
 
+def nothing() -> None:
+    """A task in the keyed form, without keys."""
+
+
 def fine(value: int) -> int:
     return value
 
@@ -70,10 +74,10 @@ def test_a_flood_is_refused_at_the_cap_and_drains(chaos: Chaos):
     eventually("it is drained", lambda: '"drained"' in chaos.rmgr("nodes", "--json").stdout, within=60)
     connection = chaos.connection()
     try:
-        queue = TaskQueue(fine, connection=connection)
-        with pytest.raises(QueueFull):
+        queue = TaskQueue(nothing, connection=connection)
+        with pytest.raises(QueueFull):  # at the flush, or before it: `submit_call` would wait there until somebody takes some
             for value in range(100_000):
-                queue.submit_call(value)
+                queue.submit(block=False)
                 if value % 256 == 255:
                     queue.flush(timeout=5)
         refused = chaos.rmgr("submit", "--array", "1-100000", "--", "true")
