@@ -48,7 +48,7 @@ from rmgr.model.cluster.node import EpochRecord, Meta
 from rmgr.procedures.bootstrap import bootstrap, check_same
 from rmgr.runtime import loop, machine
 from rmgr.runtime.advertise import advertised, advertised_metrics
-from rmgr.runtime.aside import Aside, place_of
+from rmgr.runtime.aside import Aside
 from rmgr.runtime.failpoint import failpoint
 from rmgr.runtime.interpreter import set_for_daemon
 from rmgr.runtime.lease import Lease
@@ -188,11 +188,8 @@ class Watchdog:
         failpoint("watchdog.round")
         if message is not None:
             started_s = machine.perf_counter()
-            try:
-                message()
-            except Exception as error:  # noqa: BLE001 - loop boundary: one bad record must not take the cluster's leader away
-                aside = self._aside if self.leader is None else self.leader.aside
-                aside.add(place_of(error), None, error)
+            # Loop boundary: one bad record must not take the cluster's leader away.
+            (self._aside if self.leader is None else self.leader.aside).attempt(message)
             self._metrics.pass_seconds.observe(machine.perf_counter() - started_s)
         return not self._stopping
 

@@ -410,8 +410,7 @@ class Lanes:
         if not blocked:
             self._overdrawn = 0
             return math.inf
-        due_s = min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
-        if now_s >= due_s:
+        if now_s >= self._due_s():
             is_round = now_s >= self._looks_s
             self._looks_s = now_s + _LOOK_S if is_round else self._looks_s
             for lane in blocked if is_round else list(self._unproven):
@@ -423,6 +422,10 @@ class Lanes:
                     if lane.uses > _WAITS:  # on a busy machine it would use more if it could
                         lane.uses += max(0.0, lane.looked[1] - waited_s) / length_s
             self._overdrawn = round(sum(lane.uses for lane in blocked))
+        return self._due_s()
+
+    def _due_s(self) -> float:
+        """The next round, or sooner the first look at one of which nothing is known."""
         return min([self._looks_s, *(lane.looked[2] + _LEAST_S for lane in self._unproven)])
 
     def _blocked(self) -> list[WorkerLane]:
