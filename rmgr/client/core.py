@@ -71,7 +71,7 @@ class Core(Tasks):
         self._has_initializer = initializer is not None
         digest = ""
         if initializer is not None:
-            digest = connection.functions.initializer(dump_function(initializer), timeout_s=timeout_s)  # type: ignore[arg-type]
+            digest = connection.functions.initializer(dump_function(initializer)[0], timeout_s=timeout_s)  # type: ignore[arg-type]
         environment = python_environment(
             python=options.python, modules=ship(submitter.store, modules, timeout_s=timeout_s), initializer=digest, group=group
         )

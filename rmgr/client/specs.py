@@ -127,6 +127,8 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
     """What workers must be to run functions of this process: its versions of Python and cloudpickle, its directories."""
     import cloudpickle
 
+    from rmgr.runner import program
+
     return PythonEnvironment(
         python=python,
         version=f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -135,6 +137,7 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
         modules=tuple(dict.fromkeys((*modules, *inherited()))),
         initializer=initializer,
         worker_group=group,
+        program=program.mine().number,
     )
 
 

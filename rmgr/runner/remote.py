@@ -8,9 +8,8 @@ from __future__ import annotations
 import pickle
 import traceback
 
-import cloudpickle
-
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
+from rmgr.runner import program
 
 _PROTOCOL = 5
 #: Frames of the runner itself, left out of tracebacks.
@@ -62,9 +61,9 @@ def _portable(arg: object) -> object:
 
 def _pickled(carried: object, error: BaseException, text: str = "") -> bytes | None:
     """The pickle of `carried` with its traceback, or None where what comes out of it is not of the type of `error`."""
-    for dumps in (pickle.dumps, cloudpickle.dumps):
+    for dumps in (_plain, program.dumps):
         try:
-            data: bytes = dumps(_Travelling(carried, text), _PROTOCOL)
+            data = dumps(_Travelling(carried, text))
             if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
                 return data
         except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
@@ -72,17 +71,25 @@ def _pickled(carried: object, error: BaseException, text: str = "") -> bytes | N
     return None
 
 
+def _plain(value: object) -> bytes:
+    """As the plain pickler does it. Raises: PickleFailed where another process would look for what only its program has."""
+    data = pickle.dumps(value, _PROTOCOL)
+    if program.mentions(data):
+        raise PickleFailed("it mentions what only its program has")
+    return data
+
+
 def dump_value(value: object) -> bytes:
-    """Pickle of a result: the plain pickler, cloudpickle for what it cannot (objects of `__main__`, lambdas).
+    """Pickle of a result: the plain pickler, the program's for what it cannot (objects of `__main__`, lambdas).
 
     Raises: PickleFailed, saying what and why.
     """
     try:
-        return pickle.dumps(value, _PROTOCOL)
+        data = pickle.dumps(value, _PROTOCOL)
+        return program.dumps(value) if program.mentions(data) else data
     except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
         try:
-            data: bytes = cloudpickle.dumps(value, _PROTOCOL)
-            return data
+            return program.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
             raise PickleFailed(
                 f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",

@@ -212,6 +212,7 @@ class Slot:
                 cloudpickle=spec.cloudpickle,
                 protocol=PROTOCOL,
                 inline_bytes=self._place.inline_bytes if self.account is None else frames.MAX_INLINE_VALUE,
+                program=spec.program,
             )
         )
         if not sent and self.is_lost:

@@ -39,7 +39,8 @@ class WorkerSpec:
     environ: set in it from its first instruction (OMP_NUM_THREADS must be there before numpy is loaded).
     sys_path: appended where they exist. archives: zip files on this node. initializer: pickle of (function, args).
     python_version, cloudpickle: the client's "3.11" and "3.1.1". memory_bytes: limit of the worker's own cgroup, 0 = none.
-    group: workers of different groups are never shared (an Executor with an initializer, another user's work).
+    group: workers of different groups are never shared (an Executor with an initializer, another user's work). program: nor are
+        those of different programs, which have another `__main__`.
     """
 
     environ: dict[str, str] = field(default_factory=dict, hash=False)
@@ -50,6 +51,7 @@ class WorkerSpec:
     cloudpickle: str = ""
     memory_bytes: int = 0
     group: str = ""
+    program: str = ""
 
 
 class WorkerListener(Protocol):

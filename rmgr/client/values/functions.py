@@ -1,8 +1,8 @@
 """Functions in the data store: pickled, named by their content, uploaded once.
 
-A plain function is pickled again only when something it refers to was bound anew (a global, a closure's variable, a
-default): what it holds may be large. Anything else that can be called (bound methods, partials, objects) carries state
-that may change in place, and is pickled at each use; equal bytes are uploaded once all the same.
+A plain function is pickled again only when something it refers to was bound anew (a global of it or of a function that it calls,
+a closure's variable, a default): what it holds may be large. Anything else that can be called (bound methods, partials, objects)
+carries state that may change in place, and is pickled at each use; equal bytes are uploaded once all the same.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import NotFound, UsageError, ValueTooLarge
 from rmgr.model.tasks.submission import MAX_FUNCTION_BYTES, MAX_INITIALIZER_BYTES
+from rmgr.runner.program import Snapshot
 
 #: Plain functions whose pickle is remembered, and hashes known to be in the store.
 _MAX_FUNCTIONS = 256
@@ -34,7 +35,7 @@ class Functions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._pickled: OrderedDict[int, tuple[weakref.ref[Any], tuple[Any, ...], str]] = OrderedDict()
+        self._pickled: OrderedDict[int, tuple[weakref.ref[Any], tuple[Any, ...], Snapshot, str]] = OrderedDict()
         self._stored: OrderedDict[str, None] = OrderedDict()
 
     def register(self, function: Callable[..., Any], *, timeout_s: float = 30.0) -> str:
@@ -45,16 +46,17 @@ class Functions:
         if not callable(function):
             raise UsageError(f"{function!r} is not a function", hint="give a function, or the id that connect().register(f) returned")
         if type(function) is not types.FunctionType:
-            return self._upload(dump_function(function), function, timeout_s)
+            return self._upload(dump_function(function)[0], function, timeout_s)
         refers = _refers(function)
         with self._lock:
             known = self._pickled.get(id(function))
-            if known is not None and known[0]() is function and _same(known[1], refers):
-                return known[2]
-        digest = self._upload(dump_function(function), function, timeout_s)
+            if known is not None and known[0]() is function and _same(known[1], refers) and known[2].holds():
+                return known[3]
+        data, snapshot = dump_function(function)
+        digest = self._upload(data, function, timeout_s)
         with self._lock:
             number = id(function)
-            self._pickled[number] = (weakref.ref(function, lambda _: self._pickled.pop(number, None)), refers, digest)
+            self._pickled[number] = (weakref.ref(function, lambda _: self._pickled.pop(number, None)), refers, snapshot, digest)
             while len(self._pickled) > _MAX_FUNCTIONS:
                 self._pickled.popitem(last=False)
         return digest
@@ -104,13 +106,10 @@ class Functions:
 
 
 def _refers(function: types.FunctionType) -> tuple[Any, ...]:
-    """What a change of which changes the function's pickle; the function itself is left out (no cycle)."""
+    """What of the function itself changes its pickle; the function is left out (no cycle)."""
     code = function.__code__
     cells = [_content(cell) for cell in function.__closure__ or ()]
-    namespace = function.__globals__
-    named = [namespace.get(name, _MISSING) for name in code.co_names]
-    all_of_it = (code, function.__defaults__, function.__kwdefaults__, *cells, *named)
-    return tuple(None if value is function else value for value in all_of_it)
+    return tuple(None if value is function else value for value in (code, function.__defaults__, function.__kwdefaults__, *cells))
 
 
 def _content(cell: types.CellType) -> object:

@@ -1,12 +1,13 @@
-"""Pickles arguments and values with the plain pickler where that does, functions with cloudpickle.
+"""Pickles arguments and values with the plain pickler where that does, functions and what the program defines with its own.
 
-An object of `__main__` pickles by name, and no worker has that `__main__`: whatever mentions it goes through cloudpickle,
-which pickles such classes and functions by value.
+An object of `__main__` pickles by name, and a worker has of that `__main__` what pickles brought it: whatever mentions it goes
+through `runner/program.py`.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,9 @@ from typing import Any
 from rmgr.client.values.scattered import Payload, is_large, scattered
 from rmgr.coord.protocol.ports import MAX_VALUE_BYTES
 from rmgr.errors import PickleFailed, ValueTooLarge
+from rmgr.runner import program
 
 PROTOCOL = 5
-_MAIN = b"__main__"
 #: Arguments of these types mention no module; larger ones are not searched for it (0.3 ms a MiB).
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None), bytearray})
 _WORTH_A_LOOK = 64 * 1024
@@ -31,8 +32,8 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> P
             data = scattered((args, kwargs), PROTOCOL, is_plain=not kwargs and _PLAIN.issuperset(map(type, args)))
         else:
             data = pickle.dumps((args, kwargs), PROTOCOL)
-            if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and _MAIN in data:
-                data = _cloud((args, kwargs))
+            if (len(data) < _WORTH_A_LOOK or kwargs or not _PLAIN.issuperset(map(type, args))) and program.mentions(data):
+                data = program.dumps((args, kwargs))
     except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything; cloudpickle tells
         data = _dump_call_slowly(args, kwargs, function)
     if len(data) > MAX_VALUE_BYTES:
@@ -45,7 +46,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> P
 
 def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: str) -> bytes:
     try:
-        return _cloud((args, kwargs))
+        return program.dumps((args, kwargs))
     except Exception as error:  # noqa: BLE001 - as above
         named = [(f"argument {at}", value) for at, value in enumerate(args)] + [
             (f"argument {name!r}", value) for name, value in kwargs.items()
@@ -60,10 +61,14 @@ def _dump_call_slowly(args: tuple[Any, ...], kwargs: dict[str, Any], function: s
         raise PickleFailed(f"the arguments of {function} cannot be pickled: {type(error).__name__}: {error}") from None
 
 
-def dump_function(function: Callable[..., Any]) -> bytes:
-    """A function by value where no import can find it, else by name. Raises PickleFailed naming it."""
+def dump_function(function: Callable[..., Any]) -> tuple[bytes, program.Snapshot]:
+    """A function by value where no import can find it, else by name; and what the pickle depends on. Raises PickleFailed naming it."""
+    file = io.BytesIO()
     try:
-        return _cloud(function)
+        front, snapshot = program.dump(function, file)
+        return front + file.getvalue(), snapshot
+    except PickleFailed as error:
+        raise PickleFailed(f"the function {name_of(function)} cannot be pickled: {error.message}", hint=error.hint) from error
     except Exception as error:  # noqa: BLE001 - as above
         raise PickleFailed(
             f"the function {name_of(function)} cannot be pickled: {type(error).__name__}: {error}",
@@ -79,11 +84,11 @@ def dump_value(value: Any, what: str) -> Payload:
             data = scattered(value, PROTOCOL)
         else:
             data = pickle.dumps(value, PROTOCOL)
-            if _MAIN in data:
-                data = _cloud(value)
+            if program.mentions(data):
+                data = program.dumps(value)
     except Exception:  # noqa: BLE001 - as above
         try:
-            data = _cloud(value)
+            data = program.dumps(value)
         except Exception as error:  # noqa: BLE001 - as above
             raise PickleFailed(f"{what}, a {type(value).__qualname__}, cannot be pickled: {type(error).__name__}: {error}") from None
     if len(data) > MAX_VALUE_BYTES:
@@ -100,16 +105,9 @@ def name_of(function: object) -> str:
     return name if module in {None, "builtins", "__main__"} else f"{module}.{name}"
 
 
-def _cloud(value: object) -> bytes:
-    import cloudpickle
-
-    data: bytes = cloudpickle.dumps(value, PROTOCOL)
-    return data
-
-
 def _why_not(value: object) -> str:
     try:
-        _cloud(value)
+        program.dumps(value)
     except Exception as error:  # noqa: BLE001 - as above
         return f"{type(error).__name__}: {error}"
     return ""

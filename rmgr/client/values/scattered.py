@@ -7,14 +7,13 @@ as such beside the small frames between them.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 #: From this many bytes of one argument or value its pickle is made in parts.
 SCATTER_BYTES = 16 * 1024 * 1024
 #: Of a larger container only so many members are looked at.
 _MEMBERS = 64
-_MAIN = b"__main__"
 #: Types without bytes that could stay where they are.
 _SMALL = frozenset({str, int, float, bool, type(None)})
 Part = bytes | memoryview
@@ -68,16 +67,19 @@ def scattered(value: object, protocol: int, *, is_plain: bool = False) -> Scatte
     """A pickle of `value` in parts. Raises: as `pickle.dumps`.
 
     Args:
-        is_plain: nothing in it mentions a module. Otherwise objects of `__main__` are pickled by value.
+        is_plain: nothing in it mentions a module.
     """
     parts = _Parts()
     pickle.Pickler(parts, protocol).dump(value)
-    if not is_plain and parts.mentions_main():
-        import cloudpickle
+    if is_plain:
+        return Scattered(parts.made())
+    from rmgr.runner import program  # which commands do without
 
-        parts = _Parts()
-        cloudpickle.Pickler(parts, protocol).dump(value)
-    return Scattered(parts.made())
+    if not parts.mention(program.mentions):
+        return Scattered(parts.made())
+    parts = _Parts()
+    front, _ = program.dump(value, parts)
+    return Scattered([*([front] if front else []), *parts.made()])
 
 
 class _Parts:
@@ -101,9 +103,9 @@ class _Parts:
             self._done.append(data)
         return len(data)
 
-    def mentions_main(self) -> bool:
-        """Names of modules stand in frames, never in large objects."""
-        return _MAIN in self._frames or any(_MAIN in part for part in self._done if isinstance(part, bytes) and len(part) < SCATTER_BYTES)
+    def mention(self, mentions: Callable[[bytes | bytearray], bool]) -> bool:
+        """Whether it names something. Names of modules stand in frames, never in large objects."""
+        return mentions(self._frames) or any(mentions(part) for part in self._done if isinstance(part, bytes) and len(part) < SCATTER_BYTES)
 
     def made(self) -> list[Part]:
         self._end_frames()

@@ -220,6 +220,7 @@ BOOK.add(
     modules=many(SHA256, 1000),
     initializer=_SHA256,
     worker_group=GUID,
+    program=text(64),
 )
 BOOK.add(
     Rigid,

@@ -123,6 +123,7 @@ class PythonEnvironment:
     modules: tuple[str, ...] = ()  #: sha256 of shipped zip archives (store family mod/)
     initializer: str = ""  #: sha256 of a stored (function, args) pickle, run once a worker (Executor)
     worker_group: str = ""  #: workers are shared only inside the group (an Executor with an initializer)
+    program: str = ""  #: the client process whose functions they are: a worker serves one program
     newer: Newer = newer()
 
 

@@ -89,7 +89,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     sys_path: appended where they exist. archives: zip files put first on sys.path. initializer: pickle of
     (function, args), run once. python_version: the client's "3.11"; another one is refused. cloudpickle: the client's "3.1.1";
     another major version is refused. protocol: the Starter's; an interpreter with another rmgr is refused.
-    inline_bytes: larger results are left in files.
+    inline_bytes: larger results are left in files. program: the one that it serves.
     """
 
     worker: int
@@ -102,6 +102,7 @@ class StartWorker(msgspec.Struct, frozen=True, array_like=True, kw_only=True, ta
     cloudpickle: str = ""
     protocol: int = 0
     inline_bytes: int = MAX_INLINE_VALUE
+    program: str = ""
 
 
 class CommandItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import types
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -20,6 +22,8 @@ from rmgr.runner.python.versions import mismatch
 from rmgr.runner.remote import dump_exception, dump_value
 
 _KEPT = 128
+#: What is the same object at home, too, however often it is called.
+_STATELESS = (types.FunctionType, types.BuiltinFunctionType, type, type(lru_cache(None)(id)))
 _keyed = msgspec.msgpack.Decoder(KeyedCall)
 _NONE = pickle.dumps(None, 5)
 
@@ -29,7 +33,7 @@ class WrongCount(RmgrError):
 
 
 class FunctionCache:
-    """The last functions, by hash."""
+    """The last functions, by hash. Anything else that can be called is unpickled for each call: no call finds what another left in it."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, Callable[..., object]] = OrderedDict()
@@ -40,11 +44,7 @@ class FunctionCache:
         self._pickled_by, self._node = cloudpickle, node
 
     def get(self, batch: TaskBatch) -> Callable[..., object]:
-        """The function of a batch.
-
-        Raises: VersionMismatch when our cloudpickle lacks what the client's used; whatever else its unpickling raises (a module
-            that this node lacks, ...).
-        """
+        """The function of a batch, as each call is to find it. Raises: as `read`."""
         kept = self._kept.get(batch.function)
         if kept is not None:
             self._kept.move_to_end(batch.function)
@@ -53,6 +53,20 @@ class FunctionCache:
         if not blob and batch.path:
             with open(batch.path, "rb") as file:
                 blob = file.read()
+        function = self.read(blob, batch.function)
+        if not isinstance(function, _STATELESS):
+            return partial(_call_anew, blob)
+        self._kept[batch.function] = function
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return function
+
+    def read(self, blob: bytes, digest: str) -> Callable[..., object]:
+        """A function from its pickle.
+
+        Raises: VersionMismatch when our cloudpickle lacks what the client's used; whatever else its unpickling raises (a module
+            that this node lacks, ...).
+        """
         try:
             function: Any = pickle.loads(blob)  # noqa: S301 - unpickled in the runner and nowhere else (design.md 10)
         except (AttributeError, ImportError) as error:
@@ -60,11 +74,12 @@ class FunctionCache:
                 raise mismatch(self._pickled_by, self._node) from error
             raise
         if not callable(function):
-            raise PickleFailed(f"the function {batch.function[:12]} is a {type(function).__name__}, not a function")
-        self._kept[batch.function] = function
-        if len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        return self._kept[batch.function]
+            raise PickleFailed(f"the function {digest[:12]} is a {type(function).__name__}, not a function")
+        return function  # type: ignore[no-any-return]
+
+
+def _call_anew(blob: bytes, /, *args: object, **kwargs: object) -> object:
+    return pickle.loads(blob)(*args, **kwargs)  # noqa: S301 - as above
 
 
 def arguments(item: TaskItem, *, keyed: bool) -> tuple[tuple[Any, ...], dict[str, Any], int]:

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from rmgr.model.base.states import Reason
-from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
+from rmgr.model.wire.frames import TaskItem
+from rmgr.runner import program
 from rmgr.runner.current import running
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.python.calls import FunctionCache, ResultWriter, WrongCount, arguments, failure
@@ -41,12 +42,13 @@ def main() -> NoReturn:
     sys.modules["__main__"] = types.ModuleType("__main__")
     with open(path, "rb") as file:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
+    program.serve(bundle.spec.program)
     comm: Any = None
     try:
         check_versions(bundle.spec, node)
         _find_modules(bundle, os.path.join(place, "modules"))
         comm = _communicator() if bundle.launch == "mpi" else None
-        function = FunctionCache().get(TaskBatch(shape=BatchShape(), function=bundle.function, blob=bundle.blob, items=()))
+        function = FunctionCache().read(bundle.blob, bundle.function)
         args, kwargs, outputs = arguments(TaskItem(bundle.seq, 0, payload=bundle.payload), keyed=bundle.keyed)
         if comm is not None and _takes_comm(function):
             kwargs = {"comm": comm} | kwargs

@@ -47,6 +47,7 @@ from rmgr.model.wire.frames import (
     WorkerUp,
 )
 from rmgr.model.wire.stream import FrameError, FrameReader, encode
+from rmgr.runner import program
 from rmgr.runner.current import running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
 from rmgr.runner.host.environment import TaskEnvironment
@@ -115,7 +116,8 @@ class WorkerProcess:
         self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
-        sys.modules["__main__"] = types.ModuleType("__main__")  # the spawner's names are nobody's business
+        sys.modules["__main__"] = types.ModuleType("__main__")  # the program's; the spawner's names are nobody's business
+        program.serve(spec.program)
         os.environ.update(spec.environ)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node

@@ -93,6 +93,7 @@ OTHER_PARTS: list[object] = [
             {"python": "/bin/python"},
             {"version": "3.11"},
             {"cloudpickle": "3.1.1"},
+            {"program": "9"},
             {"sys_path": ("/x",)},
             {"modules": ("d" * 64,)},
             {"initializer": "e" * 64},

@@ -138,6 +138,7 @@ class Info:
                 cloudpickle=python.cloudpickle,
                 memory_bytes=memory_mib * MIB,
                 group=python.worker_group,
+                program=python.program,
             )
         self.specs[cores, memory_mib] = spec
         return spec
