@@ -30,6 +30,7 @@ wanted ensure_zookeeper
 wanted ensure_cassandra
 wanted ensure_zookeeper39
 wanted ensure_python_testsuite
+wanted ensure_oldest_cloudpickle
 wanted ensure_systemd_analyze
 wanted ensure_iproute
 wanted ensure_openmpi

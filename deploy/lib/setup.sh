@@ -188,6 +188,16 @@ ensure_python_testsuite() {
   has_testsuite || die "test.test_concurrent_futures is missing although libpython$version-testsuite is installed"
 }
 
+# The oldest cloudpickle that rmgr allows, beside the newest of the environment: pickles of both are read by both.
+ensure_oldest_cloudpickle() {
+  local target=${XDG_CACHE_HOME:-$HOME/.cache}/rmgr/cloudpickle-3.0.0
+  [ ! -d "$target" ] || return 0
+  say "Installing the oldest cloudpickle"
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$target.$$" cloudpickle==3.0.0 ||
+    die "pip could not install cloudpickle 3.0.0. Is this machine online?"
+  mv "$target.$$" "$target"
+}
+
 has_testsuite() { "$VENV/bin/python" -c 'import test.test_concurrent_futures' >/dev/null 2>&1; }
 
 # By hand: deploy/lib/setup.sh FUNCTION
@@ -195,6 +205,6 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   set -euo pipefail
   case ${1:-} in
     ensure_*) "$@" ;;
-    *) die "usage: $0 ensure_cassandra | ensure_zookeeper39 | ensure_zookeeper | ensure_venv EXTRAS" ;;
+    *) die "usage: $0 ensure_cassandra | ensure_oldest_cloudpickle | ensure_zookeeper39 | ensure_zookeeper | ensure_venv EXTRAS" ;;
   esac
 fi

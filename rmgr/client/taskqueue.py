@@ -9,6 +9,7 @@ with TaskQueue(energy, cores=4) as queue:
 from __future__ import annotations
 
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -129,7 +130,7 @@ class TaskQueue(FollowsOutput):
         tasks = Tasks(connection, keep_all=bool(token), opening=SubmissionOpening(submitter, draft, timeout_s=timeout))
         if token or submitter.cluster.session_state is not SessionState.CONNECTED:  # used before: an attach; nobody answers: raised here
             draft = tasks.opened().view.submission
-        self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), asked=asked)
+        self._begin(connection, tasks, draft, overwrite=overwrite, attached=bool(token), function=function, asked=asked)
 
     def _begin(
         self,
@@ -139,6 +140,7 @@ class TaskQueue(FollowsOutput):
         *,
         overwrite: bool,
         attached: bool = False,
+        function: object = None,
         asked: dict[str, Any] | None = None,
     ) -> None:
         self.connection = connection
@@ -148,12 +150,12 @@ class TaskQueue(FollowsOutput):
         self._tasks: Tasks = tasks
         self._attached = attached
         self._record = record
-        self._specs: dict[tuple[bool, int, bool], TaskSpec] = {}
+        self._specs: dict[tuple[str, bool, int, bool], TaskSpec] = {}
+        self._plain_function = function if isinstance(function, types.FunctionType) else None
         self._function_name = record.name
         self._overwrite = overwrite
         self._adding = threading.Lock()
         self._keys = TaskKeys(connection.store)
-        self._plain = self._spec(record.resubmit, record.retries, keyed=False)
         _open_queues.add(self)
         if not attached:
             when_dropped(self, tasks.let_go)
@@ -339,13 +341,21 @@ class TaskQueue(FollowsOutput):
         return self._variants.get(self, options)
 
     def _spec(self, resubmit: bool, retries: int, *, keyed: bool) -> TaskSpec:
-        key = (resubmit, retries, keyed)
+        """What tasks share that are added now. Cost: some microseconds: has a global of the function been bound anew?"""
+        digest = self._record.function if self._plain_function is None else self.connection.functions.register(self._plain_function)
+        key = (digest, resubmit, retries, keyed)
         spec = self._specs.get(key)
         if spec is None:
             if retries < 0:
                 raise UsageError(f"retries = {retries} is negative")
-            spec = self._specs[key] = TaskSpec(function=self._record.function, resubmit=resubmit, retries=retries, keyed=keyed)
+            self._specs = {kept: spec for kept, spec in self._specs.items() if kept[0] == digest}
+            spec = self._specs[key] = TaskSpec(function=digest, resubmit=resubmit, retries=retries, keyed=keyed)
         return spec
+
+    @property
+    def _plain(self) -> TaskSpec:
+        """Of calls with plain arguments."""
+        return self._spec(self._record.resubmit, self._record.retries, keyed=False)
 
     # -- waiting
 

@@ -26,12 +26,13 @@ class Current:
 class _Running:
     """Set by the worker before each task; nothing is built unless somebody asks."""
 
-    __slots__ = ("item", "node", "shape")
+    __slots__ = ("hash_seed", "item", "node", "shape")
 
     def __init__(self) -> None:
         self.shape: BatchShape | None = None
         self.item: TaskItem | None = None
         self.node = ""
+        self.hash_seed = ""  #: PYTHONHASHSEED of this interpreter, for other interpreters of the same task
 
 
 running = _Running()

@@ -374,8 +374,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             registry = dict(function.registry)  # type: ignore[attr-defined]
             return _single_dispatch, (registry.pop(object), registry, _own(function))
         module = self._program.module_with(function.__globals__)
-        if module is None:
-            return super().reducer_override(function)
+        if module is None:  # of another module, such as what a decorator returns
+            is_ours = function.__module__ in self._program.modules()
+            return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
         self.needs.update(self._program.mentioned_by(function))
         attributes, slots = cp._function_getstate(function)  # noqa: SLF001 - what cloudpickle keeps of a function
         del slots["__globals__"]

@@ -30,12 +30,14 @@ from rmgr.model.wire.frames import Setup, ToSpawner
 from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.runner.command.command import DirectoryGone, Launcher
 from rmgr.runner.command.queue import Commands
+from rmgr.runner.current import running
 from rmgr.runner.host import dispositions
 from rmgr.runner.host.board import Board, create_board
 from rmgr.runner.host.contain import OF_WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
 from rmgr.runner.host.kernel import (
     CLOCK,
     DIRECTORY_GONE,
+    OF_SPAWNERS,
     become_subreaper,
     close_to_others,
     forbid_new_privileges,
@@ -391,11 +393,13 @@ def main(fd: int, *, closed: bool = False) -> None:
     prefer_for_oom(_OOM_SCORE)
     if closed:
         close_to_others()
-    path = os.environ.pop("RMGR_SPAWNER_PYTHONPATH", None)
-    if path:
-        os.environ["PYTHONPATH"] = path
-    elif path is not None:
-        os.environ.pop("PYTHONPATH", None)
+    running.hash_seed = os.environ.get("PYTHONHASHSEED", "")
+    for name in OF_SPAWNERS:  # they are nothing that work should see
+        if (value := os.environ.pop(f"RMGR_SPAWNER_{name}", None)) is None:
+            continue
+        os.environ.pop(name, None)
+        if value:
+            os.environ[name] = value
     dispositions.begin()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(fd, False)

@@ -91,6 +91,7 @@ class NodeRunner:
         self.environ = dict(environ) if environ is not None else {k: v for k, v in os.environ.items() if not k.startswith(_PRIVATE)}
         self.lease_end_ns = 0
         self.inline_bytes = frames.MAX_INLINE_VALUE  #: see `SlotPlace`
+        self.hash_seed = 0  #: see `SlotPlace`
         self.check: Callable[[], None] = lambda: None  #: raises OSError when `directory` is not to be used now
         self.slots: dict[str, Slot] = {}  #: by name: a place may have a spawner for each of several users
         self._on_events = on_events
@@ -122,6 +123,7 @@ class NodeRunner:
             no_new_privs=self.no_new_privs,
             cgroup_of=self.slot_cgroup,
             inline_bytes=self.inline_bytes,
+            hash_seed=self.hash_seed,
         )
         slot = Slot(
             place,

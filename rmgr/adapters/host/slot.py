@@ -32,6 +32,7 @@ from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
+from rmgr.runner.host.kernel import OF_SPAWNERS
 from rmgr.runner.host.removal import remove_tree
 
 #: How long a killed spawner's socket may take to close.
@@ -46,7 +47,8 @@ _SHOWN = 300
 class SlotPlace:
     """Options of all slots of a node. directory: the node's own. guid: of its Starter's incarnation. pids_limit_of_user: where no cgroup
     counts processes, 0 = none. cgroup_of: makes the cgroups of a slot, None where there are none. inline_bytes: of results of calls
-    with this process's own rights: larger ones come as files."""
+    with this process's own rights: larger ones come as files. hash_seed: of the interpreters of workers: `hash("word")` is the same in all
+    of them."""
 
     node: str
     directory: Path
@@ -56,6 +58,7 @@ class SlotPlace:
     no_new_privs: bool
     cgroup_of: Callable[[str], SlotCgroup | None]
     inline_bytes: int
+    hash_seed: int
 
 
 class SlotListener(WorkerListener, Protocol):
@@ -182,7 +185,9 @@ class Slot:
     def _environ(self, python: str) -> dict[str, str]:
         environ = dict(self._place.environ)
         environ = (environ if self.account is None else self.account.environment(environ)) | {"RMGR_SLOT": self.marker}
-        environ["RMGR_SPAWNER_PYTHONPATH"] = environ.get("PYTHONPATH", "")
+        for name in OF_SPAWNERS:
+            environ[f"RMGR_SPAWNER_{name}"] = environ.get(name, "")
+        environ["PYTHONHASHSEED"] = str(self._place.hash_seed)
         # An installed rmgr stands among packages built for this interpreter: another one has its own.
         root = "" if python != home.PYTHON and home.ROOT.name.endswith("-packages") else str(home.ROOT)
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH", ""))))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import psutil
 
@@ -233,6 +234,7 @@ def build(
         if capacity.resources.get(GPU):
             runner.environ[CUDA] = ""  # of work that asks for none
         runner.inline_bytes = min(MAX_INLINE_VALUE, store.adopts_above(str(directory)) or MAX_INLINE_VALUE)
+        runner.hash_seed = crc32(meta.cluster_id.encode())
         runners.append(runner)
         for reaped in runner.reaped:
             log.warning("leftover_ended", node=name, detail=reaped)

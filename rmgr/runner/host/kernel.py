@@ -15,6 +15,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 NODE_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EROFS, errno.EIO})
 #: What a spawner reports when its slot's directory was removed: nothing more can be started there.
 DIRECTORY_GONE = "directory_gone"
+#: Variables that a spawner's interpreter starts with, and that are not of its work.
+OF_SPAWNERS = ("PYTHONPATH", "PYTHONHASHSEED")
 #: The clock of leases and time limits: it goes on while the machine sleeps.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

@@ -17,6 +17,7 @@ import msgspec
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import KeyedCall, KeyedInput, StartWorker, TaskBatch, TaskExtra, TaskItem
+from rmgr.runner.current import running
 from rmgr.runner.host import home
 from rmgr.runner.host.kernel import NODE_TROUBLE
 from rmgr.runner.host.removal import remove_tree
@@ -95,7 +96,7 @@ def _run(batch: TaskBatch, item: TaskItem, spec: StartWorker, directory: str) ->
         )
         with open(path, "wb") as file:
             file.write(msgspec.msgpack.encode(bundle))
-        code = _launch(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1"})
+        code = _launch(launch, {"RMGR_BUNDLE": path, "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": running.hash_seed or "random"})
         left = sorted(name for name in os.listdir(place) if name.startswith(ranks.LEFT_PREFIX))
         for one in (answer, *(os.path.join(place, name) for name in left)):
             told = msgspec.msgpack.decode(_bytes(one), type=RankAnswer) if os.path.exists(one) else None

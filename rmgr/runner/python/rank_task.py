@@ -36,6 +36,7 @@ def main() -> NoReturn:
         if theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
     path = os.environ.pop("RMGR_BUNDLE")  # not for what the function starts
+    os.environ.pop("PYTHONHASHSEED", None)  # as above
     place = os.path.dirname(path)
     rank, node = int(os.environ["RMGR_RANK"]), os.environ.get("RMGR_NODE", "")
     running.node = node

@@ -12,7 +12,7 @@ import math
 import os
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -28,6 +28,8 @@ from rmgr.runtime import machine
 
 #: Idle workers of other kinds that a slot keeps warm.
 _WARM = 2
+#: How long an idle worker waits for more work of a submission that has ended; its program may begin another one.
+_DISMISS_S = 5.0
 #: Slots opened at the start; more when work needs them.
 _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
@@ -79,6 +81,7 @@ class WorkerLane:
     lent: dict[str, list[int]] = field(default_factory=dict)  #: numbers of the pieces that are its own, by name
     cpus: list[int] = field(default_factory=list)  #: processors that are its own, none: it is not bound
     recalling: bool = False
+    last: int = 0  #: submission whose work it had last
     owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
 
     @property
@@ -158,6 +161,7 @@ class Lanes:
         self._overdrawn = 0
         self._unproven: set[WorkerLane] = set()  #: blocked so lately that nobody knows whether they wait
         self._looks_s = -math.inf  #: when blocked tasks are looked at next
+        self._dismisses_s = -math.inf  #: when idle workers are looked at next
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
@@ -273,6 +277,7 @@ class Lanes:
                 lane = self._commands.get(slot) or WorkerLane(slot, None)
                 self._commands[slot] = lane
         lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib, needs), False, None
+        lane.last = info.record.id
         lane.asked = asked
         self._hold(lane)
         if needs:
@@ -382,6 +387,21 @@ class Lanes:
         if any(found) or lent:
             self._kept[whose] = _Kept(*found, lent)
         return found == (cores, memory_mib) and all(len(kept[name]) == count for name, count in needs)
+
+    def dismiss(self, now_s: float, is_open: Callable[[int], bool | None]) -> float:
+        """Ends idle workers of programs that have ended: nobody will ask for them. is_open: of a submission, None = not known yet.
+
+        Returns when to look again (monotonic), inf = no worker is idle. Cost: every few seconds, a look at the record of each.
+        """
+        if now_s < self._dismisses_s:
+            return self._dismisses_s
+        for worker, lane in self._workers.items():
+            is_idle = not lane.tasks and not lane.cores and not worker.is_leaving and bool(worker.spec.program)
+            if is_idle and now_s - lane.since_s >= _DISMISS_S and is_open(lane.last) is False:
+                worker.is_leaving = True
+                worker.stop(reason=Reason.NONE, grace_us=0)
+        self._dismisses_s = now_s + _DISMISS_S / 2
+        return self._dismisses_s if self._workers else math.inf
 
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 

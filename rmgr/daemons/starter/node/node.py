@@ -45,6 +45,8 @@ from rmgr.runtime.aside import place_of
 
 #: After giving some away a node claims nothing beyond its free slots for this long: the hungry take it.
 _NO_MORE_S = 0.25
+#: How old what is known of a submission may be where only memory is at stake.
+_OPEN_AGE_S = 4.0
 #: Turns that raise for so long are a trouble of the node; the next one comes after a pause.
 _FAILING_S, _PAUSE_S = 5.0, 0.5
 #: Steps that say what may not begin, and those that begin something: these wait for the first ones to succeed.
@@ -292,6 +294,9 @@ class NodeAgent:
         if self.lanes.overdrawn and not before:
             self.log.warning("blocked_tasks_compute", cores=self.lanes.overdrawn, why="they say that they wait, and use processors")
 
+    def _dismiss(self, now_s: float) -> None:
+        self.at(self.lanes.dismiss(now_s, lambda submission: self._shared.records.is_open(submission, _OPEN_AGE_S)))
+
     def _begin(self, now_s: float) -> None:
         self._fill(self._dispatch.run, now_s)
 
@@ -357,6 +362,7 @@ class NodeAgent:
             NodeStep.SPLIT: self._split_for_hungry,
             NodeStep.LEVEL: self._level,
             NodeStep.FLUSH_LOGS: self._flush_logs,
+            NodeStep.DISMISS: self._dismiss,
             NodeStep.OBEY: lambda _now_s: self.orders.settle(),
             NodeStep.SHOW: self._show,
         }

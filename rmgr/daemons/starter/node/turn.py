@@ -36,6 +36,7 @@ class NodeStep(StrEnum):
     SPLIT = "split"
     LEVEL = "level"
     FLUSH_LOGS = "flush-logs"
+    DISMISS = "dismiss"
     OBEY = "obey"
     SHOW = "show"
 
@@ -75,6 +76,8 @@ STEPS: tuple[tuple[NodeStep, frozenset[NodeMode]], ...] = (
     (NodeStep.LEVEL, _ALWAYS),
     # What running work has written can wait longest.
     (NodeStep.FLUSH_LOGS, _ALWAYS),
+    # Workers that nobody will ask for cost memory only.
+    (NodeStep.DISMISS, _ALWAYS),
     # An order is crossed off when what it asks for has been done above.
     (NodeStep.OBEY, _ALWAYS),
     (NodeStep.SHOW, _ALWAYS),

@@ -1,0 +1,84 @@
+"""Ordinary programs: each runs by `ProcessPoolExecutor` and by rmgr, and prints the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.harness.programs import PROGRAMS
+from tests.places import ROOT
+
+if TYPE_CHECKING:
+    from rmgr.dev.cluster import DevCluster
+
+#: Where the pool comes from: the one line that differs.
+_POOL = """
+import sys
+def pool(workers=2, **options):
+    if "home" in sys.argv:
+        import concurrent.futures, multiprocessing
+        return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), **options)
+    import rmgr
+    return rmgr.Executor(workers, output="log", **options)
+"""
+_PYTEST = """
+import sys
+def test_it(capsys):
+    main()
+    with capsys.disabled():
+        print(capsys.readouterr().out)
+"""
+
+
+def run(words: list[str], directory: Path, given: str | None = None) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))}
+    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False, input=given)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def program(name: str) -> str:
+    return _POOL + textwrap.dedent(PROGRAMS[name])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_prints_what_it_prints_at_home(live: DevCluster, tmp_path: Path, name: str) -> None:
+    (tmp_path / "main.py").write_text(program(name))
+    at_home = run([sys.executable, "main.py", "home"], tmp_path)
+    assert at_home.strip(), "it prints nothing"
+    assert run([sys.executable, "main.py"], tmp_path) == at_home
+
+
+@pytest.mark.parametrize("way", ["module", "text", "pytest", "importlib", "interactive"])
+def test_however_it_is_started(live: DevCluster, tmp_path: Path, way: str) -> None:
+    text = program("everything")
+    (tmp_path / "main.py").write_text(text)
+    at_home = run([sys.executable, "main.py", "home"], tmp_path)
+    if way == "module":
+        (tmp_path / "package").mkdir()
+        (tmp_path / "package" / "__init__.py").write_text("")
+        (tmp_path / "package" / "main.py").write_text(text)
+        found = run([sys.executable, "-m", "package.main"], tmp_path)
+    elif way == "text":
+        found = run([sys.executable, "-c", text], tmp_path)
+    elif way == "interactive":
+        found = run([sys.executable, "-i", "-q"], tmp_path, f"exec(compile({text!r}, '<cell>', 'exec'))\n")
+    else:
+        (tmp_path / "test_main.py").write_text(text + _PYTEST)
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--import-mode={'importlib' if way == 'importlib' else 'prepend'}",
+        ]
+        found = run([*words, "test_main.py"], tmp_path)
+    assert at_home.strip() in found

@@ -1,0 +1,228 @@
+"""Nothing of one program, and nothing of one call's object, reaches another; what a program binds anew reaches its later calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rmgr
+from tests.places import ROOT
+
+if TYPE_CHECKING:
+    from rmgr.client.connection import Connection
+    from rmgr.dev.cluster import DevCluster
+
+#: More calls than the cluster has cores, long enough that each slot has one.
+_CALLS = 12
+_STAINS = """
+import builtins, decimal, locale, os, random, resource, signal, sys, threading, time, types, warnings
+import rmgr
+def work(_):
+    time.sleep(0.15)
+    os.environ["STAIN"] = os.environ["PATH"] = "stain"
+    os.environ.pop("HOME", None)
+    os.umask(0o077)
+    os.chdir("/")
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+    signal.alarm(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    locale.setlocale(locale.LC_ALL, "C")
+    sys.path.insert(0, "/stain")
+    sys.modules["stain"] = sys.modules["json"] = types.ModuleType("stain")
+    builtins.stain = open = 1
+    random.seed(7)
+    warnings.simplefilter("error")
+    decimal.getcontext().prec = 3
+    sys.setrecursionlimit(100)
+    sys.stdout.close()
+    sys.excepthook = print
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    return os.getpid()
+with rmgr.Executor(output="log") as executor:
+    print(len(set(list(executor.map(work, range(12))))))
+"""
+_LOOKS = """
+import builtins, decimal, json, locale, os, random, resource, signal, sys, threading, time, warnings
+import rmgr
+def work(_):
+    time.sleep(0.15)
+    umask = os.umask(0); os.umask(umask)
+    return json.dumps({
+        "environ": sorted((k, v) for k, v in os.environ.items() if not k.startswith("RMGR_")), "umask": umask,
+        "here": os.path.basename(os.getcwd()), "usr1": str(signal.getsignal(signal.SIGUSR1)), "alarm": signal.alarm(0),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE), "locale": locale.setlocale(locale.LC_ALL), "path": [p for p in sys.path],
+        "modules": "stain" in sys.modules, "builtins": hasattr(builtins, "stain"), "filters": len(warnings.filters),
+        "prec": decimal.getcontext().prec, "recursion": sys.getrecursionlimit(), "threads": threading.active_count(),
+        "hook": sys.excepthook is print, "hash": hash("word")})
+with rmgr.Executor(output="log") as executor:
+    print(json.dumps(sorted(set(list(executor.map(work, range(12)))))))
+"""
+
+
+def run(text: str, directory: Path) -> str:
+    (directory / "main.py").write_text(textwrap.dedent(text))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "main.py"]
+    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_nothing_that_a_program_does_to_its_workers_reaches_the_next_one(live: DevCluster, tmp_path: Path) -> None:
+    before = run(_LOOKS, tmp_path)
+    assert len(json.loads(before)) == 1, f"workers differ among each other: {before}"
+    assert int(run(_STAINS, tmp_path)) > 1
+    assert run(_LOOKS, tmp_path) == before
+
+
+def test_a_module_that_was_edited_between_two_programs_runs_as_it_is_now(live: DevCluster, tmp_path: Path) -> None:
+    text = f"""
+        import rmgr, helper
+        def work(n):
+            return helper.version()
+        with rmgr.Executor(output="log") as executor:
+            print(set(executor.map(work, range({_CALLS}))))
+            print({{executor.submit(helper.version).result() for _ in range({_CALLS})}})
+    """
+    (tmp_path / "helper.py").write_text("def version():\n    return 1\n")
+    assert run(text, tmp_path).split() == ["{1}", "{1}"]
+    (tmp_path / "helper.py").write_text("def version():\n    return 2222\n")
+    assert run(text, tmp_path).split() == ["{2222}", "{2222}"]
+
+
+def test_what_is_bound_anew_is_seen_by_calls_that_are_submitted_later(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        x = 1
+        def helper():
+            return x
+        def ask(_=None):
+            return helper()
+        with rmgr.Executor(output="log") as executor:
+            seen = [executor.submit(ask).result()]
+            x = 2
+            seen += [executor.submit(ask).result(), *executor.map(ask, range(2))]
+        with rmgr.TaskQueue(ask) as queue:
+            seen.append(queue.submit_call().result())
+            x = 3
+            seen += [queue.submit_call().result(), *(future.result() for future in queue.map(None, range(2)))]
+            def helper():
+                return x * 10
+            seen.append(queue.submit_call().result())
+        print(seen)
+    """
+    assert run(text, tmp_path).strip() == str([1, 2, 2, 2, 2, 3, 3, 3, 30])
+
+
+def test_calls_from_inside_of_a_task_belong_to_its_program(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        from rmgr.runner import program
+        table = None
+        class Point:
+            def __init__(self, n):
+                self.n = n
+        def fill():
+            global table
+            table = {"k": 1}
+        def inner(point):
+            return type(point) is Point, table, program.mine().number, Point(point.n + 1)
+        def outer(n):
+            fill()
+            with rmgr.Executor(output="log") as executor:
+                return executor.submit(inner, Point(n)).result()
+        with rmgr.Executor(output="log") as executor:
+            same, seen, number, point = executor.submit(outer, 3).result()
+            print(same, seen, number == program.mine().number, type(point) is Point, point.n, table)
+    """
+    assert run(text, tmp_path).strip() == "True {'k': 1} True True 4 None"
+
+
+def test_ranks_have_the_programs_main_too(live: DevCluster, tmp_path: Path) -> None:
+    text = """
+        import rmgr
+        class Point:
+            pass
+        def work():
+            return Point(), hash("word")
+        def one():
+            return hash("word")
+        with rmgr.TaskQueue(work, processes=2) as queue:
+            point, number = queue.submit_call().result()
+        with rmgr.Executor(output="log") as executor:
+            print(type(point) is Point, executor.submit(one).result() == number)
+    """
+    assert run(text, tmp_path).strip() == "True True"
+
+
+def _pid(_: Any = None) -> int:
+    return os.getpid()
+
+
+def test_two_programs_that_take_turns_keep_their_workers(live: DevCluster, tmp_path: Path) -> None:
+    """On one slot: neither is forked anew for each call."""
+    text = """
+        import os, sys, rmgr
+        def pid():
+            return os.getpid()
+        with rmgr.Executor(output="log") as executor:
+            for line in sys.stdin:
+                print(executor.submit(pid).result(), flush=True)
+    """
+    from rmgr.dev.cluster import DevCluster
+
+    (tmp_path / "main.py").write_text(textwrap.dedent(text))
+    with DevCluster(tmp_path / "cluster", nodes=1, cores=1, watchdogs=1, heap_mb=128) as cluster:
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("RMGR_")},
+            **cluster.environment(),
+            "PYTHONPATH": str(ROOT),
+        }
+        both = [
+            subprocess.Popen(
+                [sys.executable, "main.py"], cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(2)
+        ]
+        try:
+            seen: list[set[str]] = [set(), set()]
+            for _ in range(10):
+                for process, pids in zip(both, seen, strict=True):
+                    assert process.stdin is not None
+                    assert process.stdout is not None
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    pids.add(process.stdout.readline().strip())
+            assert [len(pids) for pids in seen] == [1, 1]
+            assert not seen[0] & seen[1]
+        finally:
+            for process in both:
+                process.communicate(timeout=60)
+        left = {int(pid) for pids in seen for pid in pids}
+        end_s = time.monotonic() + 60
+        while (living := {pid for pid in left if Path(f"/proc/{pid}").exists()}) and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert not living, "idle workers of programs that have ended stay"
+
+
+def test_within_one_program_executors_share_workers(connection: Connection) -> None:
+    pids = set()
+    for _ in range(8):
+        with rmgr.Executor(1, connection=connection, output="log") as executor:
+            pids.add(executor.submit(_pid).result(60))
+    assert len(pids) <= 6, "each Executor got a worker of its own"
+
+
+@pytest.mark.parametrize("name", ["PYTHONHASHSEED", "RMGR_SPAWNER_PYTHONHASHSEED", "RMGR_SPAWNER_PYTHONPATH"])
+def test_work_does_not_see_how_its_spawner_was_started(connection: Connection, name: str) -> None:
+    with rmgr.Executor(connection=connection, output="log") as executor:
+        assert executor.submit(os.environ.get, name).result(60) is None

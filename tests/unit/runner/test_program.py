@@ -1,0 +1,305 @@
+"""Pickles of a program, between a client and a worker that are processes of their own, on the oldest and the newest cloudpickle."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.harness.programs import PROGRAMS
+from tests.places import ROOT
+
+OLDEST = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rmgr" / "cloudpickle-3.0.0"
+#: A pool of one process that speaks through pipes: what a Starter's worker does, without a Starter.
+_POOL = """
+import concurrent.futures, itertools, os, pickle, subprocess, sys, threading
+class pool:
+    def __init__(self, workers=2, initializer=None, initargs=()):
+        from rmgr.runner import program
+        self.program = program
+        environment = dict(os.environ, PYTHONPATH=os.environ["WORKER_PATH"])
+        words = [sys.executable, os.environ["WORKER"], program.mine().number]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        if initializer is not None:
+            self.submit(initializer, *initargs).result()
+    def submit(self, function, /, *args, **kwargs):
+        from rmgr.client.values.pickling import dump_call, dump_function
+        future = concurrent.futures.Future()
+        message = dump_function(function)[0], dump_call(args, kwargs, "it")
+        pickle.dump(message, self.process.stdin)
+        self.process.stdin.flush()
+        good, data = pickle.load(self.process.stdout)
+        future.result = (lambda: pickle.loads(data)) if good else (lambda: raise_(pickle.loads(data)))
+        return future
+    def map(self, function, *iterables):
+        return [future.result() for future in [self.submit(function, *args) for args in zip(*iterables)]]
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+def raise_(error):
+    raise error
+"""
+_WORKER = """
+import os, pickle, sys, types
+number, inside, outside = sys.argv[1], sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+sys.modules["__main__"] = types.ModuleType("__main__")
+from rmgr.runner import program
+from rmgr.runner.python.calls import FunctionCache
+from rmgr.runner.remote import dump_exception, dump_value
+from rmgr.model.wire.frames import BatchShape, TaskBatch
+from hashlib import sha256
+program.serve(number)
+cache = FunctionCache()
+while True:
+    try:
+        blob, payload = pickle.load(inside)
+    except EOFError:
+        break
+    try:
+        batch = TaskBatch(shape=BatchShape(), function=sha256(blob).hexdigest(), blob=blob, items=())
+        function = cache.get(batch)
+        args, kwargs = pickle.loads(payload) if payload else ((), {})
+        answer = True, dump_value(function(*args, **kwargs))
+    except BaseException as error:
+        answer = False, dump_exception(error)[0]
+    pickle.dump(answer, outside)
+    outside.flush()
+"""
+_BOTH = list(itertools.product(("oldest", "newest"), repeat=2))
+
+
+def path_of(which: str) -> str:
+    """PYTHONPATH with that cloudpickle in front."""
+    if which == "oldest" and not OLDEST.is_dir():
+        why = f"cloudpickle 3.0.0 is not in {OLDEST}: deploy/lib/setup.sh ensure_oldest_cloudpickle"
+        if os.environ.get("CI") == "true":
+            pytest.fail(why)
+        pytest.skip(why)
+    return os.pathsep.join([*([str(OLDEST)] if which == "oldest" else []), str(ROOT)])
+
+
+def run(text: str, directory: Path, client: str = "newest", worker: str = "newest") -> str:
+    """What a program prints."""
+    (directory / "worker.py").write_text(_WORKER)
+    (directory / "main.py").write_text(_POOL + textwrap.dedent(text))
+    environment = {**os.environ, "PYTHONPATH": path_of(client), "WORKER_PATH": path_of(worker), "WORKER": str(directory / "worker.py")}
+    words = [sys.executable, "main.py"]
+    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+_AT_HOME = """
+import sys, concurrent.futures, multiprocessing
+def pool(workers=2, **options):
+    return concurrent.futures.ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), **options)
+"""
+
+
+@pytest.fixture(scope="module")
+def at_home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each program prints with a pool of processes."""
+    found = {}
+    for name, text in PROGRAMS.items():
+        directory = tmp_path_factory.mktemp("home")
+        (directory / "main.py").write_text(_AT_HOME + textwrap.dedent(text))
+        words = [sys.executable, "main.py"]
+        found[name] = subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=60, check=True).stdout
+    return found
+
+
+@pytest.mark.parametrize(("client", "worker"), _BOTH, ids="-".join)
+def test_programs_print_what_they_print_at_home(tmp_path: Path, at_home: dict[str, str], client: str, worker: str) -> None:
+    found = {}
+    for at, (name, text) in enumerate(PROGRAMS.items()):
+        (tmp_path / str(at)).mkdir()
+        found[name] = run(text, tmp_path / str(at), client, worker)
+    assert found == at_home
+
+
+def test_what_is_bound_anew_is_seen_by_later_calls_and_a_change_in_place_is_not(tmp_path: Path) -> None:
+    text = """
+        import functools
+        x = 1
+        items = [1]
+        def helper():
+            return x
+        def ask():
+            return x, helper(), list(items)
+        class Asker:
+            def ask(self):
+                return helper()
+        with pool() as executor:
+            seen = [executor.submit(ask).result()]
+            x = 2
+            items.append(2)
+            seen.append(executor.submit(ask).result())
+            def helper():
+                return x * 10
+            seen += [executor.submit(ask).result(), executor.submit(Asker().ask).result()]
+            items = [3]
+            x = 3
+            asker = Asker()
+            seen += [executor.submit(Asker.ask, asker).result(), executor.submit(functools.partial(ask)).result()]
+            print(seen)
+    """
+    assert run(text, tmp_path).strip() == str([(1, 1, [1]), (2, 2, [1]), (2, 20, [1]), 20, 30, (3, 30, [3])])
+
+
+def test_what_a_worker_has_set_stays_until_the_program_binds_it_and_a_retry_brings_nothing_back(tmp_path: Path) -> None:
+    text = """
+        from rmgr.client.values.pickling import dump_function
+        x = "old"
+        def set_x(value):
+            global x
+            x = value
+        def get():
+            return x
+        with pool() as executor:
+            first = dump_function(get)[0]
+            executor.submit(set_x, "worker's").result()
+            seen = [executor.submit(get).result()]
+            x = "new"
+            seen.append(executor.submit(get).result())
+            pickle.dump((first, b""), executor.process.stdin)  # a retry of the first call
+            executor.process.stdin.flush()
+            seen.append(pickle.loads(pickle.load(executor.process.stdout)[1]))
+            print(seen, x)
+    """
+    assert run(text, tmp_path).strip() == "[\"worker's\", 'new', 'new'] new"
+
+
+def test_a_class_that_was_defined_anew_is_another_one_and_older_results_are_of_the_present_one(tmp_path: Path) -> None:
+    text = """
+        class Point:
+            kind = "first"
+        def make():
+            return Point()
+        with pool() as executor:
+            one = executor.submit(make)
+            class Point:
+                kind = "second"
+            two = executor.submit(make)
+            print(one.result().kind, two.result().kind, type(one.result()) is Point)
+    """
+    assert run(text, tmp_path).strip() == "second second True"
+
+
+def test_a_program_that_reads_what_another_one_wrote_gets_the_definitions_and_keeps_its_own(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    writer = """
+        limit = 5
+        class Point:
+            def __init__(self, n):
+                self.n = n
+            def bounded(self):
+                return min(self.n, limit)
+        def make(n):
+            return Point(n)
+        with pool() as executor:
+            executor.submit(make, 9).result()
+            pickle.dump((make(1).n, executor.program.dumps([Point(9), make, lambda: limit])), open("../value", "wb"))
+    """
+    run(writer, tmp_path / "other")
+    (tmp_path / "value").rename(tmp_path / "value.pickle")
+    reader = """
+        limit = 1
+        class Point:
+            pass
+        _, data = pickle.load(open("value.pickle", "rb"))
+        point, make, ask = pickle.loads(data)
+        print(point.bounded(), type(point) is Point, limit, ask(), make(2).bounded(), type(make(3)) is type(point))
+        with pool() as executor:
+            print(executor.submit(type(point).bounded, point).result(), executor.submit(make, 7).result().bounded())
+    """
+    assert run(reader, tmp_path).splitlines() == ["5 False 1 5 2 True", "5 5"]
+
+
+def test_local_classes_of_the_program_are_set_up_once(tmp_path: Path) -> None:
+    text = """
+        def outer():
+            class Local:
+                scale = 1
+                def __init__(self, n):
+                    self.n = n
+            return Local
+        Kind = outer()
+        def make(kind, n):
+            return kind(n)
+        with pool() as executor:
+            first = executor.submit(make, Kind, 1)
+            Kind.scale = 7
+            made = first.result()
+            print(type(made) is Kind, Kind.scale, made.scale)
+    """
+    assert run(text, tmp_path).strip() == "True 7 7"
+
+
+def test_a_global_that_cannot_travel_is_named_where_it_is_needed_and_left_out_elsewhere(tmp_path: Path) -> None:
+    text = """
+        import socket
+        from rmgr.errors import PickleFailed
+        connection = socket.socket()
+        def direct():
+            return helper()
+        def helper():
+            return connection.fileno()
+        class Client:
+            def ask(self):
+                return connection.fileno()
+            def n(self):
+                return 7
+        def use(client):
+            return client.n()
+        with pool() as executor:
+            try:
+                executor.submit(direct)
+            except PickleFailed as error:
+                print(error.message, "|", error.hint)
+            print(executor.submit(use, Client()).result(), executor.submit(Client).result().n())
+    """
+    lines = run(text, tmp_path).splitlines()
+    assert "connection, a socket of __main__, cannot be pickled: TypeError: cannot pickle 'socket' object" in lines[0]
+    assert "the function direct" in lines[0]
+    assert lines[1] == "7 7"
+
+
+def test_a_child_of_fork_is_a_program_of_its_own_that_reads_its_parents_results(tmp_path: Path) -> None:
+    text = """
+        class Point:
+            pass
+        def make():
+            return Point()
+        with pool() as executor:
+            future, mine = executor.submit(make), executor.program.mine().number
+            read, write = os.pipe()
+            if os.fork() == 0:
+                made = future.result()
+                os.write(write, repr((type(made) is Point, executor.program.mine().number != mine)).encode())
+                os._exit(0)
+            os.wait()
+            print(os.read(read, 100).decode(), executor.program.mine().number == mine)
+    """
+    assert run(text, tmp_path).strip() == "(True, True) True"
+
+
+def test_tracebacks_name_the_file(tmp_path: Path) -> None:
+    text = """
+        import traceback
+        def fail():
+            raise ValueError("here")
+        with pool() as executor:
+            try:
+                executor.submit(fail).result()
+            except ValueError as error:
+                print(str(error.__cause__))
+    """
+    assert 'main.py", line ' in run(text, tmp_path)
