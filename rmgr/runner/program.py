@@ -330,7 +330,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if versions is not None:
             self._others = {
                 id(bound.value): name
-                for name, bound in program._bound.items()  # noqa: SLF001 - its pickler
+                for name, bound in program._bound.items()  # noqa: SLF001 - of this module
                 if name not in versions and program.namespace(name[0]).get(name[1]) is bound.value
             }
 
@@ -431,7 +431,7 @@ def _named(number: str, module: str, qualname: str) -> object:
 def _module(number: str, module: str) -> types.ModuleType:
     program = _known(number)
     program.namespace(module)
-    return sys.modules[module] if program.is_own else program._modules[module]  # noqa: SLF001 - of this file
+    return sys.modules[module] if program.is_own else program._modules[module]  # noqa: SLF001 - of this module
 
 
 def _function(number: str, module: str, code: types.CodeType, cells: int) -> types.FunctionType:
@@ -463,7 +463,7 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
     number, module, qualname, version = where
     if module:
         program = _known(number)
-        found = program._look_up(module, qualname)  # noqa: SLF001 - of this file
+        found = program._look_up(module, qualname)  # noqa: SLF001 - of this module
         if isinstance(found, type) and (program.is_here or 0 < version <= program.version_of(module, qualname)):
             return found
     tracker = next(argument for argument in reversed(arguments) if argument is not None)

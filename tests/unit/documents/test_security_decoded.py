@@ -48,6 +48,7 @@ EXEMPT = {
     "runner/python/rank_call.py": _OWN,
     "runner/python/rank_task.py": _OWN,
     "runner/python/worker.py": _OWN,
+    "runner/program.py": _OWN,
     "runner/ranks/terminal.py": _OWN,
     "runner/remote.py": _OWN,
     "sched/vetting.py": _SELF,

@@ -60,6 +60,14 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "cassandra.cluster:ResponseFuture": tuple(Private(name, CASSANDRA) for name in ("_final_result", "_timer", "message", "query_plan")),
     "cassandra.cluster:_Scheduler": (Private("_executor", "adapters/cassandra/threads.py"),),
     "click:Parameter": (Private("_custom_shell_complete", "cli/session/command.py"),),
+    "cloudpickle.cloudpickle": (
+        *(
+            Private(name, "runner/program.py")
+            for name in ("_DYNAMIC_CLASS_TRACKER_BY_ID", "_PICKLE_BY_VALUE_MODULES", "_code_reduce", "_function_getstate")
+        ),
+        Private("_class_setstate", "runner/program.py", ("obj", "state")),
+        Private("_dynamic_class_reduce", "runner/program.py", ("obj",)),
+    ),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
     ),
