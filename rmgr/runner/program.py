@@ -13,17 +13,22 @@ Imported by clients and workers: standard library, cloudpickle, rmgr.errors only
 from __future__ import annotations
 
 import builtins
+import contextvars
 import dis
 import functools
 import importlib.util
 import io
 import os
 import pickle
+import random
+import re
 import secrets
+import struct
 import sys
 import threading
 import time
 import types
+import typing
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -222,6 +227,8 @@ class Program:
         self._order[group] = self._groups
         for name, value in values.items():
             self._bound[name] = _Bound(value, versions[name], group)
+        for name in [name for name in self._bound if name[1] not in self.namespace(name[0])]:
+            del self._bound[name]  # it may be large
         living = {id(bound.group) for bound in self._bound.values()}
         self._order = {group: at for group, at in self._order.items() if id(group) in living}
 
@@ -304,6 +311,19 @@ class Program:
             return set()
         return {(module, name) for name in _globals_of(function.__code__) if name in function.__globals__}
 
+    def perhaps_mentioned_by(self, thing: types.FunctionType | type) -> set[Name]:
+        """Names that its code may look up by their text, and those in its annotations: without them it may well run."""
+        module = thing.__module__
+        if isinstance(thing, types.FunctionType):
+            module = self.module_with(thing.__globals__) or ""
+        if module not in self.modules():
+            return set()
+        namespace = self.namespace(module)
+        if isinstance(thing, types.FunctionType) and _looks_up(thing.__code__):
+            return {(module, name) for name in namespace if not name.startswith("__")}
+        texts = [text for text in getattr(thing, "__annotations__", {}).values() if isinstance(text, str)]
+        return {(module, name) for text in texts for name in _WORD.findall(text) if name in namespace}
+
 
 def _reduce_code(code: types.CodeType) -> Any:
     """With the name of its file, which tracebacks show."""
@@ -359,14 +379,27 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _named, (self._program.number, module, qualname)
 
     def _reduce_other(self, thing: Any, kind: type) -> Any:
+        if (
+            hasattr(thing, "__qualname__") and (name := self._program.name_of(thing)) is not None
+        ):  # what a decorator of a class has made, ...
+            if not self._defines(name):
+                return self._name(*name)
+            if kind is typing.NewType:
+                return _new_type, (thing.__qualname__, thing.__supertype__, thing.__module__)
         if kind is types.ModuleType and thing.__name__ in self._program.modules():
             module = thing.__name__
             self.needs.update((module, name) for name in vars(thing) if not name.startswith("__"))
             return _module, (self._program.number, module)
         if kind is functools.cached_property:  # with a lock, up to Python 3.11
             return _cached_property, (thing.func, thing.attrname)
-        if self._versions is not None and kind in _LOCKS:  # each process has its own, as after a fork
-            return _LOCKS[kind], ()
+        if kind in _WEAK:
+            return kind, (dict(thing),)
+        if self._versions is not None and kind in _EACH_ITS_OWN:  # as after a fork
+            return _EACH_ITS_OWN[kind], ()
+        if kind is struct.Struct:
+            return struct.Struct, (thing.format,)
+        if self._versions is not None and kind is contextvars.ContextVar:
+            return _context_variable, (thing.name, *(() if (value := thing.get(_MISSING)) is _MISSING else (value,)))
         return super().reducer_override(thing)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
@@ -377,7 +410,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module is None:  # of another module, such as what a decorator returns
             is_ours = function.__module__ in self._program.modules()
             return self._dynamic_function_reduce(function) if is_ours else super().reducer_override(function)
-        self.needs.update(self._program.mentioned_by(function))
+        self.needs.update(self._program.mentioned_by(function), self._program.perhaps_mentioned_by(function))
         attributes, slots = cp._function_getstate(function)  # noqa: SLF001 - what cloudpickle keeps of a function
         del slots["__globals__"]
         if hasattr(function, "__type_params__"):
@@ -392,17 +425,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(reduced, tuple) or reduced[-1] is not cp._class_setstate:  # noqa: SLF001 - how it sets up classes
             return reduced
         maker, arguments, state, *_ = reduced
+        self.needs.update(self._program.perhaps_mentioned_by(kind))
+        if maker is cp._make_skeleton_class and vars(kind).get("__slots__"):  # noqa: SLF001 - its arguments are those of `type`
+            *first, options, tracker, extra = arguments
+            arguments = (*first, {**options, "__slots__": kind.__slots__}, tracker, extra)  # type: ignore[attr-defined]
+            members = {name: value for name, value in state[0].items() if not isinstance(value, types.MemberDescriptorType)}
+            members.pop("__slots__", None)
+            state = members, state[1]
         version = 0
         if name is not None and self._versions is not None:
             version = self._versions.get(name, 0)
         where = (self._program.number, *(name or ("", "")), version)
         return _class, (where, maker, arguments), state, None, None, _fill_class
 
-_LOCKS: dict[type, Callable[[], object]] = {
+
+_EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
     threading.local: threading.local,
+    random.SystemRandom: random.SystemRandom,
 }
+
+
+#: They hold a reference to themselves, which cannot be pickled.
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
 
 def _own(wrapper: Any) -> dict[str, Any]:
@@ -454,8 +500,8 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
         setattr(function, name, value)
 
 
-#: Classes that were just made and are not set up yet.
-_unfinished: weakref.WeakSet[type] = weakref.WeakSet()
+#: Classes that were just made and are not set up yet: (program, module, qualified name, version).
+_unfinished: weakref.WeakKeyDictionary[type, tuple[str, str, str, int]] = weakref.WeakKeyDictionary()
 
 
 def _class(where: tuple[str, str, str, int], maker: Callable[..., type], arguments: tuple[Any, ...]) -> type:
@@ -471,21 +517,36 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
     if known is not None:
         return known  # type: ignore[no-any-return]
     made = maker(*arguments)
-    _unfinished.add(made)
+    _unfinished[made] = where
     return made
 
 
 def _fill_class(made: type, state: Any) -> None:
     """Sets a class up, once in each process: what the program has changed in it since stays."""
-    if made in _unfinished:
-        _unfinished.discard(made)
-        cp._class_setstate(made, state)  # noqa: SLF001 - how cloudpickle sets up classes
+    where = _unfinished.pop(made, None)
+    if where is None:
+        return
+    cp._class_setstate(made, state)  # noqa: SLF001 - how cloudpickle sets up classes
+    number, module, name, version = where
+    program = _known(number)
+    if module and "." not in name and not program.is_here and version > program.version_of(module, name):
+        program.namespace(module)[name] = made  # at once: the making of a subclass may use it
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any], attributes: dict[str, Any]) -> object:
     made = functools.lru_cache(**parameters)(function)
     vars(made).update(attributes)
     return made
+
+
+def _new_type(name: str, of: Any, module: str) -> object:
+    made = typing.NewType(name, of)  # type: ignore[misc]
+    made.__module__ = module
+    return made
+
+
+def _context_variable(name: str, *value: object) -> contextvars.ContextVar[object]:
+    return contextvars.ContextVar(name, default=value[0]) if value else contextvars.ContextVar(name)
 
 
 def _cached_property(function: Callable[[Any], Any], name: str | None) -> object:
@@ -520,8 +581,10 @@ def mine() -> Program:
 
 
 def serve(number: str) -> None:
-    """Makes this process a worker of a program ("" = of none that is known)."""
+    """Makes this process a worker of a program ("" = of none that is known): its `__main__` is the program's from now on."""
     global _mine
+    main = sys.modules[_MAIN] = types.ModuleType(_MAIN)
+    vars(main)["__builtins__"] = builtins
     _mine = Program(number, is_here=False, is_own=True)
     _programs[number] = _mine
 
@@ -546,16 +609,19 @@ os.register_at_fork(after_in_child=_forked)
 
 _looked: tuple[int, int] = (0, 0)
 _found: tuple[str, ...] = (_MAIN,)
+_encoded: tuple[bytes, ...] = (_MAIN.encode(),)
 
 
 def _unimportable() -> tuple[str, ...]:
     """Modules of this process that no other process can import. Cost: 0.1 us where none was loaded since it was asked last."""
-    global _looked, _found
+    global _looked, _found, _encoded
     now = len(sys.modules), len(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - those that a user has told cloudpickle
     if now != _looked:
         by_value = set(cp._PICKLE_BY_VALUE_MODULES)  # noqa: SLF001 - as above
         others = [name for name, module in list(sys.modules.items()) if name != _MAIN and (name in by_value or _is_private(name, module))]
-        _looked, _found = now, (_MAIN, *others)
+        _found = (_MAIN, *others)
+        _encoded = tuple(map(str.encode, _found))
+        _looked = now
     return _found
 
 
@@ -588,7 +654,8 @@ def _is_private(name: str, module: object) -> bool:
         return False
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return "." not in name and getattr(module, "__file__", None) is None and module.__name__ == name
+        file = getattr(module, "__file__", None)
+        return "." not in name and (module.__name__ == name if file is None else _is_private_file(name, str(file)))
     if type(spec.loader).__module__.startswith("_pytest."):
         return True
     if "." in name or type(spec.loader).__name__ != "SourceFileLoader" or not isinstance(spec.origin, str):
@@ -608,6 +675,15 @@ def _globals_of(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+@functools.lru_cache(maxsize=4096)
+def _looks_up(code: types.CodeType) -> bool:
+    """Whether it may look up names that only its data say."""
+    names = set(code.co_names)
+    by_text = bool(names & {"globals", "eval", "exec"}) or {"modules", "__name__"} <= names
+    return by_text or any(_looks_up(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+_WORD = re.compile(r"[^\W\d]\w*")
 _GLOBAL_OPS = frozenset(
     {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_CLASSDICT_OR_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 )
@@ -618,7 +694,11 @@ _GLOBAL_OPS = frozenset(
 
 def mentions(data: bytes | bytearray) -> bool:
     """Whether a pickle may name something that only its program has. Cost: 0.3 ms a MiB."""
-    return any(module.encode() in data for module in mine().modules())
+    program = mine()
+    if not program.is_here:
+        return any(module.encode() in data for module in program.modules())
+    _unimportable()
+    return any(module in data for module in _encoded)
 
 
 def dumps(value: object) -> bytes:
@@ -631,11 +711,10 @@ def dumps(value: object) -> bytes:
 def dump(value: object, file: Any) -> tuple[bytes, Snapshot]:
     """Writes the pickle of an object to `file`; returns what must stand in front of it, and what it depends on. Raises: as `dumps`."""
     program = mine()
-    with _lock:
-        pickler = _Pickler(file, program)
-        pickler.dump(value)
-        strict = {name for function in _functions_in(value) for name in program.needed_by(function)} if program.is_here else set()
-        groups, snapshot = program.groups_of(pickler.needs, strict)
+    pickler = _Pickler(file, program)
+    pickler.dump(value)
+    strict = {name for function in _functions_in(value) for name in program.needed_by(function)} if program.is_here else set()
+    groups, snapshot = program.groups_of(pickler.needs, strict)
     return _front(program, groups), snapshot
 
 

@@ -294,6 +294,406 @@ PROGRAMS = {
             with pool() as executor:
                 print(executor.submit(parse, "<a/>").result())
     """,
+    "data classes of all kinds": """
+        import dataclasses, typing
+        @dataclasses.dataclass(slots=True, kw_only=True)
+        class Base:
+            name: str = "n"
+            parts: list = dataclasses.field(default_factory=lambda: [1])
+        @dataclasses.dataclass(slots=True, kw_only=True)
+        class Derived(Base):
+            size: int = 0
+            kind: typing.ClassVar[str] = "derived"
+            def __post_init__(self):
+                self.size += len(self.parts)
+        def use(thing):
+            return dataclasses.asdict(thing), Derived(size=2), [f.name for f in dataclasses.fields(thing)], thing.kind
+        if __name__ == "__main__":
+            with pool() as executor:
+                for found in executor.map(use, [Derived(size=n, parts=[n] * n) for n in range(3)]):
+                    print(found, type(found[1]) is Derived)
+    """,
+    "enums of all kinds": """
+        import enum
+        class Color(enum.StrEnum):
+            RED = enum.auto()
+            BLUE = enum.auto()
+        class Level(enum.IntEnum):
+            LOW, HIGH = 1, 2
+            def up(self):
+                return Level.HIGH
+        class Perm(enum.Flag):
+            R = enum.auto()
+            W = enum.auto()
+        Shape = enum.Enum("Shape", "SQUARE CIRCLE")
+        table = {Color.RED: Level.LOW, Color.BLUE: Level.HIGH}
+        def use(color):
+            return color is Color.RED, table[color], Level.LOW.up(), Perm.R | Perm.W, Shape.CIRCLE, Color("blue"), list(Color)
+        if __name__ == "__main__":
+            with pool() as executor:
+                for a, b, c, d, e, f, g in executor.map(use, Color):
+                    print(a, b is table[Color.RED] or b is table[Color.BLUE], c is Level.HIGH, d, e is Shape.CIRCLE, f, g == list(Color))
+    """,
+    "types of typing": """
+        import typing, abc
+        @typing.runtime_checkable
+        class Sized(typing.Protocol):
+            def size(self) -> int: ...
+        class Row(typing.TypedDict):
+            key: str
+        UserId = typing.NewType("UserId", int)
+        T = typing.TypeVar("T", bound="Point")
+        class Point:
+            x: int
+            next: "Point | None" = None
+            def size(self) -> int:
+                return 3
+        class Line(typing.Generic[T]):
+            start: "Point"
+            def __class_getitem__(cls, item):
+                return super().__class_getitem__(item)
+        class Box(Line[Point]):
+            pass
+        class Virtual(abc.ABC):
+            pass
+        Virtual.register(Point)
+        def use(_):
+            hints = typing.get_type_hints(Line)
+            kinds = issubclass(Point, Virtual), Box.__mro__[1].__name__
+            return isinstance(Point(), Sized), Row(key="k"), UserId(3), hints["start"] is Point, kinds
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(2))))
+    """,
+    "metaclasses and descriptors": """
+        class Singleton(type):
+            made = {}
+            def __call__(cls, *args):
+                if cls not in Singleton.made:
+                    Singleton.made[cls] = super().__call__(*args)
+                return Singleton.made[cls]
+        class Settings(metaclass=Singleton):
+            def __init__(self):
+                self.level = 3
+        class Positive:
+            def __set_name__(self, owner, name):
+                self.name = "_" + name
+            def __get__(self, instance, owner):
+                return self if instance is None else getattr(instance, self.name)
+            def __set__(self, instance, value):
+                if value < 0:
+                    raise ValueError(value)
+                setattr(instance, self.name, value)
+        class Account:
+            balance = Positive()
+            class Entry:
+                def __init__(self, n):
+                    self.n = n
+            def __init__(self, balance):
+                self.balance = balance
+            @property
+            def entries(self):
+                return [Account.Entry(n) for n in range(self.balance)]
+        def use(account):
+            return Settings() is Settings(), Settings().level, account.balance, account.entries
+        if __name__ == "__main__":
+            with pool() as executor:
+                for same, level, balance, entries in executor.map(use, [Account(1), Account(2)]):
+                    print(same, level, balance, [entry.n for entry in entries], all(type(e) is Account.Entry for e in entries))
+    """,
+    "decorators of all kinds": """
+        import functools
+        def repeat(times):
+            def decorate(function):
+                @functools.wraps(function)
+                def wrapper(*args):
+                    return [function(*args) for _ in range(times)]
+                return wrapper
+            return decorate
+        def named(cls):
+            cls.label = cls.__name__.lower()
+            return cls
+        @repeat(2)
+        @functools.cache
+        def square(n):
+            return n * n
+        @named
+        @functools.total_ordering
+        class Card:
+            def __init__(self, n):
+                self.n = n
+            def __eq__(self, other):
+                return self.n == other.n
+            def __lt__(self, other):
+                return self.n < other.n
+            @functools.singledispatchmethod
+            def show(self, x):
+                return "any"
+            @show.register
+            def _(self, x: int):
+                return "int"
+            plus = functools.partialmethod(lambda self, by, n: self.n + by + n, 10)
+            @functools.cached_property
+            def twice(self):
+                return self.n * 2
+        def use(n):
+            card = Card(n)
+            return square(n), card.label, card > Card(1), card.show(1), card.show("x"), card.plus(1), card.twice
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(4))), executor.submit(max, Card(1), Card(3)).result().n)
+    """,
+    "tables of functions": """
+        import operator
+        def double(n):
+            return n * 2
+        actions = {"double": double, "square": lambda n: n * n, "again": lambda n: actions["double"](actions["square"](n))}
+        class Runner:
+            steps = [double, operator.neg]
+            handlers = {"x": double}
+            def run(self, n):
+                for step in self.steps:
+                    n = step(n)
+                return self.handlers["x"](n)
+        def use(name, n):
+            return actions[name](n), Runner().run(n), actions["double"] is double, Runner.handlers["x"] is double
+        if __name__ == "__main__":
+            with pool() as executor:
+                print([executor.submit(use, name, 3).result() for name in actions])
+    """,
+    "containers of the program": """
+        import collections
+        class Bag(collections.Counter):
+            pass
+        class Stack(list):
+            def top(self):
+                return self[-1]
+        class Key(str):
+            __slots__ = ()
+        class Meters(float):
+            def __new__(cls, value):
+                return super().__new__(cls, value)
+        class Pair(tuple):
+            def __new__(cls, a, b):
+                return super().__new__(cls, (a, b))
+            def __getnewargs__(self):
+                return tuple(self)
+        class Node(collections.namedtuple("Node", "value children")):
+            __slots__ = ()
+            def total(self):
+                return self.value + sum(child.total() for child in self.children)
+        def new_list():
+            return ["new"]
+        grouped = collections.defaultdict(new_list)
+        def use(n):
+            grouped[n].append(n)
+            return Bag("aab"), Stack([1, n]).top(), Key("k"), Meters(n), Pair(n, n), Node(n, [Node(1, [])]), dict(grouped)[n]
+        if __name__ == "__main__":
+            with pool() as executor:
+                for bag, top, key, meters, both, node, group in executor.map(use, range(2)):
+                    same = [type(x) is y for x, y in ((bag, Bag), (key, Key), (both, Pair))]
+                    print(bag, top, key, meters, both, node.total(), group, same)
+    """,
+    "pickling of one's own": """
+        class Handle:
+            def __init__(self, name):
+                self.name, self.lock = name, open
+            def __reduce__(self):
+                return make_handle, (self.name,)
+        def make_handle(name):
+            return Handle(name + "'")
+        class State:
+            def __init__(self):
+                self.a, self.cache = 1, {}
+            def __getstate__(self):
+                return {"a": self.a + 1}
+            def __setstate__(self, state):
+                self.a, self.cache = state["a"], "restored"
+        class Extra:
+            def __new__(cls, *, n):
+                made = super().__new__(cls)
+                made.n = n
+                return made
+            def __getnewargs_ex__(self):
+                return (), {"n": self.n}
+        def use(handle, state, extra):
+            return handle.name, handle, state.cache, state, extra.n, extra
+        if __name__ == "__main__":
+            with pool() as executor:
+                name, handle, cache, state, n, extra = executor.submit(use, Handle("h"), State(), Extra(n=3)).result()
+                print(name, handle.name, cache, state.a, n, extra.n)
+    """,
+    "names that only text mentions": """
+        import sys
+        def add(n):
+            return n + offset
+        offset = 5
+        def by_name(name, n):
+            return globals()[name](n), eval("offset + n"), getattr(sys.modules[__name__], name)(n)
+        def by_main(n):
+            import __main__
+            return __main__.offset + n
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(by_name, "add", 2).result(), executor.submit(by_main, 1).result())
+    """,
+    "coroutines and generators": """
+        import asyncio, contextlib
+        async def fetch(n):
+            await asyncio.sleep(0)
+            return n * scale
+        scale = 2
+        async def stream(n):
+            for i in range(n):
+                yield await fetch(i)
+        @contextlib.asynccontextmanager
+        async def session():
+            yield "s"
+        async def gather(n):
+            async with session() as name:
+                return name, await asyncio.gather(*(fetch(i) for i in range(n))), [x async for x in stream(n)]
+        def numbers(n):
+            yield from range(n)
+        def use(n):
+            return asyncio.run(gather(n)), list(numbers(n))
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(3))))
+    """,
+    "objects that no pickle holds": """
+        import contextvars, queue, random, re, struct, threading, types, weakref
+        head = struct.Struct("<I")
+        user = contextvars.ContextVar("user", default="nobody")
+        jobs = queue.Queue()
+        gate = threading.Semaphore(2)
+        ready = threading.Condition()
+        secret = random.SystemRandom()
+        pattern = re.compile("a+")
+        space = types.SimpleNamespace(a=1)
+        class Thing:
+            pass
+        kept = Thing()
+        cache = weakref.WeakValueDictionary(kept=kept)
+        def use(n):
+            with gate, ready:
+                jobs.put(n)
+                user.set(f"user {n}")
+                drawn = 0 <= secret.random() < 1
+                return head.pack(n), user.get(), jobs.get(), drawn, pattern.findall("aab"), space.a, cache["kept"] is kept
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(3))))
+    """,
+    "processes and threads in calls": """
+        import concurrent.futures as cf, multiprocessing, pickle, subprocess, sys, threading
+        class Item:
+            def __init__(self, n):
+                self.n = n
+        def inner(item):
+            return Item(item.n + 1)
+        def use(n):
+            with multiprocessing.get_context("fork").Pool(2) as inside:
+                a = [item.n for item in inside.map(inner, [Item(n), Item(n + 1)])]
+            with cf.ThreadPoolExecutor(2) as threads:
+                b = [item.n for item in threads.map(inner, [Item(n)])]
+            c = pickle.loads(pickle.dumps(Item(n))).n
+            d = subprocess.run(["echo", "hi"], capture_output=True, text=True).stdout.strip()
+            return a, b, c, d
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, range(2))))
+    """,
+    "names that come and go": """
+        import math
+        from math import *
+        if True:
+            def chosen():
+                return "yes"
+        else:
+            def chosen():
+                return "no"
+        for i in range(3):
+            last = i
+        (walrus := 4)
+        unused = open(__file__)
+        def shadow(n, math=math):
+            sum = n
+            return sum, math.floor(2.5), floor(3.5), chosen(), last, walrus, [x for x in range(last)], __builtins__ is not None
+        def matches(x):
+            match x:
+                case Point(x=1):
+                    return "one"
+                case Point():
+                    return "point"
+                case _:
+                    return "none"
+        class Point:
+            __match_args__ = ("x",)
+            def __init__(self, x):
+                self.x = x
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(executor.submit(shadow, 1).result(), list(executor.map(matches, [Point(1), Point(2), 3])))
+    """,
+    "super and friends": """
+        class A:
+            registry = []
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                A.registry.append(cls.__name__)
+            def who(self):
+                return ["A"]
+        class B(A):
+            def who(self):
+                return ["B", *super().who()]
+        class C(A):
+            def who(self):
+                return ["C", *super().who()]
+        class D(B, C):
+            def who(self):
+                return ["D", *super().who()]
+            def __private(self):
+                return "private"
+            def tell(self):
+                return self.__private()
+        def use(d):
+            return d.who(), d.tell(), isinstance(d, A), D().who(), sorted(set(A.registry))
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, [D(), D()])))
+    """,
+    "exceptions of all kinds": """
+        class WithText(Exception):
+            def __init__(self, name):
+                super().__init__(f"no input called {name}")
+                self.name = name
+        class Missing(FileNotFoundError):
+            pass
+        def raise_text():
+            raise WithText("a.dat")
+        def raise_os():
+            raise Missing(2, "gone", "b.dat")
+        def raise_from():
+            try:
+                {}["k"]
+            except KeyError as error:
+                raise WithText("c") from error
+        def raise_noted():
+            error = ValueError("noted")
+            error.add_note("a note")
+            raise error
+        def raise_group():
+            raise ExceptionGroup("several", [ValueError(1), WithText("d")])
+        if __name__ == "__main__":
+            with pool() as executor:
+                for function in (raise_text, raise_os, raise_from, raise_noted, raise_group):
+                    try:
+                        executor.submit(function).result()
+                    except Exception as error:
+                        told = [type(error).__name__, str(error), error.args == getattr(error, "args"), getattr(error, "name", None)]
+                        told += [getattr(error, "errno", None), getattr(error, "filename", None), getattr(error, "__notes__", None)]
+                        print(*told, [(type(e).__name__, str(e)) for e in getattr(error, "exceptions", ())])
+    """,
     "everything": """
         import functools
         import dataclasses

@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -40,7 +39,6 @@ def main() -> NoReturn:
     place = os.path.dirname(path)
     rank, node = int(os.environ["RMGR_RANK"]), os.environ.get("RMGR_NODE", "")
     running.node = node
-    sys.modules["__main__"] = types.ModuleType("__main__")
     with open(path, "rb") as file:
         bundle = msgspec.msgpack.decode(file.read(), type=Bundle)
     program.serve(bundle.spec.program)

@@ -20,7 +20,6 @@ import socket
 import sys
 import threading
 import time
-import types
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -116,7 +115,6 @@ class WorkerProcess:
         self._results.inline_bytes = spec.inline_bytes
         self._open_outputs()
         os.chdir(self._cwd)
-        sys.modules["__main__"] = types.ModuleType("__main__")  # the program's; the spawner's names are nobody's business
         program.serve(spec.program)
         os.environ.update(spec.environ)
         self._environment = TaskEnvironment(self._node)
@@ -124,6 +122,7 @@ class WorkerProcess:
         faulthandler.enable(self._fds[1])  # where it was, in its log, when a task crashes the interpreter
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        os.register_at_fork(after_in_child=self._in_child)
         gate.seq, gate.block, gate.unblock = (lambda: self._seq), self._block, self._unblock
         in_initializer = False
         try:
@@ -333,6 +332,13 @@ class WorkerProcess:
             raise KeyboardInterrupt
         elif self._board.terminated[0] == self._seq:
             self._give_way()
+
+    def _in_child(self) -> None:
+        """Processes of a task end by signals as anywhere: a pool of processes waits for that."""
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) == self._on_signal:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _give_way(self) -> NoReturn:
         raise TaskTerminated(f"terminated: {self._board.terminated[1]}")

@@ -47,7 +47,21 @@ def program(name: str) -> str:
     return _POOL + textwrap.dedent(PROGRAMS[name])
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+#: `tests/unit/runner/test_program.py` runs all of them, with a worker alone.
+_SOME = [
+    "initializer",
+    "initializer that makes a name",
+    "class attributes",
+    "pool in a call",
+    "processes and threads in calls",
+    "wrappers",
+    "exceptions of the program",
+    "one worker keeps its globals",
+    "a fresh callable a call",
+]
+
+
+@pytest.mark.parametrize("name", _SOME)
 def test_a_program_prints_what_it_prints_at_home(live: DevCluster, tmp_path: Path, name: str) -> None:
     (tmp_path / "main.py").write_text(program(name))
     at_home = run([sys.executable, "main.py", "home"], tmp_path)
