@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pickle
 import traceback
+import types
+from typing import Any
 
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.runner import program
@@ -16,9 +18,30 @@ _PROTOCOL = 5
 _OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py")
 
 
+#: Exceptions of a chain that travel: more is told by the traceback's text.
+_CHAIN = 50
+#: A class that has one of these says itself how it is pickled.
+_OWN_PICKLING = frozenset({"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"})
+#: What every exception has, and `AttributeError.obj`, which may be anything.
+_NOT_MEMBERS = frozenset({"args", "obj"})
+
+
 def rebuild(error: BaseException, text: str) -> BaseException:
-    """An exception that was raised in a task, with its traceback there as its cause."""
-    error.__cause__ = RemoteTraceback(text)
+    """An exception that was raised in a task. Its traceback there is its cause; where it has one of its own, the first cause's."""
+    last, seen = error, {id(error)}
+    while last.__cause__ is not None and id(last.__cause__) not in seen:
+        last = last.__cause__
+        seen.add(id(last))
+    is_suppressed = last.__suppress_context__
+    last.__cause__ = RemoteTraceback(text)
+    last.__suppress_context__ = is_suppressed
+    return error
+
+
+def _chained(error: BaseException, state: dict[str, Any]) -> BaseException:
+    """One that says itself how it is pickled, with cause, context and notes."""
+    for name, value in state.items():
+        setattr(error, name, value)
     return error
 
 
@@ -33,37 +56,95 @@ class _Travelling:
         return rebuild, (self.error, self.text)
 
 
-class _Uncalled:
-    """Pickles as an exception of the same class, arguments and attributes, whose constructor is not called when it is built again.
+class _Carrier:
+    """Carries an exception and what it is chained to: each is one object, however often it is met.
 
-    What builds it is Python's own (`__new__` of its built-in base): clients of any release can read it. Exceptions among its arguments,
-    as those of a group, travel in the same way where they need it.
+    checks: attributes and arguments that cannot be pickled are left out, or replaced by their text. Cost: a pickle of each.
     """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    def __init__(self, *, checks: bool) -> None:
+        self.checks = checks
+        self._met: dict[int, _Carried] = {}
+
+    def carry(self, error: BaseException) -> _Carried | None:
+        """What pickles as it, None beyond the longest chain."""
+        carried = self._met.get(id(error))
+        if carried is None and len(self._met) < _CHAIN:
+            carried = self._met[id(error)] = _Carried(self, error)
+        return carried
+
+    def argument(self, value: object) -> object:
+        """An argument of an exception, as it travels: there may be exceptions among them, as in a group."""
+        if isinstance(value, BaseException):
+            return self.carry(value) or str(value)
+        if type(value) in {list, tuple}:
+            return type(value)(self.argument(part) for part in value)  # type: ignore[call-arg, attr-defined]
+        return value if not self.checks or _travels(value) else repr(value)
+
+    def state(self, error: BaseException, attributes: dict[str, object]) -> dict[str, object]:
+        """Attributes, cause and context."""
+        state = {name: self.argument(value) for name, value in attributes.items() if not self.checks or _travels(value)}
+        for name in ("__cause__", "__context__"):
+            linked = getattr(error, name)
+            if linked is not None and (carried := self.carry(linked)) is not None:
+                state[name] = carried
+        if error.__suppress_context__:
+            state["__suppress_context__"] = True
+        return state
+
+
+class _Carried:
+    """Pickles as an exception of the same class, arguments, attributes and chain, whose constructor is not called when it is built again:
+    it may build a message from its arguments, or take others. One that says itself how it is pickled is built as it says.
+    """
+
+    def __init__(self, carrier: _Carrier, error: BaseException) -> None:
+        self._carrier = carrier
+        self._error = error
 
     def __reduce__(self) -> tuple[object, ...]:
-        kind = type(self.error)
+        error, kind = self._error, type(self._error)
+        if _pickles_itself(kind):
+            notes = getattr(error, "__notes__", None)
+            return _chained, (error, self._carrier.state(error, {} if notes is None else {"__notes__": notes}))
         base = next(parent for parent in kind.__mro__ if parent.__module__ == "builtins")
-        args = tuple(_portable(arg) for arg in self.error.args)
-        return base.__new__, (kind, *args), {**self.error.__dict__, "args": args}
+        args = tuple(self._carrier.argument(arg) for arg in error.args)
+        state = self._carrier.state(error, {**_members(error, base), **vars(error)})
+        # What builds it is Python's own (`__new__` of its built-in base, `BaseException.__setstate__`).
+        return base.__new__, (kind, *args), {"args": args, **state}
 
 
-def _portable(arg: object) -> object:
-    """An argument of an exception, where exceptions that cannot be built again by their constructor are `_Uncalled`."""
-    if isinstance(arg, list | tuple) and type(arg) in {list, tuple}:
-        return type(arg)(_portable(part) for part in arg)
-    if isinstance(arg, BaseException) and _pickled(arg, arg) is None:
-        return _Uncalled(arg)
-    return arg
+def _pickles_itself(kind: type) -> bool:
+    return any(_OWN_PICKLING & vars(parent).keys() for parent in kind.__mro__ if parent.__module__ != "builtins")
 
 
-def _pickled(carried: object, error: BaseException, text: str = "") -> bytes | None:
-    """The pickle of `carried` with its traceback, or None where what comes out of it is not of the type of `error`."""
+def _members(error: BaseException, base: type) -> dict[str, object]:
+    """Fields of built-in exceptions that stand in no `__dict__`: `errno`, `filename`, `code`, ..."""
+    found: dict[str, object] = {}
+    for parent in base.__mro__:
+        if parent in {BaseException, object} or issubclass(parent, BaseExceptionGroup):
+            continue
+        for name, member in vars(parent).items():
+            if isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType) and not name.startswith("__"):
+                value = getattr(error, name, None)
+                if value is not None and name not in _NOT_MEMBERS:
+                    found.setdefault(name, value)
+    return found
+
+
+def _travels(value: object) -> bool:
+    try:
+        program.dumps(value)
+    except BaseException:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+        return False
+    return True
+
+
+def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
+    """The pickle of an exception with its traceback, or None where what comes out of it is not of the type of `error`."""
     for dumps in (_plain, program.dumps):
         try:
-            data = dumps(_Travelling(carried, text))
+            data = dumps(_Travelling(_Carrier(checks=checks).carry(error), text))
             if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
                 return data
         except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
@@ -100,13 +181,13 @@ def dump_value(value: object) -> bytes:
 def dump_exception(error: BaseException) -> tuple[bytes, str]:
     """(pickle of `error` with its traceback, one line "Type: message").
 
-    One whose constructor takes other arguments than `args` is built again without calling it. What does not survive pickling at all is
-    replaced by a `RemoteError` that keeps its type's name, its message and its traceback.
+    It arrives with its arguments, attributes, notes, cause and context, those excepted that cannot be pickled. What does not survive
+    pickling at all is replaced by a `RemoteError` that keeps its type's name, its message and its traceback.
     """
     text = format_traceback(error)
     line = summary(error)
-    for carried in (error, _Uncalled(error)):
-        data = _pickled(carried, error, text)
+    for checks in (False, True):
+        data = _pickled(error, text, checks=checks)
         if data is not None:
             return data, line
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)

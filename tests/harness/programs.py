@@ -665,7 +665,7 @@ PROGRAMS = {
     "exceptions of all kinds": """
         class WithText(Exception):
             def __init__(self, name):
-                super().__init__(f"no input called {name}")
+                super().__init__(name)
                 self.name = name
         class Missing(FileNotFoundError):
             pass

@@ -22,6 +22,10 @@ from rmgr.model.tasks.outcome import Outcome
 TAIL_LINES = 10
 
 
+#: What a call raises to end its own process is no order to end this one.
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
+
 class Settled(msgspec.Struct, eq=False, gc=False):
     """End of a task, as little as must be kept of it. (Millions of them pass.)
 
@@ -94,14 +98,15 @@ def error_of(settled: Settled, number: int, *, loses: bool = False, request: Req
     """The exception of a task that did not complete: its own, with the traceback there as cause, or TaskFailed.
 
     Args:
-        loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause).
+        loses: always TaskFailed, also when the task raised (what `wait_all` raises; its own exception is then the cause). So it is for
+            exceptions that would end this process, or a generator of it, in silence.
         request: what it asked for; an end at a limit names that and the keyword that sets it.
     """
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
         return CancelledError(f"task {number}_{outcome.index} was cancelled")
     raised = _raised(outcome)
-    if raised is not None and not loses:
+    if raised is not None and not loses and not isinstance(raised, _ENDS):
         return raised
     failed = TaskFailed(
         _sentence(settled, number, request),

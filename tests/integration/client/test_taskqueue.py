@@ -20,7 +20,7 @@ import pytest
 
 from rmgr import TaskQueue
 from rmgr.coord.protocol import paths
-from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed, VersionMismatch
+from rmgr.errors import NotFound, PickleFailed, TaskFailed, VersionMismatch
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -206,10 +206,12 @@ def test_every_way_to_fail_is_told_with_its_reason(connection: Connection) -> No
         assert caught.value.reason == "SIGNAL"
         with pytest.raises(PickleFailed, match=r"the result, a .*lock, cannot be pickled"):
             result.result(60)
-        with pytest.raises(RemoteError, match="carries a lock"):
+        with pytest.raises(RuntimeError, match="carries a lock") as raised:
             error.result(60)
-        with pytest.raises(SystemExit):
+        assert not hasattr(raised.value, "lock")
+        with pytest.raises(TaskFailed) as caught:
             leaves.result(60)
+        assert isinstance(caught.value.__cause__, SystemExit)
         counts, failed = queue.wait_all(timeout=60)
         assert (counts["FAILED"], len(failed)) == (5, 5)
 

@@ -1,0 +1,247 @@
+"""Exceptions arrive as they were raised."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from rmgr.client.values.results import Settled, error_of
+from rmgr.errors import RemoteError, RemoteTraceback, TaskFailed
+from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.outcome import Outcome
+from rmgr.runner.remote import dump_exception
+
+
+class BuildsItsMessage(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"no input called {key}")
+        self.key = key
+
+
+class TakesOthers(ValueError):
+    def __init__(self, *, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class OfTheSystem(FileNotFoundError):
+    def __init__(self, path: str) -> None:
+        super().__init__(2, "not there", path)
+        self.extra = 7
+
+
+class SaysHow(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+        self.a, self.b = a, b
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SaysHow, (self.a, self.b)
+
+
+class Slotted(Exception):
+    __slots__ = ("n",)
+
+    def __init__(self, n: int) -> None:
+        super().__init__("slotted")
+        self.n = n
+
+    def __getstate__(self) -> tuple[None, dict[str, int]]:
+        return None, {"n": self.n}
+
+    def __setstate__(self, state: tuple[None, dict[str, int]]) -> None:  # type: ignore[override]
+        self.n = state[1]["n"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slotted, (self.n,)
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def raised(make: Callable[[], BaseException]) -> BaseException:
+    try:
+        raise make()
+    except BaseException as error:
+        return error
+
+
+def travelled(error: BaseException) -> BaseException:
+    found = pickle.loads(dump_exception(error)[0])
+    assert isinstance(found, BaseException)
+    return found
+
+
+def caught(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+CASES = {
+    "builds its message": lambda: BuildsItsMessage("a.dat"),
+    "takes other arguments": lambda: TakesOthers(code=3, why="so"),
+    "of the system": lambda: OfTheSystem("a.dat"),
+    "plain OSError": lambda: OSError(5, "io", "a"),
+    "two names": lambda: FileExistsError(17, "exists", "a", None, "b"),
+    "says how": lambda: SaysHow(1, 2),
+    "slotted": lambda: Slotted(3),
+    "exit": lambda: SystemExit(3),
+    "import": lambda: ImportError("m", name="n", path="p"),
+    "syntax": lambda: caught(lambda: compile("a b", "f.py", "exec")),
+    "unicode": lambda: caught(b"\xff".decode),
+    "key": lambda: KeyError("k"),
+    "attribute": lambda: caught(lambda: object().nothing),  # type: ignore[attr-defined]
+    "stop": lambda: StopIteration(3),
+    "process": lambda: subprocess.CalledProcessError(3, ["a"], b"out", b"err"),
+    "json": lambda: caught(lambda: json.loads("{")),
+    "group": lambda: ExceptionGroup("g", [BuildsItsMessage("x"), OfTheSystem("y"), ExceptionGroup("h", [KeyError(1)])]),
+    "no arguments": Exception,
+    "many": lambda: Exception(1, "a", None, [1]),
+    "task failed": lambda: TaskFailed("t", task_id="1_2", reason="r"),
+}
+
+
+def told(error: BaseException) -> dict[str, Any]:
+    names = (
+        "errno",
+        "strerror",
+        "filename",
+        "filename2",
+        "code",
+        "name",
+        "path",
+        "msg",
+        "lineno",
+        "start",
+        "end",
+        "reason",
+        "value",
+        "__notes__",
+    )
+    found = {name: getattr(error, name) for name in names if hasattr(error, name)}
+    args = [told(arg) if isinstance(arg, BaseException) else arg for arg in error.args if not isinstance(arg, list)]
+    inside = [told(one) for one in getattr(error, "exceptions", ())]
+    return {"type": type(error), "text": str(error), "args": args, "inside": inside, "attributes": vars(error), **found}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_class_text_arguments_and_attributes_are_the_same(name: str) -> None:
+    error = raised(CASES[name])
+    error.add_note("a note")
+    assert told(travelled(error)) == told(error)
+
+
+def test_the_remote_traceback_is_the_cause_and_the_context_stays() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise BuildsItsMessage("second")  # noqa: B904 - without a cause, here
+
+    found = travelled(caught(fail))
+    assert isinstance(found.__cause__, RemoteTraceback)
+    assert "During handling of the above exception" in str(found.__cause__)
+    assert isinstance(found.__context__, KeyError)
+    assert found.__suppress_context__ is False
+
+
+def test_a_cause_of_its_own_stays_and_the_remote_traceback_is_at_the_end() -> None:
+    def fail() -> None:
+        try:
+            try:
+                raise OfTheSystem("deep")
+            except OSError as error:
+                raise KeyError("middle") from error
+        except KeyError as error:
+            raise BuildsItsMessage("top") from error
+
+    found = travelled(caught(fail))
+    assert isinstance(found.__cause__, KeyError)
+    deepest = found.__cause__.__cause__
+    assert isinstance(deepest, OfTheSystem)
+    assert (deepest.errno, deepest.extra) == (2, 7)
+    assert isinstance(deepest.__cause__, RemoteTraceback)
+    assert found.__context__ is found.__cause__
+    assert found.__suppress_context__
+
+
+def test_a_suppressed_context_stays_suppressed() -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("second") from None
+
+    found = travelled(caught(fail))
+    assert isinstance(found.__context__, KeyError)
+    assert found.__suppress_context__
+
+
+def test_a_chain_in_a_circle_ends() -> None:
+    one, two = ValueError("one"), KeyError("two")
+    one.__cause__, two.__cause__ = two, one
+    found = travelled(one)
+    assert isinstance(found, ValueError)
+    assert isinstance(found.__cause__, KeyError)
+
+
+def test_a_long_chain_is_cut() -> None:
+    error: BaseException = ValueError(0)
+    for number in range(1, 5000):
+        later = ValueError(number)
+        later.__cause__ = error
+        error = later
+    assert travelled(error).args == (4999,)
+
+
+def test_what_cannot_be_pickled_is_left_out_and_the_rest_arrives() -> None:
+    with socket.socket() as connection:
+        error = BuildsItsMessage("a")
+        error.connection = connection  # type: ignore[attr-defined]
+        error.args = ("a", connection)
+        found = travelled(raised(lambda: error))
+    assert isinstance(found, BuildsItsMessage)
+    assert found.key == "a"
+    assert not hasattr(found, "connection")
+    assert found.args[0] == "a"
+    assert "socket" in found.args[1]
+
+
+def test_what_raises_while_it_is_shown_or_built_arrives_in_words() -> None:
+    assert isinstance(travelled(raised(Unreadable)), Unreadable)
+
+    class Local(Exception):
+        def __reduce__(self) -> Any:
+            raise RuntimeError("never")
+
+    found = travelled(raised(lambda: Local("words")))
+    assert isinstance(found, RemoteError)
+    assert "words" in str(found)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_would_end_the_client_arrives_as_a_failure(kind: type[BaseException]) -> None:
+    data, line = dump_exception(raised(lambda: kind(3)))
+    outcome = Outcome(index=2, state=State.FAILED, reason=Reason.EXCEPTION, value=data, error=line)
+    error = error_of(Settled(outcome, "n1", 1), 7)
+    assert isinstance(error, TaskFailed)
+    assert type(error.__cause__) is kind
+    assert error.__cause__.args == (3,)
+    assert "7_2" in str(error)
+
+
+def test_a_cancelled_task_is_a_cancelled_error() -> None:
+    outcome = Outcome(index=0, state=State.CANCELLED, reason=Reason.USER_CANCEL)
+    assert isinstance(error_of(Settled(outcome, "", 1), 7), CancelledError)
