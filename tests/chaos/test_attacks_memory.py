@@ -76,6 +76,7 @@ def test_what_a_user_writes_moves_the_leaders_memory_by_no_more_than_it_weighs(s
     assert highest - before < MANY * EACH + (64 << 20), (highest - before) >> 20
 
 
+@pytest.mark.long
 def test_what_lies_far_apart_and_what_was_claimed_by_many_changes_weighs_what_it_says(scene: Scene) -> None:
     """His tail claims all that a submission can have, change by change; outcomes lie a page apart, then pages end but for one task."""
     mine = read_submission(scene.mallory.zk, scene.submit())

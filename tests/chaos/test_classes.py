@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rmgr.bench.classes import CONVENTIONAL, CORES, NODES, SYSTEMS, document, workload
 from rmgr.bench.load.live_workload import Played, WorkloadStage, pipeline_with
 from rmgr.bench.measuring import connected
@@ -28,6 +30,7 @@ PACE = 0.17
 SLACK_US = 2_000_000
 
 
+@pytest.mark.long
 def test_two_hundred_jobs_under_three_systems_as_in_the_simulator(zookeeper_parts: None, tmp_path: Path) -> None:
     decided: dict[str, list[Mapping[str, Any]]] = {}
     with DevCluster(tmp_path / "cluster", nodes=NODES, cores=CORES) as cluster, connected(cluster) as connection:

@@ -95,7 +95,7 @@ def place(whole: Place) -> Iterator[Place]:
     whole.gateway.start()
 
 
-@pytest.fixture(scope="module", params=["sqlite", "cassandra"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("cassandra", marks=pytest.mark.long)])
 def whole(request: pytest.FixtureRequest, zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     if request.param == "cassandra":
         request.getfixturevalue("cassandra_parts")
