@@ -5,6 +5,7 @@
 #   tests/run.sh                     everything
 #   tests/run.sh --changed           what the change since HEAD can break (--changed=REV: since REV)
 #   tests/run.sh -k store -x         any arguments of pytest
+#   tests/run.sh -m ""               what is marked `long`, too, which tests/long.sh runs alone
 #
 # Stages, cheapest first (tests/harness/run_stages.py): what is computed, features on real processes, chaos. A failure of the first ends the
 # run. Tests of real processes that fail have another go, alone, at the end (tests/harness/second_goes.py); a run fails in which more than
@@ -52,4 +53,4 @@ export RMGR_STAGED=1
 # Import-linter, ruff and mypy run inside pytest (tests/test_house.py), so that its summary is the last line.
 # Four files at a time, the longest of each stage first: half of the time goes into waiting for processes and for sessions to expire.
 # `tests/run.sh -n 0` runs one after the other.
-exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 "$@"
+exec "$VENV/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 --durations-min=1 -m "not long" "$@"

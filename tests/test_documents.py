@@ -25,6 +25,7 @@ from rmgr.daemons.starter.health import strikes
 from rmgr.model.base import states
 from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks import block, outcome
+from tests.harness.run_stages import long_tests
 from tests.test_house import PACKAGE, ROOT, STUBS, files, shown, tree_of
 
 DOCS = PACKAGE / "docs"
@@ -247,6 +248,23 @@ def test_each_row_of_the_matrix_names_its_tests_and_they_name_it() -> None:
             claimed[path.name] = {row for low, high in spans for row in range(int(low), int(high or low) + 1)}
     assert claimed
     assert {f"{name}: row {row}" for name, said in claimed.items() for row in said if name not in rows[row]} == set()
+
+
+def test_each_fault_has_a_test_that_the_daily_run_runs(tmp_path: Path) -> None:
+    without = []
+    for number, line in matrix().items():
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", line)
+        if named and all(name in long_tests(ROOT / file) for file, name in named):
+            without.append(number)
+    assert without == [], "of these rows tests/long.sh runs all tests that are named: mark one of them `long` no more, or write a short one"
+    sample = tmp_path / "test_sample.py"
+    sample.write_text(
+        "import pytest\n@pytest.mark.long\ndef test_a(): ...\n"
+        "@pytest.mark.parametrize('n', [1, pytest.param(2, marks=pytest.mark.long)])\ndef test_b(n): ...\n"
+    )
+    assert long_tests(sample) == {"test_a"}
+    sample.write_text("import pytest\npytestmark = [pytest.mark.chaos, pytest.mark.long]\ndef test_a(): ...\n")
+    assert long_tests(sample) == {"test_a"}
 
 
 # -- protocol.md --------------------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_quickstart_ends_well_beside_another_cluster_and_leaves_nothing_running(cluster: DevCluster, tmp_path: Path) -> None:
     mine = {k: v for k, v in os.environ.items() if not k.startswith("RMGR_")}
     mine |= {"VENV": sys.prefix, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}

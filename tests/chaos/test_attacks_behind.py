@@ -36,8 +36,8 @@ from rmgr.procedures.asking import ask_to_cancel
 from tests.harness.besieged import CORES, NODES, Besieged
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = pytest.mark.xdist_group("attacks_behind")
 FULL = os.environ.get("RMGR_ATTACKS") == "full"
+pytestmark = [pytest.mark.xdist_group("attacks_behind"), *([pytest.mark.long] if FULL else [])]
 MIB = 1 << 20
 #: Bytes of a row that was read whole and copied some times, of a frame.
 ROW, FRAME = (1200 * MIB, 60 * MIB) if FULL else (80 * MIB, 24 * MIB)

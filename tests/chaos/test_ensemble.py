@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T, eventually
 from ledger import read_ledger
-from sessions import sessions as entries
 
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from tests.harness.ended_sessions import sessions as entries
 from tests.harness.fair_time import FairTimer
 
 pytestmark = pytest.mark.chaos
@@ -109,6 +109,7 @@ def test_a_lost_quorum_stops_decisions_and_not_work(trio: Chaos):
     eventually("nobody was fenced, no session was lost", lambda: sessions(trio) == before, within=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trio", [LONG_T], indirect=True, ids=["long sessions"])
 def test_five_rolling_restarts_lose_no_session(trio: Chaos):
     before = eventually("both WatchDogs stand", lambda: len((now := sessions(trio))[0]) == NODES + 2 and now, within=60)

@@ -53,6 +53,7 @@ def holds_tasks(chaos: Chaos, node: str) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_starter_and_the_leader_killed_at_full_rate_lose_and_repeat_nothing(chaos: Chaos):
     # n1 --- claims, runs, commits ---x kill -9                     n2, n3 run the rest and what n1 had claimed
     # w1 --- leads -------------------x kill -9   w2 leads after T: fences n1, marks its blocks FAILED

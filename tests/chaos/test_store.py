@@ -210,6 +210,7 @@ def test_while_two_of_three_are_away_submit_is_refused_and_outputs_wait(town: Ch
     assert {view.attempt for view in town.tasks(number)} == {1}, "an outage of the store is no loss"
 
 
+@pytest.mark.long
 def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     number = town.submit(40, 0.5, *PAD)
@@ -229,6 +230,7 @@ def test_all_restarted_under_load_and_daemons_that_start_meanwhile(town: Chaos, 
     assert {view.attempt for view in town.tasks(number)} == {1}
 
 
+@pytest.mark.long
 def test_tasks_by_keys_go_on_while_one_of_three_nodes_is_killed_and_another_stopped(town: Chaos, ring: CassandraRing):
     town.start(nodes=2, cores=2)
     with KeyedWork(town, 40, 0.3) as load:
@@ -243,6 +245,7 @@ def test_tasks_by_keys_go_on_while_one_of_three_nodes_is_killed_and_another_stop
         assert load.check(town.finish(within=60)) == 0
 
 
+@pytest.mark.long
 def test_outputs_by_keys_outlive_20_s_without_a_store_but_for_those_of_a_starter_that_dies_meanwhile(town: Chaos, ring: CassandraRing):
     town.start(nodes=3, cores=2)
     with KeyedWork(town, 20, 0.5) as load:

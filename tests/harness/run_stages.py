@@ -2,13 +2,17 @@
 
 How long a file takes stands in `tests/durations.json`, which `RMGR_RECORD_DURATIONS=1 tests/run.sh` refreshes. With `RMGR_STAGED=1`, which
 `tests/run.sh` sets, the first failure of what is computed ends the run: a typo shows in minutes.
+
+What needs minutes of waiting or gigabytes is marked `long`: `tests/run.sh` leaves it out, `tests/long.sh` runs it and nothing else.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +35,22 @@ def recorded() -> dict[str, float]:
     """File -> seconds that its tests took in the run that was recorded, without those that took hardly any."""
     found: dict[str, float] = json.loads(_DURATIONS.read_text(encoding="utf-8")) if _DURATIONS.exists() else {}
     return found
+
+
+def long_tests(path: Path) -> frozenset[str]:
+    """Names of a file's tests of which `tests/run.sh` runs nothing; one of which it runs some parameters is not among them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    marks = [node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    if any(_is_long(mark) for mark in marks):
+        return frozenset(test.name for test in tests)
+    return frozenset(test.name for test in tests if any(_is_long(mark) for mark in test.decorator_list))
+
+
+def _is_long(mark: ast.expr) -> bool:
+    if isinstance(mark, ast.List | ast.Tuple):
+        return any(_is_long(one) for one in mark.elts)
+    return ast.unparse(mark) == "pytest.mark.long"
 
 
 class Stages:

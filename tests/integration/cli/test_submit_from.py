@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
-from tests.harness.coordinators import wait_for
+from tests.harness.ended_sessions import expire_all, sessions
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -146,17 +148,18 @@ def test_entries_that_need_several_commits_run_with_the_rest_or_not_at_all(sh: S
 
 
 @pytest.mark.parametrize("moment", ["list.before_entries", "submitter.after_submit", "list.before_release", "list.after_release"])
-def test_a_client_that_is_killed_leaves_all_or_nothing(sh: Shell, tmp_path: Path, moment: str) -> None:
+def test_a_client_that_is_killed_leaves_all_or_nothing(live: DevCluster, sh: Shell, tmp_path: Path, moment: str) -> None:
     file = sh.file("killed.toml", DIAMOND.format(tmp_path))
-    known = set(jobs_of(sh))
+    known, others = set(jobs_of(sh)), sessions(live.coordinator)
     ended = with_failpoint(sh, f"{moment}=kill", "submit", "--from", file)
     assert ended.code == -signal.SIGKILL, ended
+    expire_all(live.zookeeper.hosts, live.coordinator, others)
 
     def all_ended() -> bool:
         mine = [job for number, job in jobs_of(sh).items() if number not in known]
         return bool(mine) and all(job["state"] in {"COMPLETED", "FAILED", "CANCELLED"} for job in mine)
 
-    wait_for(all_ended, timeout_s=90.0)
+    eventually(all_ended)
     states = {job["name"]: job["state"] for number, job in jobs_of(sh).items() if number not in known}
     if moment == "list.after_release":
         assert states.pop("right") == "FAILED"
@@ -169,9 +172,10 @@ def test_a_client_that_is_killed_leaves_all_or_nothing(sh: Shell, tmp_path: Path
 
 def test_a_leader_that_is_killed_between_changes_nothing(live: DevCluster, direct: Shell, tmp_path: Path) -> None:
     file = direct.file("failover.toml", DIAMOND.format(tmp_path))
-    known = set(jobs_of(direct))
+    known, others = set(jobs_of(direct)), [path for path in sessions(live.coordinator) if not path.startswith(paths.WATCHDOGS)]
     assert with_failpoint(direct, "list.before_release=kill", "submit", "--from", file).code == -signal.SIGKILL
     live.kill("w1")
+    expire_all(live.zookeeper.hosts, live.coordinator, others)
     live.start_watchdog("w1")
     live.wait_healthy(nodes=3, deadline_s=60.0)
 
@@ -179,7 +183,7 @@ def test_a_leader_that_is_killed_between_changes_nothing(live: DevCluster, direc
         mine = [job for number, job in jobs_of(direct).items() if number not in known]
         return len(mine) == 5 and {job["state"] for job in mine} == {"CANCELLED"}
 
-    wait_for(all_cancelled, timeout_s=90.0)
+    eventually(all_cancelled)
     assert not (tmp_path / "prep").exists()
 
 
@@ -191,7 +195,7 @@ def test_a_list_that_is_cancelled_meanwhile_is_not_let_go(direct: Shell, tmp_pat
     try:
         with direct.running("submit", "--from", file) as process:
             del direct.environment["RMGR_FAILPOINT"]
-            wait_for(lambda: len(set(jobs_of(direct)) - known) == 5, timeout_s=60.0)
+            eventually(lambda: len(set(jobs_of(direct)) - known) == 5)
             (anchor,) = (number for number, job in jobs_of(direct).items() if number not in known and job["name"].startswith("list "))
             direct.ok("cancel", anchor)
             cancelled.touch()

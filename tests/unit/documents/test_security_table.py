@@ -6,6 +6,7 @@ import ast
 import re
 from functools import cache
 
+from tests.harness.run_stages import long_tests
 from tests.places import TESTS
 
 HEAD = "| who | could try | what stops it | test |"
@@ -49,3 +50,9 @@ def test_every_test_that_is_named_is_there() -> None:
         assert named or "**open**" in cells[3], cells
         missing += [f"{file}::{name}" for file, name in named if not (TESTS / file).exists() or name not in functions_of(file)]
     assert not missing, f"SECURITY.md names tests that are not there: {missing}"
+
+
+def test_the_daily_run_shows_every_line() -> None:
+    named = [(cells[1], _NAMED.findall(cells[3])) for cells in lines()]
+    without = [what for what, tests in named if tests and all(name in long_tests(TESTS / file) for file, name in tests)]
+    assert without == [], "tests/long.sh alone runs their tests: mark one of them `long` no more, or write a short one"
