@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def read_jobs(ctx: click.Context, session: Session, file: str) -> list[ListedJob
 def raw_jobs(file: str, shown: str) -> list[_Raw]:
     """The jobs as their tables say them, with the defaults. file: "-" is stdin. Raises: UsageError naming the line."""
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        data = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).removeprefix(BOM_UTF8)
     except OSError as error:
         raise UsageError(
             f"--from: {file} cannot be read: {error.strerror}", hint="name a file of TOML or JSON lines, or - for stdin"
@@ -125,7 +126,7 @@ def _from_toml(text: str, data: bytes, shown: str) -> list[_Raw]:
 def _from_lines(text: str, shown: str) -> list[_Raw]:
     found: list[_Raw] = []
     defaults: Any = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{shown}: line {number}"

@@ -111,7 +111,7 @@ def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - o
         with suppress(OSError):  # `flush` reports it
             sys.stdout.flush()
     sys.stderr.write(f"{paint('rmgr:', 'red', sys.stderr)} {folded(printable(message), sys.stderr, begin=6, indent=6)}\n")
-    for line in hint.splitlines():
+    for line in hint.split("\n") if hint else ():
         sys.stderr.write(f"      {paint(folded(printable(line), sys.stderr, begin=6, indent=6), 'dim', sys.stderr)}\n")
 
 
