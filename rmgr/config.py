@@ -265,7 +265,7 @@ def _find_file(env: Mapping[str, str], file: str | None) -> Path | None:
 
 def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         document = tomllib.loads(text)
     except UNREADABLE_TEXT as error:
         raise ConfigError(f"{path}: not valid TOML: {error}", hint="rmgr config check FILE") from error
@@ -286,7 +286,7 @@ def _merge_file(values: dict[str, dict[str, Any]], path: Path) -> None:
 def line_of(text: str, key: str, section: str) -> int:
     """Line (from 1) on which `key` of `[section]` stands in a TOML text; a section itself with section=''. 1 if not found."""
     inside = not section
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # as editors count; splitlines() knows more ends of lines
         header = re.match(r"\s*\[+\s*([^\]\s]+)\s*\]+", line)
         if header:
             if not section and header[1].split(".")[0].strip('"') == key:

@@ -78,9 +78,9 @@ def pair_energy(one: Fragment, other: Fragment, *, delay: float = 0.0) -> tuple[
 def read_xyz(path: Path) -> list[tuple[str, Point]]:
     """Atoms of an .xyz file (Angstrom). Exits with a sentence when it is not one."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
         count = int(lines[0])
-        rows = [line.split() for line in lines[2 : 2 + count]]
+        rows = [row for line in lines[2 : 2 + count] if (row := line.split())]
         atoms = [(row[0], (float(row[1]), float(row[2]), float(row[3]))) for row in rows]
     except (OSError, ValueError, IndexError) as error:
         sys.exit(f"{path}: not an .xyz file: {error}")

@@ -93,7 +93,7 @@ def is_file(name: str) -> bool:
 def read_toml(path: Path) -> dict[str, Any]:
     """The document in a file. Raises: ConfigError naming file and line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="examples: deploy/policies/*.toml") from error
     except UNREADABLE_TEXT as error:

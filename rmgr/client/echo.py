@@ -1,7 +1,7 @@
 """Writes what an Executor's calls print to this process's own streams (a process pool's workers share them).
 
-`write` does so as calls end, byte for byte. `LongEcho` writes the lines of calls that last as they come, `LiveEcho` those of all
-calls; each line begins with its task where there are several.
+`write` does so as calls end. `LongEcho` writes the lines of calls that last as they come, `LiveEcho` those of all calls; each line begins
+with its task where there are several. What a stream's encoding cannot show is replaced character by character.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from rmgr.client.progress import shown_on
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.errors import RmgrError
@@ -37,7 +38,7 @@ def write(store: Store, number: int, outcome: Outcome, attempt: int) -> None:
         try:
             text = _output(store, number, outcome, attempt, at).decode("utf-8", "replace")
             if text and stream is not None:
-                stream.write(text)
+                stream.write(shown_on(text, stream))
                 stream.flush()
         except (RmgrError, OSError, ValueError):
             continue
@@ -159,7 +160,7 @@ class LiveEcho:
         for line in lines:
             stream = sys.stdout if line.stream == keys.STREAMS[0] else sys.stderr
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no such stream
-                stream.write(f"{line.task_id}: {line}\n" if several else f"{line}\n")
+                stream.write(shown_on(f"{line.task_id}: {line}\n" if several else f"{line}\n", stream))
                 stream.flush()
 
 

@@ -25,6 +25,7 @@ from rmgr.client.connection import Connection, at_end, connect
 from rmgr.client.core import BrokenExecutor, Core
 from rmgr.client.dropped import when_dropped
 from rmgr.client.futures import Future
+from rmgr.client.progress import shown_on
 from rmgr.client.specs import Duration, Options, Size
 from rmgr.client.values.pickling import dump_call, name_of
 from rmgr.client.variants import OF_CALLS, Variants
@@ -236,7 +237,7 @@ class Executor(stdlib.Executor):
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or there is no stderr
-        sys.stderr.write(f"rmgr: {text}\n")
+        sys.stderr.write(shown_on(f"rmgr: {text}\n", sys.stderr))
         sys.stderr.flush()
 
 

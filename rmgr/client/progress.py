@@ -70,6 +70,18 @@ def is_ascii(stream: TextIO) -> bool:
     return named in {"C", "POSIX"} or not (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
+def shown_on(text: str, stream: TextIO) -> str:
+    """`text` as it can be written there: with `?` for each character that the stream can neither encode nor replace by itself."""
+    try:
+        if not text.isascii():
+            text.encode(stream.encoding, stream.errors or "strict")
+    except UnicodeEncodeError:
+        return text.encode(stream.encoding, "replace").decode(stream.encoding)
+    except (LookupError, TypeError, AttributeError):  # it has no encoding, or one that only it knows
+        pass
+    return text
+
+
 def line(title: str, counts: Counts, rate: Rate) -> str:
     """`name  120/1000 (12%)  3 failed  85/s  0:10 left`."""
     share = f" ({100 * counts.final // counts.total}%)" if counts.total else ""
@@ -177,7 +189,7 @@ class ProgressDisplay:
             if self._bar is not None:
                 self._bar.console.print(text, highlight=False, markup=False)
             else:
-                self._stream.write(f"{text}\n")
+                self._stream.write(shown_on(f"{text}\n", self._stream))
                 self._stream.flush()
         except (OSError, ValueError):
             return  # nobody reads it any more

@@ -58,7 +58,7 @@ class CassandraTarget:
         path = Path(self.password_file)
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise ConfigError(

@@ -219,7 +219,7 @@ def _make(path: Path) -> Path | None:
 def _mounts() -> list[tuple[str, str, str]]:
     """(mount point, type, super options) of the cgroup hierarchies."""
     found = []
-    for line in _read(Path("/proc/self/mountinfo")).splitlines():
+    for line in _read(Path("/proc/self/mountinfo")).split("\n"):
         left, _, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
         if kind and kind[0].startswith("cgroup"):

@@ -259,7 +259,7 @@ def file_system_of(folder: Path) -> str:
     """Type of the file system that holds `folder` as in /proc/self/mountinfo, "" where that does not exist (macOS)."""
     try:
         device = folder.stat().st_dev
-        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
     wanted = f"{os.major(device)}:{os.minor(device)}"

@@ -107,7 +107,7 @@ def _read(session: Session, source: str) -> str:
         session.note("a token among the arguments can be seen by everybody on this machine; better: echo TOKEN | rmgr join -")
         return source
     try:
-        with open(source, encoding="utf-8") as file:
+        with open(source, encoding="utf-8-sig") as file:
             return file.read(_MOST)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -164,7 +164,7 @@ def _sections(loaded: Config) -> dict[str, dict[str, Any]]:
 
 def _is_cluster_settings(file: Path) -> bool:
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
+        document = tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}", hint="name a TOML file") from error
     except UNREADABLE_TEXT as error:

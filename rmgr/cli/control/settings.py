@@ -58,7 +58,7 @@ _MAX_ROW_US = 19 * 365 * 24 * 3_600_000_000
 def read_settings_file(path: Path) -> ClusterSettings:
     """Settings written in a TOML file. Raises ConfigError naming file and line."""
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path} cannot be read: {getattr(error, 'strerror', error)}", hint="rmgr config show --cluster prints one"
@@ -234,7 +234,7 @@ def _bare(key: str) -> str:
 
 
 def _header(text: str, section: str) -> int:
-    return next((number for number, line in enumerate(text.splitlines(), 1) if line.strip().startswith(f"[{section}]")), 1)
+    return next((number for number, line in enumerate(text.split("\n"), 1) if line.strip().startswith(f"[{section}]")), 1)
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -77,8 +77,11 @@ def json_line(value: object) -> str:
 def harmless_json(text: str) -> str:
     """The same JSON (values, or lines of them) with escapes for characters that show nothing: C1 controls, marks that turn the direction.
 
-    JSON itself asks for escapes of U+0000 to U+001F alone; terminals obey U+009B as they do ESC [.
+    JSON itself asks for escapes of U+0000 to U+001F alone; terminals obey U+009B as they do ESC [. Where stdout is not in UTF, all that is
+    not ASCII is escaped: a program must get what was meant, and not `?` in its place.
     """
+    if not text.isascii() and not (sys.stdout.encoding or "utf").lower().startswith("utf"):
+        return _UNSURE.sub(lambda found: _escapes(found[0]), text)
     if text.replace("\n", "").isprintable():
         return text
     return _UNSURE.sub(lambda found: found[0] if found[0].isprintable() else _escapes(found[0]), text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -14,30 +13,16 @@ from rmgr.cli.display.render import Layout, emit, table
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, filter_options, table_options
+from rmgr.cli.words.moments import parse_since
 from rmgr.cli.words.params import Parsed
 from rmgr.cli.words.selectors import Filter, parse
 from rmgr.client.queries.past import list_past, past_of
 from rmgr.errors import NotFound, RmgrError, UsageError
-from rmgr.model.base.units import parse_duration_us
 from rmgr.model.views import JobView
 
 _DEFAULT_LIMIT = 100
 #: So many that are named are looked up one by one; for more of them the history is read through.
 _READ_ALONE = 100
-
-
-def parse_since(text: str) -> int:
-    """`2h` (ago), or a date and time, as microseconds since the epoch. Raises UsageError."""
-    try:
-        return time.time_ns() // 1000 - parse_duration_us(text)
-    except UsageError:
-        pass
-    from datetime import datetime
-
-    try:
-        return round(datetime.fromisoformat(text).astimezone().timestamp() * 1e6)
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f"{text!r} is neither a duration nor a date", hint="as 2h, 1d, 2026-11-30 or 2026-11-30T12:00") from None
 
 
 @command(

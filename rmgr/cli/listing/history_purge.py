@@ -10,9 +10,9 @@ import click
 
 from rmgr.cli.control.operate import for_operators
 from rmgr.cli.display.render import emit, iso, now_us, printable
-from rmgr.cli.listing.history import parse_since
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
+from rmgr.cli.words.moments import parse_since
 from rmgr.cli.words.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
 

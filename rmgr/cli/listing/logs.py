@@ -19,14 +19,24 @@ from rmgr.cli.waiting.detach import detached
 from rmgr.cli.waiting.ends import codes, tell_failure
 from rmgr.cli.waiting.follow import AwaitedSubmission, Follow, FollowedEnd, read_ends
 from rmgr.cli.words.exits import WORK_EXITS
-from rmgr.cli.words.params import one_of
+from rmgr.cli.words.params import Parsed, one_of
 from rmgr.cli.words.selectors import Target
 from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import read_ended, read_flushed
 from rmgr.coord.protocol.keys import STREAMS
-from rmgr.errors import NotFound, RmgrError, Unavailable
+from rmgr.errors import NotFound, RmgrError, Unavailable, UsageError
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.views import TaskView
+
+
+def parse_lines(text: str) -> int:
+    """How many lines of the end. Raises UsageError, also for `+5`, which for `tail` is a beginning."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise UsageError(f"{text[:80]!r} is no number of lines", hint="-n 5: the last 5; from line 5 on: rmgr logs ID | tail -n +5")
+    return int(text)
+
+
+LINES = Parsed("lines", parse_lines)
 
 
 @command(
@@ -45,7 +55,7 @@ from rmgr.model.views import TaskView
 @click.option("-o", "--out", metavar="FILE", default="", help="into a file here; with %a a file for each task")
 @click.option("--stream", "only", type=one_of("stream", STREAMS), metavar="stdout|stderr", help="one of the two  [both]")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="of this attempt  [the latest]")
-@click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="only the last N lines of each task")
+@click.option("-n", "--tail", type=LINES, metavar="N", help="only the last N lines of each stream of each task")
 def logs(session: Session, selector: str, follow: bool, out: str, only: str | None, attempt: int | None, tail: int | None) -> None:
     """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
     target = find_one(session, selector)
@@ -162,13 +172,21 @@ def _ends_of(session: Session, number: int) -> dict[int, FollowedEnd]:
 
 
 def _last_lines(pieces: Iterator[OutputPiece], lines: int) -> Iterator[OutputPiece]:
-    """The last lines of each stream."""
+    """The last lines of each stream, as `tail` counts: a line ends with a line feed, the last one also without."""
     kept: dict[str, OutputPiece] = {}
     for piece in pieces:
         before = kept[piece.stream].data if piece.stream in kept else b""
-        rows = (before + piece.data).splitlines(keepends=True)
-        kept[piece.stream] = _piece_with(piece, b"".join(rows[-lines:] if lines else []))
+        kept[piece.stream] = _piece_with(piece, _end_of(before + piece.data, lines))
     yield from kept.values()
+
+
+def _end_of(data: bytes, lines: int) -> bytes:
+    at = len(data) - data.endswith(b"\n")
+    for _ in range(lines):
+        at = data.rfind(b"\n", 0, at)
+        if at < 0:
+            return data
+    return data[at + 1 :] if lines else b""
 
 
 def _piece_with(piece: OutputPiece, data: bytes) -> OutputPiece:

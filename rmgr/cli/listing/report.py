@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from rmgr.cli.display.render import Column, Layout, clock, emit, iso, now_us, table
-from rmgr.cli.listing.history import parse_since
 from rmgr.cli.listing.usage import GROUPS, PERCENTS, Days, GroupUsage, QueueWaits, Report, Wanted
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.tables import draw, table_options
+from rmgr.cli.words.moments import parse_since
 from rmgr.cli.words.params import Parsed, listed, nearest
 from rmgr.client.queries.past import list_past
 from rmgr.errors import RmgrError, UsageError

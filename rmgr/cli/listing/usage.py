@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
+from rmgr.cli.words.moments import midnight_s
 from rmgr.model.views import JobView
 
 #: What `--by` may name, in the order of columns.
@@ -106,7 +107,8 @@ class Days:
         return self._midnight(date.fromisoformat(name))
 
     def _midnight(self, day: date) -> int:
-        return int(datetime.combine(day, time(), self._zone).timestamp()) * 1_000_000  # without a zone it is this machine's
+        moment_s = midnight_s(day) if self._zone is None else datetime.combine(day, time(), self._zone).timestamp()
+        return int(moment_s) * 1_000_000
 
 
 @dataclass(slots=True, kw_only=True)

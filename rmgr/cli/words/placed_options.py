@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from rmgr.cli.words.moments import BEGINS, parse_begin
 from rmgr.cli.words.params import DURATION_US, Parsed
 from rmgr.errors import UsageError
-from rmgr.model.base.units import MAX_DURATION_US, parse_duration_us
 from rmgr.model.tasks.block import MOST_ATTEMPTS
 from rmgr.model.tasks.placing import FROM_CHECKPOINT, FROM_START, Rigid
 
 _MAX_NODES = 100_000
 #: Groups of a list of nodes: `n`, `[1-3,7]`.
 _BRACKETS = re.compile(r"^([^\[\]]*)(?:\[([0-9,-]+)\])?([^\[\]]*)$")
-_CLOCK = re.compile(r"^(\d{1,2}):(\d{2})(?::(\d{2}))?$")
-_BEGINS = "as 30m, now+30m, 16:00, tomorrow, 2026-11-30 or 2026-11-30T08:00"
 
 
 def parse_nodes(text: str) -> tuple[str, ...]:
@@ -51,44 +48,6 @@ def _numbers(inside: str, text: str) -> list[str]:
     return found
 
 
-def parse_begin(text: str, now_s: float | None = None) -> int:
-    """Microseconds since the epoch: `30m` or `now+30m` from now, `16:00` the next one, a date with or without a time.
-
-    0 for what is past: at once. Times without a zone are this machine's. Raises UsageError.
-    """
-    now_s = time.time() if now_s is None else now_s
-    moment_s = _moment(text.strip(), now_s)
-    if moment_s - now_s > MAX_DURATION_US / 1e6:
-        raise UsageError(f"{text!r} is more than 100 years from now", hint=_BEGINS)
-    return round(moment_s * 1e6) if moment_s > now_s else 0
-
-
-def _moment(text: str, now_s: float) -> float:
-    from datetime import datetime, timedelta
-
-    now = datetime.fromtimestamp(now_s).astimezone()
-    word = text.lower()
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
-    named = {"now": now, "today": midnight, "tomorrow": midnight + timedelta(days=1), "midnight": midnight + timedelta(days=1)}
-    if word in named:
-        return named[word].timestamp()
-    clock = _CLOCK.match(word)
-    if clock is not None:
-        try:
-            there = midnight.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0))
-        except ValueError:
-            raise UsageError(f"{text!r} is no time of day", hint=_BEGINS) from None
-        return (there if there > now else there + timedelta(days=1)).timestamp()
-    try:
-        return now_s + parse_duration_us(word.removeprefix("now").removeprefix("+")) / 1e6
-    except UsageError:
-        pass
-    try:
-        return datetime.fromisoformat(text).astimezone().timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f"{text!r} is not a time to begin at", hint=_BEGINS) from None
-
-
 NODES = Parsed("nodes", parse_nodes)
 BEGIN = Parsed("time", parse_begin)
 
@@ -100,7 +59,7 @@ PLACED_OPTIONS = (
     click.option("--exclusive", is_flag=True, help="alone on its nodes, with all their cores and resources"),
     click.option("-w", "--nodelist", type=NODES, metavar="NODES", default=(), help="only on these, as n1,n2 or n[1-3]"),
     click.option("-x", "--exclude", type=NODES, metavar="NODES", default=(), help="on none of these"),
-    click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {_BEGINS}"),
+    click.option("--begin", "begin_us", type=BEGIN, metavar="TIME", default=0, help=f"not before: {BEGINS}"),
     click.option("--gpus", type=click.IntRange(1), metavar="N", help="of each process; the same as --resource gpu=N"),
     click.option("--requeue/--no-requeue", default=None, help=_REQUEUE),
     click.option("--kill-on-bad-exit", is_flag=True, help="all processes of a job end when one fails"),

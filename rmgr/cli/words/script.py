@@ -10,6 +10,7 @@ import difflib
 import os
 import shlex
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,7 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
                 text = file.read(MAX_SCRIPT_BYTES + 1)
         except OSError as error:
             raise UsageError(f"the script {word} cannot be read: {error.strerror}", hint="rmgr submit -- CMD runs a command") from error
+    text = text.removeprefix(BOM_UTF8)  # before #! no kernel accepts it
     if len(text) > MAX_SCRIPT_BYTES:
         raise UsageError(f"the script {name} is larger than {MAX_SCRIPT_BYTES >> 20} MiB", hint="ship data with --upload or --input")
     if not text.strip():
@@ -96,13 +98,10 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
 
 
 def translation(script: Script) -> list[str]:
-    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, and which words have no equal; empty where there is none to translate."""
-    lines, dropped = [], []
-    for _, line in script.sbatch:
-        words, without = translated(line)
-        lines += [f"{_MARK} {shlex.join(words)}"] if words else []
-        dropped += without
-    return [*lines, *([f"# without an equal here: {shlex.join(dropped)}"] if dropped else [])]
+    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, then what has no equal, and why; empty where there are none."""
+    lines, without = translated([line for _, line in script.sbatch])
+    told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
+    return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
 
 
 def refused(script: Script) -> UsageError:
@@ -151,7 +150,7 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            return file.read(4096)
+            return file.read(4096).removeprefix(BOM_UTF8)
     except OSError as error:
         raise UsageError(f"the script {path} cannot be read: {error.strerror}", hint="chmod u+r, or name another") from error
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +95,7 @@ def read_entries(file: str) -> list[bytes]:
     try:
         with contextlib.nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as lines:
             entries = [line.rstrip(b"\r\n") for line in lines]
+            entries[:1] = [entry.removeprefix(BOM_UTF8) for entry in entries[:1]]
     except OSError as error:
         raise UsageError(
             f"--each-line: {file} cannot be read: {error.strerror}", hint="name a file with one task a line, or - for stdin"

@@ -66,5 +66,5 @@ def unseen(pieces: Iterable[bytes], shown: int, *, on_drop: Callable[[int, int],
 
 def tail_of(pieces: Sequence[bytes], lines: int) -> list[str]:
     """The last lines of some output, for a message."""
-    text = b"".join(pieces)[-64 * 1024 :].decode("utf-8", "replace")
-    return text.splitlines()[-lines:]
+    rows = b"".join(pieces)[-64 * 1024 :].splitlines()  # of bytes: at \n and \r alone, so that of a progress bar the last state is shown
+    return [row.decode("utf-8", "replace") for row in rows[-lines:]]

@@ -163,7 +163,7 @@ def _sentence(settled: Settled, number: int, request: Request | None) -> str:
 def log_tail(outcome: Outcome) -> str:
     """The last lines of its output, stderr before stdout."""
     for stream in (1, 0):
-        text = outcome.log[stream].decode("utf-8", "replace").strip()
-        if text:
-            return "\n".join(text.splitlines()[-TAIL_LINES:])
+        data = outcome.log[stream].strip()
+        if data:
+            return b"\n".join(data.splitlines()[-TAIL_LINES:]).decode("utf-8", "replace")
     return ""

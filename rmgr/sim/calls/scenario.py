@@ -158,7 +158,7 @@ def scenario_named(name: str) -> Scenario:
 def read_scenario(path: Path) -> Scenario:
     """Raises: UsageError for a file that cannot be read, or says something impossible."""
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))
+        tables = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", hint="a scenario is a TOML file; see rmgr sim calls --help") from error
     except UNREADABLE_TEXT as error:

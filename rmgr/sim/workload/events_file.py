@@ -48,7 +48,7 @@ _HINT = "rmgr sim run --help shows one line of each kind"
 def read_events(path: str | Path) -> tuple[Event, ...]:
     """The events of a file in order of time (equal times: in order of lines). Raises: UsageError naming the line and the field."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", hint="JSON, one event a line") from error
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ import gzip
 import math
 import stat
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -39,8 +40,6 @@ FIELDS = (
     "think time",
 )
 _GZIP = b"\x1f\x8b"
-#: How a comment begins; some editors put a byte order mark before the first.
-_COMMENTS = (b";", b"\xef\xbb\xbf;")
 _LONGEST_SHOWN = 40
 #: Beyond it a number is damage, not a time: 10^15 seconds are 30 million years, and engine time counts microseconds.
 LARGEST = 10**15
@@ -87,10 +86,12 @@ class SwfReader:
         try:
             with _opened(self.path) as stream:
                 for number, line in enumerate(stream, 1):
+                    if number == 1:
+                        line = line.removeprefix(BOM_UTF8)  # noqa: PLW2901 - which some editors put there
                     words = line.split()
                     if not words:
                         continue
-                    if words[0].startswith(_COMMENTS):
+                    if words[0].startswith(b";"):
                         self._note(line)
                         continue
                     try:  # nearly every line is 18 plain integers
@@ -115,7 +116,7 @@ class SwfReader:
         return int(words[0]) if words and words[0].isascii() and words[0].isdigit() else None
 
     def _note(self, line: bytes) -> None:
-        text = line.decode("utf-8", "replace").lstrip("\ufeff; \t").rstrip()
+        text = line.decode("utf-8", "replace").lstrip("; \t").rstrip()
         key, colon, value = text.partition(":")
         if colon and key and " " not in key:
             self.header.setdefault(key, value.strip())

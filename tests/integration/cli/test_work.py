@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,51 @@ def test_logs_of_running_work_and_of_the_past(sh: Shell) -> None:
     assert sh.ok("logs", number, "--stream", "stderr").out == ""
     sh.ok("logs", number, "-o", "copy.txt")
     assert (sh.directory / "copy.txt").read_text() == "early\nlate\n"
+
+
+def test_last_lines_are_those_of_tail(sh: Shell, tmp_path: Path) -> None:
+    text = "one\\ntwo \\342\\200\\250 \\302\\205 \\f\\v\\n\\n10%%\\r90%%\\r\\nlast"  # U+2028, U+0085 and others end no line
+    number = sh.submit("--", "printf", text)
+    sh.ok("wait", number)
+    whole = tmp_path / "whole"
+    sh.ok("logs", number, "-o", str(whole))
+    for lines in range(8):
+        tail = subprocess.run(["tail", "-n", str(lines), whole], capture_output=True, check=True, timeout=10).stdout
+        words = [sys.executable, "-m", "rmgr.cli.main", "logs", number, "-n", str(lines)]
+        assert subprocess.run(words, capture_output=True, check=True, timeout=60, env=sh.environment).stdout == tail
+    assert "tail -n +5" in sh("logs", number, "-n", "+2").err
+
+
+def test_scripts_and_lists_with_a_byte_order_mark(sh: Shell) -> None:
+    mark = "\ufeff"
+    sh.file("marked.sh", f'{mark}#!/bin/sh\n#RMGR -J marked --array 3\necho "$RMGR_ARRAY_INDEX $0"\n')
+    number = sh.submit("./marked.sh")
+    assert sh.ok("wait", number).code == 0
+    assert sh.ok("logs", number).out.startswith("3 ")
+    assert sh.ok("show", number, "--json").json["name"] == "marked"
+    sh.file("marked.txt", f"{mark}first\nsecond\n")
+    number = sh.submit("--each-line", "marked.txt", "--", "sh", "-c", 'echo "<$RMGR_ENTRY>"')
+    sh.ok("wait", number)
+    assert sh.ok("logs", number).out == f"{number}_0: <first>\n{number}_1: <second>\n"
+    assert sh.ok("submit", "--wait", "-", stdin=f"{mark}#!/bin/sh\necho piped\n").out == "piped\n"
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "n?ive ? ??"), ("latin-1", "näive ? ??"), ("utf-8", "näive → 日本")])
+def test_what_calls_print_is_shown_as_far_as_the_terminal_can(sh: Shell, encoding: str, shown: str) -> None:
+    program = sh.directory / sh.file("prints.py", "")
+    program.write_text(
+        """\
+import sys, rmgr
+def call(number):
+    print("before"); print("n\\u00e4ive \\u2192 \\u65e5\\u672c"); print("behind")
+    return number
+with rmgr.Executor() as executor:
+    assert executor.submit(call, 7).result(timeout=50) == 7
+"""
+    )
+    environment = sh.environment | {"PYTHONIOENCODING": f"{encoding}:strict"}
+    ended = subprocess.run([sys.executable, program], capture_output=True, check=False, timeout=60, env=environment, cwd=sh.directory)
+    assert (ended.returncode, ended.stdout.decode(encoding)) == (0, f"before\n{shown}\nbehind\n"), ended.stderr
 
 
 def test_large_output_is_kept_whole(sh: Shell) -> None:
