@@ -111,7 +111,7 @@ class Program:
         if made is None:
             made = self._modules[module] = types.ModuleType(module)
             vars(made)["__builtins__"] = builtins
-            if self.is_own:
+            if self.is_own and not self.is_here:
                 sys.modules[module] = made  # functions in it may be pickled by name, for a process pool in a task
         return vars(made)
 
@@ -159,6 +159,7 @@ class Program:
             return
         values: dict[Name, object] = pickle.loads(data)  # noqa: S301 - unpickled where the user's work is, and nowhere else
         for module, name, version in wanted:
+            self._last_version = max(self._last_version, version)
             self.namespace(module)[name] = values[module, name]
             self._bound[module, name] = _Bound(values[module, name], version)
 
@@ -240,11 +241,15 @@ class Program:
         return bound is None or bound.value is not value or bound.group is None
 
     def _next_version(self, name: Name, value: object) -> int:
-        """Of a name as it is bound now. Versions are times, so that those of several processes of a program can be compared."""
+        """Of a name as it is bound now.
+
+        The program counts in nanoseconds of its clock. A worker, whose clock may be another one, goes on from what it has seen: the
+        program's next word is newer.
+        """
         bound = self._bound.get(name)
         if bound is not None and bound.value is value:
             return bound.version
-        self._last_version = max(self._last_version + 1, time.time_ns())
+        self._last_version = max(self._last_version + 1, time.time_ns() if self.is_here else 0)
         return self._last_version
 
     def _pickled(self, values: Mapping[Name, object], versions: Mapping[Name, int]) -> tuple[bytes, set[Name]]:

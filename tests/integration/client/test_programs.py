@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -36,8 +37,9 @@ def test_it(capsys):
 """
 
 
-def run(words: list[str], directory: Path, given: str | None = None) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))}
+def run(words: list[str], directory: Path, given: str | None = None, *, path: Path | None = None) -> str:
+    """What it prints. path: where it finds modules of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*([str(path)] if path is not None else []), str(ROOT)])}
     done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=120, check=False, input=given)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -96,3 +98,34 @@ def test_however_it_is_started(live: DevCluster, tmp_path: Path, way: str) -> No
         ]
         found = run([*words, "test_main.py"], tmp_path)
     assert at_home.strip() in found
+
+
+EXAMPLES = ROOT / "deploy" / "examples"
+#: Words of each example, and a pattern of what it prints that does not change from run to run.
+_EXAMPLES = {
+    "sweep": (["--columns", "10", "--rows", "4", "--iterations", "200"], r"^[·░▒▓█ .:=%@]{10}$"),
+    "fragments": (["--cutoff", "4"], r"^(?:internal|Coulomb|Lennard-Jones|total) .*$"),
+    "eigen": (["--points", "6", "--cells", "12"], r"^All eigenvalues .*$"),
+}
+
+
+@pytest.mark.parametrize("name", _EXAMPLES)
+def test_examples_say_the_same_however_they_are_started(live: DevCluster, tmp_path: Path, name: str) -> None:
+    words, pattern = _EXAMPLES[name]
+    path = EXAMPLES / f"{name}.py"
+    by_path = f"import runpy, sys; sys.argv = [{str(path)!r}, *sys.argv[1:]]; runpy.run_path({str(path)!r}, run_name='__main__')"
+    (tmp_path / "test_example.py").write_text(
+        f"import {name}\ndef test_it(monkeypatch, capsys):\n    monkeypatch.setattr('sys.argv', {['x', *words]!r})\n"
+        f"    assert {name}.main() in (None, 0)\n    with capsys.disabled():\n        print()\n        print(capsys.readouterr().out)\n"
+    )
+    ways = {
+        "script": [str(path), *words],
+        "module": ["-m", name, *words],
+        "text": ["-c", by_path, *words],
+        "pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_example.py"],
+    }
+    serial = re.findall(pattern, run([sys.executable, str(path), "--serial", *words], tmp_path), re.MULTILINE)
+    assert serial
+    for way, argv in ways.items():
+        found = run([sys.executable, *argv], tmp_path, path=EXAMPLES)
+        assert re.findall(pattern, found, re.MULTILINE) == serial, way

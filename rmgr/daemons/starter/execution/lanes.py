@@ -30,6 +30,8 @@ from rmgr.runtime import machine
 _WARM = 2
 #: How long an idle worker waits for more work of a submission that has ended; its program may begin another one.
 _DISMISS_S = 5.0
+#: And of one that is open, for all that a TaskQueue stays open when its program has ended.
+_FORGOTTEN_S = 600.0
 #: Slots opened at the start; more when work needs them.
 _EARLY_SLOTS = 8
 #: Spawners of other users that one place keeps warm.
@@ -396,8 +398,11 @@ class Lanes:
         if now_s < self._dismisses_s:
             return self._dismisses_s
         for worker, lane in self._workers.items():
-            is_idle = not lane.tasks and not lane.cores and not worker.is_leaving and bool(worker.spec.program)
-            if is_idle and now_s - lane.since_s >= _DISMISS_S and is_open(lane.last) is False:
+            idle_s = now_s - lane.since_s
+            if lane.tasks or lane.cores or worker.is_leaving or not worker.spec.program or idle_s < _DISMISS_S:
+                continue
+            is_forgotten = idle_s >= _FORGOTTEN_S and not worker.spec.group  # an initializer may have been dear
+            if is_forgotten or is_open(lane.last) is False:
                 worker.is_leaving = True
                 worker.stop(reason=Reason.NONE, grace_us=0)
         self._dismisses_s = now_s + _DISMISS_S / 2
