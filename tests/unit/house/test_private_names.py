@@ -67,6 +67,7 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
         ),
         Private("_class_setstate", "runner/program.py", ("obj", "state")),
         Private("_dynamic_class_reduce", "runner/program.py", ("obj",)),
+        Private("_make_skeleton_class", "runner/program.py"),
     ),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")
