@@ -96,7 +96,7 @@ def _take_out(
             continue
         # What one multi and one fragment bear; the rest of the block is found under its new names in the next round.
         some = mine[: 10_000 // (40 + len(detail))] if len(mine) == key.count else mine[:60]
-        fragment = no_outcome(State.CANCELLED, Reason.USER_CANCEL, some, detail)
+        fragment = no_outcome(State.CANCELLED, Reason.USER_CANCEL, some, detail, attempt=key.attempt)
         multi = ops.take_out(submission.queue, key, data, block.version, indices=some, fragment=fragment, held=held)
         multis.append((multi, some))
     return _committed(coordinator, multis, deadline_s)

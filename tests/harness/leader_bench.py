@@ -116,8 +116,17 @@ class Starter:
                     return mine
         return None
 
-    def complete(self, node: str, key: BlockKey, indices: Sequence[int] | None = None, **fields: Any) -> Outcome:
-        """COMPLETE for some indices (default: all that is left)."""
+    def complete(
+        self,
+        node: str,
+        key: BlockKey,
+        indices: Sequence[int] | None = None,
+        *,
+        base_us: int = 1_000_000,
+        elapsed_us: int = 5,
+        **fields: Any,
+    ) -> Outcome:
+        """COMPLETE for some indices (default: all that is left). base_us: 0 = nothing of it began."""
         found = self.coordinator.get(paths.running_block(node, key)).result(60)
         assert found is not None
         data = decode_block(found.data)
@@ -128,8 +137,8 @@ class Starter:
         fragment = Fragment(
             node=node,
             attempt=key.attempt,
-            base_us=1_000_000,
-            outcomes=tuple(TaskOutcome(index=index, elapsed_us=5, **fields) for index in todo),
+            base_us=base_us,
+            outcomes=tuple(TaskOutcome(index=index, elapsed_us=elapsed_us, **fields) for index in todo),
         )
         new = _struct_replace(data, done=mask, stamp=f"c{next(_guids)}")
         return self.coordinator.commit(ops.complete(node, self.versions[node], key, new, found.version, fragment=fragment)).result(60)

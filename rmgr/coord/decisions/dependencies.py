@@ -14,11 +14,12 @@ class SubmissionEnd:
     """Known end of a submission.
 
     state: how it ended, None while it has not. spoiled: something of it has FAILED or was CANCELLED already.
-    known: False when neither ZooKeeper nor the history has heard of it.
+    began: an attempt of it ran, or was lost. known: False when neither ZooKeeper nor the history has heard of it.
     """
 
     state: State | None = None
     spoiled: bool = False
+    began: bool = False
     known: bool = True
 
 
@@ -74,6 +75,9 @@ def _broken(item: Dependency, ending: SubmissionEnd) -> str:
             return f"submission {item.submission} ended {ending.state}"
         if ending.spoiled:
             return f"not all tasks of submission {item.submission} can complete any more"
-    if item.condition is Condition.FAIL and ending.state is State.COMPLETED:
-        return f"submission {item.submission} ended {State.COMPLETED}"
+    if item.condition is Condition.FAIL:
+        if ending.state is State.COMPLETED:
+            return f"submission {item.submission} ended {State.COMPLETED}"
+        if ending.state is State.CANCELLED and not ending.began:
+            return f"submission {item.submission} was cancelled before anything of it ran"
     return ""

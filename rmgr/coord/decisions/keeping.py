@@ -283,7 +283,7 @@ def room_of(submission: Submission, *, total: int, final: int, held: int, failed
 def end_block(submission: Submission, key: BlockKey, *, held: bool) -> Multi:
     """END: all tasks of a waiting block end CANCELLED, for the reason that the record tells."""
     source = paths.held_block(submission.queue, key) if held else paths.pending_block(submission.queue, key)
-    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end))
+    fragment = no_outcome(State.CANCELLED, cancel_reason(submission), range(key.first, key.end), attempt=key.attempt)
     fragment = msgspec.structs.replace(fragment, outcomes=brief_ends(fragment.outcomes))  # of the largest block they fit
     ops = (Delete(source), Create(paths.fragment_prefix(submission.id), encode_fragment(fragment), sequence=True))
     return Multi(name="END", ops=ops, proof=Gone(source))

@@ -27,6 +27,7 @@ class Progress:
     """
 
     __slots__ = (
+        "again",
         "cpu_us",
         "ends",
         "exit_code",
@@ -54,6 +55,7 @@ class Progress:
         self.max_rss_kib = 0
         self.first_started_us: int | None = None
         self.last_ended_us: int | None = None
+        self.again = False  #: some task had an attempt before the one that is told of
         self.nodes: dict[str, None] = {}  #: where tasks ended, in order of first appearance
         self.reason = Reason.NONE  #: of the first task that ended FAILED
 
@@ -76,6 +78,11 @@ class Progress:
     def failures(self) -> int:
         """Tasks that FAILED for good."""
         return self.counts[State.FAILED]
+
+    @property
+    def began(self) -> bool:
+        """An attempt of it ran, or was lost."""
+        return self.first_started_us is not None or self.again or bool(self.counts[State.COMPLETED] or self.counts[State.FAILED])
 
     @property
     def is_ended(self) -> bool:
@@ -137,6 +144,7 @@ class Progress:
         self.cpu_us += sum([outcome.cpu_us for outcome in outcomes])
         self.run_us += sum([outcome.elapsed_us for outcome in outcomes])
         self.max_rss_kib = max(self.max_rss_kib, *[outcome.max_rss_kib for outcome in outcomes])
+        self.again = self.again or fragment.attempt > 1
         if fragment.base_us:
             first_us = fragment.base_us + min([outcome.started_us for outcome in outcomes])
             self.first_started_us = first_us if self.first_started_us is None else min(self.first_started_us, first_us)

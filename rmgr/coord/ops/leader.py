@@ -202,6 +202,9 @@ def mark_store(meta: Meta, version: int, now_us: int) -> Multi:
     return Multi(name="BOUND", ops=(Set(paths.META, data, version),), proof=Holds(paths.META, data))
 
 
-def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "") -> Fragment:
-    """A fragment for tasks that end without having run (cancelled while waiting)."""
-    return Fragment(attempt=0, outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices))
+def no_outcome(state: State, reason: Reason, indices: Sequence[int], error: str = "", *, attempt: int = 0) -> Fragment:
+    """A fragment for tasks that end while they wait. attempt: the one they wait for; above 1, one of theirs has run or was lost."""
+    return Fragment(
+        attempt=attempt if attempt > 1 else 0,
+        outcomes=tuple(Outcome(index=index, state=state, reason=reason, error=error) for index in indices),
+    )

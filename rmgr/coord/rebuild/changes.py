@@ -75,7 +75,7 @@ def take_out(multi: Multi, known: Known) -> Multi:
     why = outcomes[0].error
     require(len(why) <= _WORDS, multi, len(multi.ops) - 1, "too many words")
     data = decode(known.read(gone.path, gone.version).data, BlockData, gone.path)
-    fragment = leader_ops.no_outcome(State.CANCELLED, Reason.USER_CANCEL, indices, why)
+    fragment = leader_ops.no_outcome(State.CANCELLED, Reason.USER_CANCEL, indices, why, attempt=key.attempt)
     return ops.take_out(queue, key, data, gone.version, indices=indices, fragment=fragment, held=held)
 
 

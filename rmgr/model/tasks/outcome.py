@@ -53,6 +53,11 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     story: tuple[str, ...] = ()
 
 
+def has_begun(outcome: Outcome) -> bool:
+    """Its attempt ran, as far as that is known: one that was cancelled in its node's hands took no time."""
+    return outcome.state is not State.CANCELLED or outcome.elapsed_us > 0 or bool(outcome.past)
+
+
 class FragmentSeal(msgspec.Struct, frozen=True, array_like=True):
     """Signature of a fragment by the Starter that made it (`coord/seal/work.py` says of what): key id, and 64 bytes of Ed25519."""
 
@@ -64,7 +69,7 @@ class Fragment(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Outcomes committed by one multi: data of `/subs/../done/r-<seq>`.
 
     node: where they ran ("" for outcomes decided by a Submitter or the leader). attempt: of all its tasks unless an
-    outcome says otherwise. base_us: microseconds since the epoch. row: store key of the encoded outcomes when they do
+    outcome says otherwise. base_us: microseconds since the epoch, 0 = none of it began. row: store key of the encoded outcomes when they do
     not fit, whose name ends in the SHA-256 of its bytes; `ranges` ((state, first, count) runs) then say what is in it.
     seal: of the Starter, over all that is written before it: it stays the last field, new facts go into the outcomes.
     """

@@ -32,7 +32,7 @@ class Condition(StrEnum):
 
     OK = "ok"  #: all of it COMPLETED
     ANY = "any"  #: ended in whatever way
-    FAIL = "fail"  #: ended, and something of it FAILED or was CANCELLED
+    FAIL = "fail"  #: something of it FAILED or was lost, or it was CANCELLED after something of it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -363,6 +363,21 @@ def test_dependencies_hold_work_back(sh: Shell) -> None:
     assert "DEPENDENCY_FAILED" in sh.ok("show", good).out
 
 
+def test_what_was_cancelled_before_it_ran_has_not_failed_for_its_followers(sh: Shell) -> None:
+    first = sh.submit("--hold", "--array", "1-3", "--", "true")
+    fails, runs = sh.submit("-d", f"fail:{first}", "--", "true"), sh.submit("-d", f"any:{first}", "--", "true")
+    last = sh.submit("-d", f"fail:{fails}", "--", "true")
+    sh.ok("cancel", first)
+    assert (sh("wait", fails).code, sh("wait", last).code) == (130, 130)
+    sh.ok("wait", runs)
+    assert "cancelled before anything of it ran" in sh.ok("show", fails).out
+    ran = sh.submit("--", "sleep", "600")
+    until("RUNNING", sh, "tasks", ran)
+    mends = sh.submit("-d", f"fail:{ran}", "--", "true")
+    sh.ok("cancel", ran)
+    sh.ok("wait", mends)
+
+
 def test_tables_pages_and_filters(sh: Shell) -> None:
     number = sh.submit("-J", "paged", "--array", "0-9", "--", "sh", "-c", "exit $((RMGR_ARRAY_INDEX == 3))")
     assert sh("wait", number).code == 1

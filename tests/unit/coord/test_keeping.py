@@ -300,8 +300,16 @@ def after(*conditions: str) -> list[Dependency]:
     ],
 )
 def test_each_condition_on_each_end(condition: str, state: State, met: bool) -> None:
-    verdict = weigh(after(condition), {1: SubmissionEnd(state=state)})
+    verdict = weigh(after(condition), {1: SubmissionEnd(state=state, began=True)})
     assert isinstance(verdict, Met if met else Unmet)
+
+
+@pytest.mark.parametrize(("condition", "met"), [("ok:1", False), ("any:1", True), ("fail:1", False)])
+def test_what_was_cancelled_before_anything_of_it_ran_has_not_failed(condition: str, met: bool) -> None:
+    verdict = weigh(after(condition), {1: SubmissionEnd(state=State.CANCELLED, began=False)})
+    assert isinstance(verdict, Met if met else Unmet)
+    if condition == "fail:1":
+        assert verdict == Unmet("fail:1: submission 1 was cancelled before anything of it ran")
 
 
 def test_all_conditions_must_hold_and_one_broken_is_enough() -> None:

@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
+from rmgr.client.specs import python_environment
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import DeadlineExceeded
+from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.block import BlockData
+from rmgr.model.tasks.submission import Condition, Dependency, Phase
+from tests.harness.leader_bench import Submitter, Tree
 from tests.harness.virtual import SESSION_S, VirtualCluster, VirtualMachine
 
 #: What this thread, which never waits, may need while the cluster lives through minutes: its own time, whoever else is busy here.
@@ -130,3 +135,26 @@ def test_who_waits_is_told_when_the_time_is_over(world: VirtualMachine, tmp_path
     with pytest.raises(DeadlineExceeded, match="within 20 s"):
         future.result(timeout=20.0)
     assert world.now_s - before_s == pytest.approx(20.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "runs"), [(("fail", "fail", "any"), (False, False, True)), (("any", "ok", "fail"), (True, True, False))]
+)
+def test_a_chain_of_four_whose_first_is_cancelled_while_held(
+    world: VirtualMachine, tmp_path: Path, conditions: tuple[str, ...], runs: tuple[bool, ...]
+) -> None:
+    cluster = VirtualCluster(world, tmp_path)
+    cluster.watchdog("w1")
+    cluster.starter("n1", task_s=5.0)
+    world.run_until(lambda: cluster.events("acting", "n1"), "a Starter acts")
+    submitter, look = Submitter(cluster.admin), Tree(cluster.admin)
+    data = BlockData(function=cluster.client().functions.register(work, timeout_s=10.0))
+    what: dict[str, Any] = {"python": python_environment(), "data": data}
+    chain = [submitter.submit(2, held=True, **what)]
+    for condition in conditions:
+        after = (Dependency(condition=Condition(condition), submission=chain[-1]),)
+        chain.append(submitter.submit(2, phase=Phase.HELD, reason=Reason.DEPENDENCY, after=after, **what))
+    submitter.change(chain[0], gate=None, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    world.run_until(lambda: all(len(look.outcomes(number)) == 2 for number in chain), "all four have ended")
+    ended = [{outcome.state for outcome in look.outcomes(number).values()} for number in chain]
+    assert ended == [{State.CANCELLED}, *({State.COMPLETED if ran else State.CANCELLED} for ran in runs)]

@@ -47,6 +47,7 @@ from rmgr.errors import DataLost, InvalidRecord
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
+from rmgr.model.views import JobView
 from rmgr.procedures.history import summary_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
@@ -445,7 +446,8 @@ class SubmissionKeeper:
 def _ending(other: Followed, submission: Submission) -> SubmissionEnd:
     counts = other.progress.counts
     spoiled = bool(counts[State.FAILED] or counts[State.CANCELLED]) or submission.phase is Phase.CANCELLED
-    return SubmissionEnd(state=overall_state(submission, other.progress, 0) if other.is_ended else None, spoiled=spoiled)
+    state = overall_state(submission, other.progress, 0) if other.is_ended else None
+    return SubmissionEnd(state=state, spoiled=spoiled, began=other.progress.began)
 
 
 def _number(name: str) -> int:
@@ -463,6 +465,11 @@ def _kept_end(store: Store, number: int) -> SubmissionEnd:
     """How a submission ended, by the history. On a thread that may wait."""
     try:
         kept = summary_of(store, number)
-        return SubmissionEnd(known=False) if kept is None else SubmissionEnd(state=kept.state)
+        return SubmissionEnd(known=False) if kept is None else SubmissionEnd(state=State(kept.state), began=_began(kept))
     except DataLost:  # it is not what a leader has written there
         return SubmissionEnd(known=False)
+
+
+def _began(kept: JobView) -> bool:
+    """As `Progress.began`, of what the history keeps."""
+    return bool(kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED))

@@ -27,7 +27,7 @@ from rmgr.daemons.starter.core.arguments import ArgumentsPiece
 from rmgr.model.base.resources import Needs
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockData, BlockKey, Seal, runs
-from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome
+from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, FailedRange, Fragment, Outcome, has_begun
 from rmgr.model.wire.line import ClaimStage
 
 #: Failed attempts of one COMPLETE, and bytes of their records: with the rest below the caps of a multi.
@@ -292,7 +292,7 @@ class ClaimedBlock:
                 Fragment(
                     node=self.node,
                     attempt=self.key.attempt,
-                    base_us=self.base_us,
+                    base_us=self.base_us if any(map(has_begun, part.outcomes)) else 0,
                     outcomes=() if part.row else part.written,
                     row=part.row,
                     ranges=ranges,

@@ -19,7 +19,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Conflict, Outcome
 from rmgr.coord.protocol.records import brief
 from rmgr.daemons.starter.core.blocks import ClaimedBlock, CompletePart
-from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Fragment
+from rmgr.model.tasks.outcome import MAX_INLINE_BYTES, Fragment, has_begun
 from rmgr.model.tasks.outcome import Outcome as Ended
 from rmgr.runtime.failpoint import failpoint
 
@@ -144,7 +144,8 @@ class Joint:
         base_us = min(block.base_us for block, _ in some)
         outcomes = tuple(_since(base_us, block, outcome) for block, part in some for outcome in part.outcomes)
         first = some[0][0].key
-        fragment = Fragment(node=self._node.name, attempt=first.attempt, base_us=base_us, outcomes=brief(outcomes))
+        began = any(has_begun(outcome) for _, part in some for outcome in part.outcomes)
+        fragment = Fragment(node=self._node.name, attempt=first.attempt, base_us=base_us if began else 0, outcomes=brief(outcomes))
         if self._shared.gate is not None:
             fragment = self._shared.gate.sign(first.submission, fragment)
         for block, part in some:

@@ -203,3 +203,111 @@ def test_a_user_hold_is_not_released_by_dependencies(bench: Bench) -> None:
     bench.run_all(starter)
     bench.advance(60.0)
     assert bench.phase(number) is Phase.HELD
+
+
+# How the first ended -> (its ok:, any: and fail: follower runs); the table of cli.md, "Dependencies".
+TABLE = {
+    "completed": (True, True, False),
+    "failed": (False, True, True),
+    "never startable": (False, True, True),
+    "lost": (False, True, True),
+    "cancelled while it waited": (False, True, False),
+    "cancelled while held": (False, True, False),
+    "cancelled in its node's hands, before it began": (False, True, False),
+    "cancelled while it ran": (False, True, True),
+    "cancelled between two attempts": (False, True, True),
+    "cancelled while it waited for its second attempt": (False, True, True),
+    "cancelled because what it waited for can never happen": (False, True, False),
+}
+
+
+def end_so(bench: Bench, starter: Starter, how: str, tasks: int) -> int:
+    """A submission of some tasks, all of which come to this end."""
+    if how == "cancelled because what it waited for can never happen":
+        return dependent(bench, "any:999")
+    held = how == "cancelled while held"
+    number = bench.submitter.submit(tasks, held=held, retries=1 if "attempt" in how else 0, resubmit=how != "lost")
+    if how in {"cancelled while it waited", "cancelled while held"}:
+        bench.submitter.change(number, gate=None if held else False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+        return number
+    key = starter.claim("n1")
+    match how:
+        case "completed":
+            starter.complete("n1", key)
+        case "failed":
+            starter.complete("n1", key, state=State.FAILED, reason=Reason.EXIT_CODE)
+        case "never startable":
+            starter.complete("n1", key, state=State.FAILED, reason=Reason.START_FAILED)
+        case "lost":
+            starter.fail("n1", key, reason=Reason.WORKER_LOST)
+        case "cancelled in its node's hands, before it began":
+            starter.complete("n1", key, base_us=0, elapsed_us=0, state=State.CANCELLED, reason=Reason.USER_CANCEL)
+        case "cancelled while it ran":
+            starter.complete("n1", key, state=State.CANCELLED, reason=Reason.USER_CANCEL)
+        case _:
+            starter.fail("n1", key, reason=Reason.EXIT_CODE, started_us=1_000_000, ended_us=1_000_005)
+            if how == "cancelled while it waited for its second attempt":
+                bench.advance(1.0)
+                assert {key.attempt for key in bench.look.pending()} == {2}
+            bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    return number
+
+
+@pytest.mark.parametrize("tasks", [1, 4], ids=["job", "array"])
+@pytest.mark.parametrize("how", TABLE)
+def test_what_becomes_of_each_follower_of_each_end(bench: Bench, how: str, tasks: int) -> None:
+    bench.lead()
+    first = end_so(bench, bench.starter("n1"), how, tasks)
+    followers = [dependent(bench, f"{condition}:{first}") for condition in ("ok", "any", "fail")]
+    bench.advance(5.0)
+    assert bench.phase(first) is Phase.CLOSED
+    assert tuple(bench.phase(number) is Phase.OPEN for number in followers) == TABLE[how]
+    assert {bench.phase(number) for number in followers} <= {Phase.OPEN, Phase.CLOSED}
+
+
+@pytest.mark.parametrize("how", ["cancelled while it waited", "cancelled while it ran", "completed", "failed"])
+def test_each_end_is_told_alike_by_the_history(bench: Bench, how: str) -> None:
+    bench.lead()
+    first = end_so(bench, bench.starter("n1"), how, 2)
+    bench.advance(RETENTION_S + 60)
+    assert bench.look.sub(first) is None
+    followers = [dependent(bench, f"{condition}:{first}") for condition in ("ok", "any", "fail")]
+    bench.advance(5.0)
+    assert tuple(bench.phase(number) is Phase.OPEN for number in followers) == TABLE[how]
+
+
+def test_one_task_of_an_array_that_began_is_enough(bench: Bench) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    first = bench.submitter.submit(4)
+    follower = dependent(bench, f"fail:{first}")
+    starter.complete("n1", starter.claim("n1", take=1))
+    bench.submitter.change(first, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    bench.advance(3.0)
+    assert {outcome.state for outcome in bench.look.outcomes(first).values()} == {State.COMPLETED, State.CANCELLED}
+    assert bench.phase(follower) is Phase.OPEN
+
+
+@pytest.mark.parametrize(
+    ("conditions", "runs"),
+    [
+        (("ok", "ok", "ok"), (False, False, False)),
+        (("fail", "fail", "fail"), (False, False, False)),
+        (("fail", "fail", "any"), (False, False, True)),
+        (("any", "ok", "fail"), (True, True, False)),
+        (("fail", "any", "ok"), (False, True, True)),
+    ],
+)
+def test_a_chain_of_four_whose_first_never_ran(bench: Bench, conditions: tuple[str, ...], runs: tuple[bool, ...]) -> None:
+    bench.lead()
+    starter = bench.starter("n1")
+    chain = [bench.submitter.submit(2)]
+    for condition in conditions:
+        chain.append(dependent(bench, f"{condition}:{chain[-1]}"))
+    bench.submitter.change(chain[0], gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
+    for _ in range(len(chain)):
+        bench.advance(3.0)
+        bench.run_all(starter)
+    bench.advance(3.0)
+    ended = [{outcome.state for outcome in bench.look.outcomes(number).values()} for number in chain[1:]]
+    assert ended == [{State.COMPLETED if ran else State.CANCELLED} for ran in runs]
