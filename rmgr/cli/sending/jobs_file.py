@@ -25,6 +25,7 @@ import click
 from rmgr.cli.sending.options import checked_options, with_directives
 from rmgr.cli.session.command import GlobalOption
 from rmgr.cli.session.context import Session
+from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 from rmgr.cli.words.script import read_script, refused
 from rmgr.client.commands.job_lists import ListedJob, in_order
 from rmgr.client.commands.request import CommandRequest
@@ -38,7 +39,7 @@ MAX_JOBS = 10_000
 _OF_THE_COMMAND = {"jobs_file", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "words"}
 _RUNS = ("command", "script", "args")
 _CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
-_CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
+_CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY}
 _JOB_LINE = re.compile(rb"^[ \t]*\[\[[ \t]*\"?job\"?[ \t]*\]\]", re.MULTILINE)
 _ID = re.compile(r"[0-9]{1,10}", re.ASCII)
 
@@ -302,6 +303,9 @@ def _after(raw: _Raw, value: Any, places: Mapping[str, Sequence[int]]) -> tuple[
         for part in [text] if is_one else text.split(","):
             word, colon, name = part.strip().partition(":")
             condition = _CONDITIONS.get(word) if colon and part.strip() not in places else None
+            if part.strip() not in places and word in UNLIKE_DEPENDENCIES:
+                why, _, hint = UNLIKE_DEPENDENCIES[word].replace("ID", name or "ID").partition(": ")
+                raw.refuse(f"key after: {word}: {why}", hint.replace("--after=", "after = ", 1))
             target = name if condition is not None else part.strip()
             here = places.get(target, ())
             if len(here) > 1:

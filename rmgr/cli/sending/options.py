@@ -13,8 +13,10 @@ import click
 from click.core import ParameterSource
 
 from rmgr.cli.session.context import Session
+from rmgr.cli.session.errors import hint_of
 from rmgr.cli.words.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
+from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
 from rmgr.cli.words.script import Script, looks_like_script, read_script, refused, translation
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
@@ -54,13 +56,17 @@ class WorkRequest(CommandRequest):
 
 def parse_after(text: str) -> tuple[Dependency, ...]:
     """`ok:12,any:13,fail:14`; Slurm's `afterok:12:13` is understood; a bare `12` means ok. Raises UsageError."""
+    if "?" in text:
+        raise UsageError(f"{text!r} is not a dependency: one of several is not enough here", hint="all must be met: ok:12,any:13")
     found = []
-    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
-    words |= {"afterok": Condition.OK, "afterany": Condition.ANY, "afternotok": Condition.FAIL}
+    words = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL, "afterok": Condition.OK, "afterany": Condition.ANY}
     for part in text.split(","):
         word, colon, ids = part.strip().partition(":")
         if not colon:
-            word, ids = "ok", word
+            word, ids = ("ok", word) if word not in UNLIKE_DEPENDENCIES else (word, "ID")
+        if word in UNLIKE_DEPENDENCIES:
+            why, _, hint = UNLIKE_DEPENDENCIES[word].replace("ID", ids.partition(":")[0]).partition(": ")
+            raise UsageError(f"{part!r} is not a dependency: {why}", hint=hint)
         if word not in words or not all(number.isascii() and number.isdigit() and len(number) <= 10 for number in ids.split(":")):
             raise UsageError(
                 f"{part!r} is not a dependency", hint="dependencies look like ok:12 (it succeeded), any:13 (it ended), fail:14 (it failed)"
@@ -231,7 +237,8 @@ def _parse_directive(ctx: click.Context, script: Script, line: int, words: tuple
     except click.exceptions.Exit:
         raise UsageError(f"{script.where(line)}: this option cannot stand in a script", hint="type it on the command line") from None
     except click.UsageError as error:
-        raise UsageError(f"{script.where(line)}: {error.format_message()}", hint=f"{ctx.command_path} --help") from None
+        hint = hint_of(error, otherwise=f"{ctx.command_path} --help")
+        raise UsageError(f"{script.where(line)}: {error.format_message()}", hint=hint) from None
     except RmgrError as error:
         raise UsageError(f"{script.where(line)}: {error.message}", hint=error.hint) from None
     extra = said.pop("words", ())

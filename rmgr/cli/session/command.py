@@ -136,7 +136,11 @@ class RmgrCommand(_Help, click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["rmgr.args"] = tuple(args)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out where a flag has a value; hints need it
+            raise
 
 
 class RmgrGroup(_Help, click.Group):

@@ -59,9 +59,9 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case RmgrError():
             code, message, hint, exit_code = error.code, error.message, error.hint, error.exit_code
         case click.UsageError():
-            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+            code, message, hint, exit_code = "USAGE", error.format_message(), hint_of(error), 2
         case click.ClickException():
-            code, message, hint, exit_code = "USAGE", error.format_message(), _hint(error), 2
+            code, message, hint, exit_code = "USAGE", error.format_message(), hint_of(error), 2
         case UnicodeEncodeError() if "\udc80" <= str(error.object)[error.start] <= "\udcff":  # bytes of argv or the environment
             code, message, exit_code = "USAGE", f"{_excerpt(error)} is not valid UTF-8; rmgr records text", 2
             hint = "put such bytes into a script or a file (--upload, --each-line, stdin); locale -a"
@@ -115,17 +115,29 @@ def _tell(message: str, hint: str, *, verbose: int) -> None:  # noqa: ARG001 - o
         sys.stderr.write(f"      {paint(folded(printable(line), sys.stderr, begin=6, indent=6), 'dim', sys.stderr)}\n")
 
 
-def _hint(error: click.ClickException) -> str:
+def hint_of(error: click.ClickException, otherwise: str = "") -> str:
+    """What to type instead of what a parser refused. otherwise: where nothing better is known than a help."""
     own = getattr(error, "rmgr_hint", "")
     if own:
         return str(own)
     ctx = getattr(error, "ctx", None)
-    if isinstance(error, click.NoSuchOption):
+    if option := _option_of(error):
         from rmgr.cli.words.foreign import option_for
 
-        if told := option_for(error.option_name):
-            return f"here it is {told}"
-    return f"{ctx.command_path} --help" if ctx is not None else "rmgr --help"
+        words = ctx.meta.get("rmgr.args", ()) if ctx is not None else ()
+        if told := option_for(option, words, submits=ctx is not None and ctx.command.name in {"submit", "run"}):
+            return told
+    return otherwise or (f"{ctx.command_path} --help" if ctx is not None else "rmgr --help")
+
+
+def _option_of(error: click.ClickException) -> str:
+    """The option that is not known, or has a value that it does not take: another system may have it so."""
+    if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
+        return error.option_name
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and "not a valid" in error.message and error.ctx:
+        typed = [word.partition("=")[0] for word in error.ctx.meta.get("rmgr.args", ())]
+        return next((name for name in error.param.opts if name in typed or (len(name) == 2 and any(w[:2] == name for w in typed))), "")
+    return ""
 
 
 def _excerpt(error: UnicodeEncodeError) -> str:

@@ -104,10 +104,10 @@ def fetch_files(session: Session, item: AwaitedSubmission) -> None:
     command = submission.command if submission is not None else None
     if command is None or submission is None or not (command.out or command.err):
         return
+    started: set[str] = set()  # both streams may have one file
     for number, pattern in enumerate((command.out, command.err)):
         if not pattern:
             continue
-        started: set[str] = set()
         for end in sorted(item.ends.values(), key=lambda end: end.position):
             target = Path(expand(pattern, end, submission.name))
             try:

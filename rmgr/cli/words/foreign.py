@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Sequence
+
+from rmgr.cli.words import sbatch
 
 #: Words that are no command here -> what to type instead; the words behind them follow. The longest that fits counts.
 _COMMANDS = {
@@ -105,7 +108,7 @@ _OPTIONS = {
     "--cpus": "-c C",
     "--ncpus": "-c C",
     "--nthreads": "-c C",
-    "--mem-per-cpu": "--mem SIZE, of each task or process",
+    "--mem-per-cpu": "--mem SIZE, of each task or process with all its cores",
     "--memory": "--mem SIZE",
     "--time-limit": "-t TIME",
     "--time-request": "-t TIME",
@@ -114,23 +117,19 @@ _OPTIONS = {
     "--stdout": "-o FILE",
     "--stderr": "-e FILE",
     "--dependency": "-d afterok:ID (or ok:ID), any:ID, fail:ID",
-    "--gres": "--gpus N, or --resource NAME=N",
-    "-G": "--gpus N",
+    "--gres": "--gpus N, or --resource NAME=N, of each process",
+    "-G": "--gpus N, of each process",
     "--chdir": "--cwd DIR",
     "-D": "--cwd DIR",
     "--constraint": "--features A,B",
     "-C": "--features A,B",
-    "--licenses": "--resource NAME=N",
-    "-L": "--resource NAME=N",
-    "--nice": "--priority N (larger is earlier)",
-    "--export": "--env NAME=VALUE",
+    "--nice": "--priority=-N (larger is earlier here, and later there)",
+    "--export": "--env NAME=VALUE, or --env NAME, for each variable",
     "--wrap": "-- sh -c 'COMMAND'",
     "--test-only": "--dry-run",
-    "--immediate": "--timeout DURATION",
     "--max-parallel": "-a 1-100%8: 8 at a time",
     "--from-json": "--each-line FILE",
     "--crash-limit": "--retries N",
-    "--deadline": "-t TIME",
     "-A": "--account NAME",
     "-W": "--wait",
     "--format": "-o COL,...",
@@ -142,7 +141,16 @@ _OPTIONS = {
     "--log-file": "-o FILE",
     "--partition": "-q QUEUE",
     "--nodelist": "the node's name alone, as in rmgr nodes n1",
+    "-l": "-t TIME (walltime), -c CORES (ncpus, ppn), --mem SIZE (mem), -N NODES -n P (select, nodes)",
+    "-j": "-o FILE -e FILE, with the same name",
+    "-V": "--env NAME for each variable: the whole environment does not go along",
+    "-r": "--requeue, or --no-requeue",
+    "-P": "--account NAME",
+    "-I": "rmgr run --pty bash",
+    "-S": "#!/bin/bash, in the first line of the script",
 }
+#: Values of `-m` of PBS; Slurm's distributes processes.
+_MAIL = re.compile(r"[abefjn]+")
 
 
 def command_for(words: Sequence[str]) -> str:
@@ -162,6 +170,56 @@ def below_jobs(words: Sequence[str]) -> str:
     return command_for(["job", *words]) if f"job {words[0]}" in _COMMANDS else ""
 
 
-def option_for(option: str) -> str:
-    """What to type here instead of an option of another system; "" where nothing is known."""
-    return _OPTIONS.get(option, "")
+def option_for(option: str, words: Sequence[str] = (), *, submits: bool = False) -> str:
+    """What to type here instead of an option of another system, or why nothing does the same; "" where nothing is known.
+
+    Args:
+        words: all that was typed: the option's value stands there. submits: it was typed to a command that submits work.
+    """
+    told = f"here it is {_OPTIONS[option]}" if option in _OPTIONS else ""
+    if not submits:
+        return told
+    value = _value_of(option, words)
+    if option == "--wrap":  # a command line is no value to look at
+        return told
+    if option == "-W" and value is not None and "=" in value:
+        return _attribute(*value.split("=", 1))
+    if option in {"-m", "-M"} and value is not None and (_MAIL.fullmatch(value) or "@" in value):
+        return f"{option} {value}: {sbatch.NO_MAIL}"  # PBS
+    if not sbatch.is_known(option) or (value is None and told):
+        return told
+    try:
+        ours = sbatch.said(option, value)
+    except sbatch.Unlike as why:
+        return f"{option}{'' if value is None else f' {value}'}: {why}" if value is not None or not told else told
+    if not ours:
+        return f"leave it out: it is so anyway without {option}"
+    return f"{told}: {shlex.join(ours)}" if told else f"here it is {shlex.join(ours)}"
+
+
+def _attribute(name: str, value: str) -> str:
+    """`-W name=value` of PBS."""
+    if name == "block":
+        return "here it is --wait" if value.lower() in {"true", "t", "yes", "y", "1"} else "leave it out: it is so anyway"
+    if name == "depend":
+        try:
+            return f"here it is --after={sbatch.dependency(value)}"
+        except sbatch.Unlike as why:
+            return f"-W {name}={value}: {why}"
+    if name in {"stagein", "stageout"}:
+        return "here it is --upload PATH, --input KEY=FILE or --output KEY=FILE"
+    return f"-W {name}={value}: there is no such attribute here: rmgr submit --help"
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """What was typed behind an option; None: nothing."""
+    typed = list(itertools.takewhile(lambda word: word != "--", words))
+    for at, word in enumerate(typed):
+        if word == option:
+            behind = typed[at + 1 : at + 2] if sbatch.takes_value(option) or option == "-W" else []
+            return next((value for value in behind if not value.startswith("-") and (option != "-W" or "=" in value)), None)
+        if option.startswith("--") and word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if not option.startswith("--") and word.startswith(option) and len(word) > len(option):
+            return word[len(option) :]
+    return None

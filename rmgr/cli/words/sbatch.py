@@ -1,123 +1,667 @@
-"""Translate `#SBATCH` lines: options of sbatch with their values as they are written here, where a bare number may mean something else."""
+"""Translate options of sbatch, with their values, into what is typed here; name what has no equal, why, and what to type instead.
+
+Source: sbatch(1) of Slurm 25.05, option by option. A value passes only in a form that means the same here: a bare number may be minutes or
+mebibytes there, and memory and GPUs are counted by the node there and by the process here. So all lines of a script are read together.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmgr.cli.words.placed_options import parse_nodes
+from rmgr.errors import UsageError
+from rmgr.model.base.units import parse_duration_us
+from rmgr.model.tasks.array import parse_array
+from rmgr.model.tasks.block import PRIORITY_RANGE
 
 MARK = "#SBATCH"
 
 
-def translated(line: str) -> tuple[list[str], list[str]]:
-    """(the options of a `#SBATCH` line as they are here, those that have no equal); an unknown option drops itself and its value only."""
-    try:
-        words = shlex.split(line.removeprefix(MARK), comments=True)
-    except ValueError:
-        return [], [line]
-    out: list[str] = []
-    dropped: list[str] = []
-    for option, joint, value in _options(words):
-        ours, changed = _OPTIONS.get(option, ("", None))
-        told = changed(value) if changed is not None and value else value
-        if not ours or (changed is not None and value and not told):
-            dropped += [f"{option}={value}"] if joint == "=" else [option, *([value] if value else [])]
-            continue
-        out += [f"{ours}={told}"] if joint == "=" else [ours, *([told] if told else [])]
-    return out, dropped
+class Unlike(Exception):
+    """An option, or a value of it, has no equal here; the text says why, and what to type instead."""
 
 
-def _options(words: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Each option, what stands between it and its value ("=", " " or nothing), the value ("" for none)."""
+class _Given(NamedTuple):
+    """An option as it was written. joint: what stands before its value, "=", " " or nothing. value: None where there is none."""
+
+    name: str
+    joint: str = ""
+    value: str | None = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return self.name
+        return shlex.join([f"{self.name}={self.value}"] if self.joint == "=" else [self.name, self.value])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What all lines together ask for, as far as the meaning of an option depends on others; None: not said."""
+
+    processes: int | None = None
+    nodes: int | None = None
+    each_node: int | None = None  #: `--ntasks-per-node`
+    cores: int | None = None
+    listed: int | None = None  #: names of `--nodelist`, all of which a job has there
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def by(cls, given: Sequence[_Given]) -> _Asked:
+        last = {_long(item.name): item.value or "" for item in given}
+
+        def number(name: str) -> int | None:
+            found = re.match(r"\d{1,9}", last.get(name, ""), re.ASCII)
+            return int(found[0]) if found else None
+
+        return cls(
+            processes=number("--ntasks"),
+            nodes=number("--nodes"),
+            each_node=number("--ntasks-per-node"),
+            cores=number("--cpus-per-task"),
+            listed=_count(last.get("--nodelist", "")),
+            names=frozenset(last),
+        )
+
+    @property
+    def width(self) -> int:
+        """Processes."""
+        return self.processes or (self.nodes or self.listed or 1) * (self.each_node or 1)
+
+    @property
+    def on_a_node(self) -> int | None:
+        """Processes on each node; None: that differs, or is not said."""
+        if self.width == 1:
+            return 1
+        nodes = self.nodes or self.listed
+        return self.width // nodes if nodes and self.width % nodes == 0 else None
+
+
+def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, str]]]:
+    """(the options of each `#SBATCH` line as they are here, what has no equal: how it was written, why and what to type instead)."""
+    without: list[tuple[str, str]] = []
+    read: list[list[_Given]] = []
+    for line in lines:
+        try:
+            read.append(list(_options(shlex.split(line.removeprefix(MARK), comments=True))))
+        except ValueError as error:
+            read.append([])
+            without.append((line, f"it cannot be read: {error}"))
+    asked = _Asked.by([item for items in read for item in items])
+    out: list[list[str]] = []
+    for items in read:
+        out.append([])
+        for item in items:
+            try:
+                out[-1] += _said(item, asked)
+            except Unlike as why:
+                without.append((str(item), str(why)))
+    return out, without
+
+
+def said(name: str, value: str | None) -> list[str]:
+    """One option alone as it is here; empty: it needs none. Raises Unlike."""
+    given = _Given(name, "=" if name.startswith("--") and value is not None else " ", value)
+    return _said(given, _Asked.by([given]))
+
+
+def is_known(name: str) -> bool:
+    """Slurm has an option of exactly this name."""
+    return name in _RULES or name in _SHORT
+
+
+def takes_value(name: str) -> bool:
+    """The next word is its value."""
+    return _long(name) not in _FLAGS | _MAYBE
+
+
+def _options(words: Sequence[str]) -> Iterator[_Given]:
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
+        name, joint, value = word, "", ""
         if word.startswith("--"):
-            option, joint, value = word.partition("=")
-        else:
-            option, joint, value = word[:2], "", word[2:]
-        if not joint and not value and option not in _FLAGS and at < len(words) and not words[at].startswith("-"):
-            joint, value = " ", words[at]
+            name, joint, value = word.partition("=")
+        elif word.startswith("-"):
+            name, value = word[:2], word[2:]
+        if joint or value:
+            yield _Given(name, joint or " ", value)
+        elif takes_value(name) and word.startswith("-") and at < len(words) and not words[at].startswith("-"):
+            yield _Given(name, " ", words[at])
             at += 1
-        yield option, joint, value
+        else:
+            yield _Given(name)
+
+
+def _long(name: str) -> str:
+    """The long name of an option: of a short one, or of the beginning of a long one, which is enough there."""
+    if name in _SHORT:
+        return _SHORT[name]
+    if name in _RULES or not re.match(r"--\w\w", name):
+        return name
+    found = [known for known in _RULES if known.startswith(name)]
+    return found[0] if len(found) == 1 else name
+
+
+def _said(given: _Given, asked: _Asked) -> list[str]:
+    name = _long(given.name)
+    rule = _RULES.get(name)
+    if rule is None and name.startswith("-"):
+        raise Unlike("there is no such option here: rmgr submit --help")
+    if rule is None:
+        raise Unlike("jobs of several parts are jobs of their own here: rmgr submit --from FILE")
+    if isinstance(rule, str):
+        raise Unlike(rule)
+    if given.value is None and name not in _FLAGS | _MAYBE:
+        raise Unlike("its value is missing")
+    if given.value is not None and name in _FLAGS:
+        raise Unlike("it takes no value")
+    out: list[str] = []
+    for ours, value in rule(given.value or "", asked):
+        option = given.name if _ALIKE.get(given.name) == ours else ours
+        out += [option] if value is None else [f"{option}={value}"] if given.joint == "=" or value.startswith("-") else [option, value]
+    return out
 
 
 # -- values -------------------------------------------------------------------------------------------------------------------
 
-
-def _time(value: str) -> str:
-    """A bare number is minutes there; of `days-hours[:minutes]` the rest is added."""
-    if value.isdigit():
-        return f"{value}m" if int(value) else value
-    if re.fullmatch(r"\d+-\d+", value):
-        return f"{value}:00:00"
-    return f"{value}:00" if re.fullmatch(r"\d+-\d+:\d+", value) else value
+#: Pairs of an option and its value (None: it has none).
+_Pairs = list[tuple[str, str | None]]
+_Rule = Callable[[str, _Asked], _Pairs]
 
 
-def _size(value: str) -> str:
+def _plain(ours: str, form: str = r".+", why: str = "such a value is not known here") -> _Rule:
+    """The same value under the name `ours`, where it has this form."""
+
+    def rule(value: str, _asked: _Asked) -> _Pairs:
+        if re.fullmatch(form, value, re.ASCII if form != r".+" else 0) is None:
+            raise Unlike(why)
+        return [(ours, value)]
+
+    return rule
+
+
+def _flag(ours: str) -> _Rule:
+    return lambda _value, _asked: [(ours, None)]
+
+
+def _switch(ours: str, why: dict[str, str], *, on: tuple[str, ...] = ("",), off: tuple[str, ...] = ()) -> _Rule:
+    """A flag that may have a value."""
+
+    def rule(value: str, _asked: _Asked) -> _Pairs:
+        if value in on:
+            return [(ours, None)]
+        if value in off:
+            return []
+        raise Unlike(why.get(value, f"{value!r} is not known here: {ours} alone"))
+
+    return rule
+
+
+def _needless(*values: str, why: str) -> _Rule:
+    """What these values ask for is so here anyway."""
+
+    def rule(value: str, _asked: _Asked) -> _Pairs:
+        if value.upper() in values:
+            return []
+        raise Unlike(why)
+
+    return rule
+
+
+def _time(value: str, _asked: _Asked) -> _Pairs:
+    """Minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    if value in {"0", "-1"} or value.upper() in {"UNLIMITED", "INFINITE"}:
+        raise Unlike("no limit there: leave --time out, and the queue's own holds (rmgr queues)")
+    days = re.fullmatch(r"\d+-\d+((?::\d+){0,2})", value, re.ASCII)
+    told = f"{value}m" if value.isdigit() else value + ":00" * (2 - days[1].count(":")) if days else value
+    try:
+        if not re.fullmatch(r"[\d:-]+m?", told, re.ASCII):
+            raise UsageError("")
+        parse_duration_us(told)
+    except UsageError:
+        raise Unlike("no time there either: --time=90m, 1:30:00 or 1-12:00:00") from None
+    return [("--time", told)]
+
+
+_SIZE = re.compile(r"(\d{1,15})([KMGT]?)B?", re.IGNORECASE | re.ASCII)
+_KIB = {"K": 1, "": 1 << 10, "M": 1 << 10, "G": 1 << 20, "T": 1 << 30}
+
+
+def _kib(value: str) -> int:
     """A bare number is mebibytes there."""
-    return f"{value}M" if value.isdigit() and int(value) else value
+    found = _SIZE.fullmatch(value)
+    if found is None:
+        raise Unlike("no size there either: --mem=512M or 4G")
+    return int(found[1]) * _KIB[found[2].upper()]
 
 
-def _dependency(value: str) -> str:
-    for theirs, ours in (("afterok", "ok"), ("afterany", "any"), ("afternotok", "fail")):
-        value = value.replace(f"{theirs}:", f"{ours}:")
-    return value
+def _sized(kib: int) -> str:
+    return f"{kib >> 10}M" if kib % (1 << 10) == 0 else f"{kib}K"
+
+
+def _memory(value: str, asked: _Asked) -> _Pairs:
+    kib, each = _kib(value), asked.on_a_node
+    if not kib:
+        raise Unlike("all memory of a node there: --exclusive, and --mem with as much as its program needs")
+    if each == 1:
+        return [("--mem", value if not value.isdigit() else f"{value}M")]
+    if each is None or kib % each:
+        raise Unlike(f"of a node there, of each of {asked.width} processes here: --mem with what one process needs")
+    return [("--mem", _sized(kib // each))]
+
+
+def _memory_of_cores(value: str, asked: _Asked) -> _Pairs:
+    if not _kib(value):
+        raise Unlike("no limit there: leave --mem out")
+    return [("--mem", _sized(_kib(value) * (asked.cores or 1)))]
+
+
+def dependency(value: str) -> str:
+    """A list of dependencies as `--after` takes it. Raises Unlike."""
+    if "?" in value:
+        raise Unlike("one of several is enough there; here all must be met: --after=ok:1,any:2")
+    found = []
+    for part in value.split(","):
+        kind, colon, ids = part.partition(":")
+        kind = kind.lower()
+        if re.fullmatch(r"\d+(:\d+)*", part, re.ASCII):  # an end of any kind there
+            kind, colon, ids = "afterany", ":", part
+        if kind in UNLIKE_DEPENDENCIES:
+            raise Unlike(UNLIKE_DEPENDENCIES[kind].replace("ID", next(iter(re.findall(r"\d+", ids, re.ASCII)), "ID")))
+        if kind not in {"afterok", "afterany"} or not colon:
+            raise Unlike(f"{part!r} is no dependency there either: --after=ok:1 or any:1")
+        if not re.fullmatch(r"\d{1,10}(:\d{1,10})*", ids, re.ASCII):
+            raise Unlike("single tasks, and times behind an id, cannot be waited for: --after=ok:ID, of a whole submission")
+        found.append(f"{kind.removeprefix('after')}:{ids}")
+    return ",".join(found)
+
+
+#: Kinds of dependencies of Slurm that have no equal -> why, and what to type.
+UNLIKE_DEPENDENCIES = {
+    "afternotok": "it follows also what was cancelled before it began, no failure here: --after=fail:ID where that does not matter",
+    "after": "a beginning cannot be waited for: --after=any:ID waits for the end",
+    "aftercorr": "tasks of an array do not wait one for one: --after=ok:ID waits for all of them",
+    "afterburstbuffer": "there are no burst buffers: --after=any:ID",
+    "expand": "a job cannot be made larger: submit one of the whole size",
+    "singleton": "jobs of one name do not wait for each other: --after=any:ID, with the id of the one before",
+}
+
+
+def _dependency(value: str, _asked: _Asked) -> _Pairs:
+    return [("--after", dependency(value))]
+
+
+_PATTERN = re.compile(r"%(\d*)(.?)", re.DOTALL)
 
 
 def _file(value: str) -> str:
-    return value.replace("%A", "%j")
+    """`%t` is the attempt here and a rank there; of others that differ there are none here."""
+    if "\\" in value:
+        raise Unlike("a backslash turns placeholders off there: name a file without one")
+    if value.lower() == "none":
+        raise Unlike("/dev/null there: leave it out; what is printed is kept, and rmgr logs shows it")
+    for digits, letter in _PATTERN.findall(value):
+        if digits or letter not in set("jAaxN%"):
+            raise Unlike(f"%{digits}{letter} is not the same here: %j (job), %a (index), %x (name) and %N (node) are")
+    return _PATTERN.sub(lambda found: "%j" if found[2] == "A" else found[0], value)
 
 
-def _nodes(value: str) -> str:
-    """Of `2-4` the least: the number is exact here."""
-    return value.partition("-")[0]
+def _output(value: str, asked: _Asked) -> _Pairs:
+    """stderr goes to the same file there, unless it has one of its own."""
+    told = _file(value)
+    return [("--out", told), *([] if "--error" in asked.names else [("--err", told)])]
 
 
-def _generic(value: str) -> str:
-    found = re.fullmatch(r"(?:gres[:/])?gpu(?::[a-z][\w.-]*)?(?::(\d+))?", value)
-    return "" if found is None else found[1] or "1"
+def _array(value: str, _asked: _Asked) -> _Pairs:
+    try:
+        parse_array(value)
+    except UsageError as error:
+        raise Unlike(f"{error.message}: --array=0-15:2%4") from None
+    return [("--array", value)]
 
 
-def _begin(value: str) -> str:
-    """`now+2hours`: units in full, seconds without one."""
-    found = re.fullmatch(r"now\+(\d+)(?:(s|m|h|d)[a-z]*|(w)[a-z]*)?", value)
-    if found is None:
-        return value
-    return f"now+{int(found[1]) * 7}d" if found[3] else f"now+{found[1]}{found[2] or 's'}"
+def _nodes(value: str, _asked: _Asked) -> _Pairs:
+    """Of `2-4` the least, which is allowed there: the number is exact here."""
+    if re.fullmatch(r"[1-9]\d{0,4}(-\d+)?", value, re.ASCII) is None:
+        raise Unlike("one number of nodes can be asked for: --nodes=4")
+    return [("--nodes", value.partition("-")[0])]
 
 
-_FLAGS = {"-H", "--hold", "-W", "--wait", "--exclusive", "--requeue", "--no-requeue", "-K", "-Q", "-v", "-O", "-s", "-k", "-h", "-V"}
-#: Options of sbatch -> what they are here, and what becomes of their values.
-_OPTIONS: dict[str, tuple[str, Callable[[str], str] | None]] = {
-    **{same: (same, None) for same in ("-J", "-c", "-a", "--array", "-n", "-q", "-w", "-x", "--nodelist", "--exclude", "--gpus")},
-    **{same: (same, None) for same in ("--account", "--hold", "--wait", "--exclusive", "--requeue", "--no-requeue", "--priority")},
-    "--kill-on-bad-exit": ("--kill-on-bad-exit", None),
-    **{same: (same, _time) for same in ("-t", "--time")},
-    **{same: (same, _nodes) for same in ("-N", "--nodes")},
-    **{same: (same, _file) for same in ("-o", "-e")},
-    "--mem": ("--mem", _size),
-    "--begin": ("--begin", _begin),
-    "-b": ("--begin", _begin),
-    "--job-name": ("--name", None),
-    "-p": ("--queue", None),
-    "--partition": ("--queue", None),
-    "--qos": ("--queue", None),
-    "--cpus-per-task": ("--cores", None),
-    "--ntasks": ("--processes", None),
-    "--output": ("--out", _file),
-    "--error": ("--err", _file),
-    "--dependency": ("--after", _dependency),
-    "-d": ("--after", _dependency),
-    "--chdir": ("--cwd", None),
-    "-D": ("--cwd", None),
-    "--constraint": ("--features", None),
-    "-C": ("--features", None),
-    "--nice": ("--priority", None),
-    "-G": ("--gpus", None),
-    "--gres": ("--gpus", _generic),
-    "-A": ("--account", None),
-    "-H": ("--hold", None),
-    "-W": ("--wait", None),
+def _tasks_of_nodes(value: str, asked: _Asked) -> _Pairs:
+    if re.fullmatch(r"[1-9]\d{0,8}", value, re.ASCII) is None:
+        raise Unlike("--nodes=2 --processes=8: they are spread evenly")
+    if asked.nodes and asked.processes is None:
+        return [("--processes", str(asked.nodes * int(value)))]
+    if asked.nodes and asked.processes and -(-asked.processes // asked.nodes) <= int(value):
+        return []  # the most of a node there, and they are spread evenly here
+    raise Unlike("say how many nodes, and processes in all: --nodes=2 --processes=8; they are spread evenly")
+
+
+def _node_list(value: str, asked: _Asked) -> _Pairs:
+    """There a job has all of these nodes; here it has none but these."""
+    count = _names(value, "--nodelist")
+    if asked.nodes == count or (count == 1 and asked.nodes is None):
+        return [("--nodelist", value)]
+    if asked.nodes is None and (asked.processes is None or asked.processes >= count):
+        return [("--nodelist", value), ("--nodes", str(count))]
+    raise Unlike("all of them, and others, there; none but these here: --nodelist with as many names as --nodes says, or --features")
+
+
+def _excluded(value: str, _asked: _Asked) -> _Pairs:
+    _names(value, "--exclude")
+    return [("--exclude", value)]
+
+
+def _names(value: str, option: str) -> int:
+    if "/" in value:
+        raise Unlike(f"a file of names there: {option}=n1,n2 or n[1-3]")
+    count = _count(value)
+    if count is None:
+        raise Unlike(f"no list of nodes: {option}=n1,n2 or n[1-3]")
+    return count
+
+
+def _count(value: str) -> int | None:
+    try:
+        return len(parse_nodes(value))
+    except UsageError:
+        return None
+
+
+def _features(value: str, _asked: _Asked) -> _Pairs:
+    if re.fullmatch(r"[\w.-]+([&,][\w.-]+)*", value, re.ASCII) is None:
+        raise Unlike("only all of several features can be asked for: --features=a,b")
+    return [("--features", value.replace("&", ","))]
+
+
+def _one_gpu_kind(value: str, option: str) -> int:
+    kind, _, count = value.rpartition(":")
+    if "," in value or re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII) is None:
+        raise Unlike(f"one number of GPUs can be asked for: {option}=2")
+    if kind:
+        raise Unlike(f"kinds of GPUs are features of nodes here: --gpus={count} --features={kind}, where nodes have it")
+    return int(count)
+
+
+def _gpus(value: str, asked: _Asked) -> _Pairs:
+    count = _one_gpu_kind(value, "--gpus")
+    if asked.width > 1:
+        raise Unlike(f"of the whole job there, of each of {asked.width} processes here: --gpus with what one process needs")
+    return [("--gpus", str(count))]
+
+
+def _gpus_of_tasks(value: str, _asked: _Asked) -> _Pairs:
+    return [("--gpus", str(_one_gpu_kind(value, "--gpus")))]
+
+
+def _gpus_of_nodes(value: str, asked: _Asked) -> _Pairs:
+    return _of_nodes(asked, "--gpus", str(_one_gpu_kind(value, "--gpus")))
+
+
+def _of_nodes(asked: _Asked, ours: str, value: str) -> _Pairs:
+    if asked.on_a_node != 1:
+        raise Unlike(f"of a node there, of each of {asked.width} processes here: {ours} with what one process needs")
+    return [(ours, value)]
+
+
+_GENERIC = re.compile(r"(?:gres[:/])?(?P<name>[A-Za-z][\w.-]*)(?::(?P<kind>[A-Za-z][\w.-]*))?(?:[:=](?P<count>\d{1,9}))?", re.ASCII)
+
+
+def _generic(value: str, asked: _Asked) -> _Pairs:
+    if value.lower() == "none":
+        return []
+    out: _Pairs = []
+    for part in value.split(","):
+        found = _GENERIC.fullmatch(part)
+        if found is None or part == "help":
+            raise Unlike("write each by itself, with a plain number: --gpus=2, --resource=NAME=2")
+        name, kind, count = found["name"], found["kind"], found["count"] or "1"
+        if kind and name == "gpu":
+            raise Unlike(f"kinds of GPUs are features of nodes here: --gpus={count} --features={kind}, where nodes have it")
+        if kind:
+            raise Unlike(f"kinds are resources of their own here: --resource={name}.{kind}={count}, where nodes have it")
+        out += _of_nodes(asked, "--gpus", count) if name == "gpu" else _of_nodes(asked, "--resource", f"{name}={count}")
+    return out
+
+
+def _export(value: str, _asked: _Asked) -> _Pairs:
+    """Nothing goes along here unless it is named."""
+    if value.upper() in {"NONE", "NIL"}:
+        return []
+    names = value.split(",")
+    if "ALL" in {name.upper() for name in names}:
+        raise Unlike("the whole environment does not go along: --env=NAME for each variable that the work needs")
+    if not all(re.fullmatch(r"[A-Za-z_]\w*(=[^'\"]*)?", name, re.ASCII) for name in names):
+        raise Unlike("write each variable by itself: --env=NAME=VALUE")
+    return [("--env", name) for name in names]
+
+
+_UNITS = ("seconds", "minutes", "hours", "days", "weeks")
+_HOURS = {"noon": "12:00", "elevenses": "11:00", "fika": "15:00", "teatime": "16:00"}
+
+
+def _begin(value: str, _asked: _Asked) -> _Pairs:
+    word = value.strip().lower()
+    since = re.fullmatch(r"now(?:\s*\+\s*(\d{1,9})\s*([a-z]*))?", word, re.ASCII)
+    clock = re.fullmatch(r"(\d{1,2}):(\d{2})(:\d{2})?\s*(am|pm)?", word, re.ASCII)
+    day = re.fullmatch(r"(\d{1,2})[/.](\d{1,2})[/.](\d{2})", word, re.ASCII)
+    if since is not None:
+        unit = next((name for name in _UNITS if name.startswith(since[2])), "") if since[1] and since[2] else "seconds"
+        if unit == "weeks":
+            return [("--begin", f"now+{int(since[1]) * 7}d")]
+        if unit:
+            return [("--begin", f"now+{since[1]}{unit[0]}" if since[1] else "now")]
+    elif clock is not None and not (clock[4] and not 1 <= int(clock[1]) <= 12) and int(clock[1]) < 24 and int(clock[2]) < 60:
+        hour = int(clock[1]) % 12 + 12 * (clock[4] == "pm") if clock[4] else int(clock[1])
+        return [("--begin", f"{hour:02d}:{clock[2]}{clock[3] or ''}")]
+    elif word in {"today", "tomorrow", "midnight"}:
+        return [("--begin", word)]
+    elif word in _HOURS:
+        return [("--begin", _HOURS[word])]
+    elif day is not None:
+        return [("--begin", f"20{day[3]}-{int(day[1]):02d}-{int(day[2]):02d}")]
+    elif re.fullmatch(r"\d{4}-\d{2}-\d{2}(t\d{2}(:\d{2}){0,2})?", word, re.ASCII):
+        return [("--begin", value.strip())]
+    raise Unlike("write it as --begin=16:00, now+2h, tomorrow or 2026-11-30T08:00")
+
+
+def _nice(value: str, _asked: _Asked) -> _Pairs:
+    """It lowers the priority there, and a larger one is earlier here."""
+    if re.fullmatch(r"-?\d{1,10}", value or "100", re.ASCII) is None or abs(int(value or "100")) > PRIORITY_RANGE:
+        raise Unlike(f"--priority=-100 is later than the usual 0; it goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}")
+    return [("--priority", str(-int(value or "100")))] if int(value or "100") else []
+
+
+def _priority(value: str, _asked: _Asked) -> _Pairs:
+    if re.fullmatch(r"\d{1,10}", value, re.ASCII) is None or int(value) > PRIORITY_RANGE:
+        raise Unlike(f"--priority goes from -{PRIORITY_RANGE} to {PRIORITY_RANGE}, and a queue has its own most (rmgr queues)")
+    return [("--priority", value)] if int(value) else [("--hold", None)]  # 0 is held there
+
+
+def _directory(value: str, _asked: _Asked) -> _Pairs:
+    if not value.startswith("/"):
+        raise Unlike("nodes know no directory of yours: write the whole path, --cwd=/home/me/work")
+    return [("--cwd", value)]
+
+
+def _quality(value: str, asked: _Asked) -> _Pairs:
+    if "," in value or "--partition" in asked.names:
+        raise Unlike("a job has one queue, and --queue says both: the one of the two that is meant")
+    return [("--queue", value)]
+
+
+def _mail(value: str, _asked: _Asked) -> _Pairs:
+    if value.upper() == "NONE":
+        return []
+    raise Unlike(NO_MAIL)
+
+
+# -- table --------------------------------------------------------------------------------------------------------------------
+
+NO_MAIL = "no mail is sent: rmgr wait ID; mail -s done me"
+_NO_PLACE = "where in a node a process runs cannot be said: --cores, or --exclusive for whole nodes"
+_EVENLY = "processes are spread evenly over --nodes"
+_NO_RECORD = "only --name and --account are recorded with the work"
+_OTHER_CLUSTER = "one command speaks to one cluster: --zk names it"
+_OPERATORS = "nobody submits for another user, and nodes are their operators'"
+_NO_TOPOLOGY = "which nodes are near each other is not known: --features, or --nodelist"
+_NO_IMAGE = "containers are what a command starts: rmgr submit -- podman run IMAGE"
+_COUNTER = "it is not measured: rmgr show has CPU time and memory"
+_NODE_NEEDS = "nodes are asked for by --cores, --mem, --features and --resource"
+#: Options of sbatch -> how their values are read, or why they have no equal, and what to type instead.
+_RULES: dict[str, _Rule | str] = {
+    "--account": _plain("--account"),
+    "--acctg-freq": _COUNTER,
+    "--array": _array,
+    "--batch": "a script runs on the first node of its job: --features for all of them",
+    "--bb": "there are no burst buffers: --input and --upload bring files",
+    "--bbf": "there are no burst buffers: --input and --upload bring files",
+    "--begin": _begin,
+    "--chdir": _directory,
+    "--cluster-constraint": _OTHER_CLUSTER,
+    "--clusters": _OTHER_CLUSTER,
+    "--comment": _NO_RECORD,
+    "--consolidate-segments": _NO_TOPOLOGY,
+    "--constraint": _features,
+    "--container": _NO_IMAGE,
+    "--container-id": _NO_IMAGE,
+    "--contiguous": _NO_TOPOLOGY,
+    "--core-spec": _NO_PLACE,
+    "--cores-per-socket": _NO_PLACE,
+    "--cpu-freq": _NODE_NEEDS,
+    "--cpus-per-gpu": "cores are of each process: --cores with what one process needs",
+    "--cpus-per-task": _plain("--cores", r"0*[1-9]\d{0,4}", "a number of cores: --cores=4"),
+    "--deadline": "work has no time by which it must have ended: --time limits how long it runs",
+    "--delay-boot": _OPERATORS,
+    "--dependency": _dependency,
+    "--distribution": _EVENLY,
+    "--error": lambda value, _asked: [("--err", _file(value))],
+    "--exclude": _excluded,
+    "--exclusive": _switch(
+        "--exclusive",
+        {
+            "user": "a node cannot be kept for one user's jobs: --exclusive is for this job alone",
+            "mcs": "there are no such labels: --exclusive is for this job alone",
+            "topo": f"{_NO_TOPOLOGY}; --exclusive is for whole nodes",
+        },
+    ),
+    "--export": _export,
+    "--export-file": "write each variable by itself: --env=NAME=VALUE",
+    "--extra": _NODE_NEEDS,
+    "--extra-node-info": _NO_PLACE,
+    "--get-user-env": "no login shell runs before the work: begin the script with #!/bin/bash -l, or --env=NAME for each variable",
+    "--gid": _OPERATORS,
+    "--gpu-bind": "each process has GPUs of its own: --gpus",
+    "--gpu-freq": _NODE_NEEDS,
+    "--gpus": _gpus,
+    "--gpus-per-node": _gpus_of_nodes,
+    "--gpus-per-socket": _NO_PLACE,
+    "--gpus-per-task": _gpus_of_tasks,
+    "--gres": _generic,
+    "--gres-flags": _NO_PLACE,
+    "--help": "rmgr submit --help",
+    "--hint": _NO_PLACE,
+    "--hold": _flag("--hold"),
+    "--ignore-pbs": lambda _value, _asked: [],  # lines of PBS are not read here
+    "--immediate": "work that does not start at once waits on: rmgr cancel ID ends it; --begin says when it may start",
+    "--input": "a file of the node there; here one of this machine, read at once: --stdin=FILE",
+    "--job-name": _plain("--name"),
+    "--kill-on-bad-exit": _switch("--kill-on-bad-exit", {}, on=("", "1"), off=("0",)),
+    "--kill-on-invalid-dep": _needless("YES", why="what can never begin is cancelled here; rmgr explain ID says so"),
+    "--licenses": "of the cluster there; things of a node alone are counted here: --resource=NAME=2, where nodes have it",
+    "--mail-type": _mail,
+    "--mail-user": NO_MAIL,
+    "--mcs-label": _NO_RECORD,
+    "--mem": _memory,
+    "--mem-bind": _NO_PLACE,
+    "--mem-per-cpu": _memory_of_cores,
+    "--mem-per-gpu": "memory is of each process: --mem with what one process needs",
+    "--mincpus": _NODE_NEEDS,
+    "--network": _NODE_NEEDS,
+    "--nice": _nice,
+    "--no-kill": _needless("OFF", why="a job ends when it loses a node, and runs again: --no-requeue to run it once at most"),
+    "--no-requeue": _flag("--no-requeue"),
+    "--nodefile": "write the names: --nodelist=n1,n2 or n[1-3]",
+    "--nodelist": _node_list,
+    "--nodes": _nodes,
+    "--ntasks": _plain("--processes", r"0*[1-9]\d{0,8}", "a number of processes: --processes=4"),
+    "--ntasks-per-core": _NO_PLACE,
+    "--ntasks-per-gpu": "GPUs are of each process: --gpus",
+    "--ntasks-per-node": _tasks_of_nodes,
+    "--ntasks-per-socket": _NO_PLACE,
+    "--oom-kill-step": "a process that has no memory left fails: --mem with more; --kill-on-bad-exit ends the others",
+    "--open-mode": "a file is appended to, and emptied first where its name has %a: --out=NAME.%a, or rm it before",
+    "--output": _output,
+    "--overcommit": "a core is given to one process at a time: --cores",
+    "--oversubscribe": "a core is given to one process at a time: leave it out; without --exclusive nodes are shared",
+    "--parsable": _flag("--parsable"),
+    "--partition": _plain("--queue", r"[^,]+", "a job has one queue: --queue=NAME"),
+    "--power": _OPERATORS,
+    "--prefer": "what is asked for is needed: --features",
+    "--priority": _priority,
+    "--profile": _COUNTER,
+    "--propagate": "limits of this shell do not go along: ulimit in the script",
+    "--qos": _quality,
+    "--quiet": "--parsable prints the id alone",
+    "--reboot": _OPERATORS,
+    "--requeue": _switch("--requeue", {"expedited": "work that runs again has the place of its --priority: --requeue alone"}),
+    "--reservation": "nodes are not reserved by name: --queue or --partition, which its operator keeps for some",
+    "--resources": _NODE_NEEDS,
+    "--resv-ports": "ports are not reserved: a program binds to port 0",
+    "--segment": _NO_TOPOLOGY,
+    "--signal": "no signal is sent before the limit: at it work gets SIGTERM, and time to end; or --checkpoint-every=10m",
+    "--sockets-per-node": _NO_PLACE,
+    "--spread-job": _EVENLY,
+    "--spread-segments": _NO_TOPOLOGY,
+    "--stepmgr": "rmgr run starts processes in a job; there is nothing to choose",
+    "--switches": _NO_TOPOLOGY,
+    "--tasks-per-node": _tasks_of_nodes,
+    "--test-only": _flag("--dry-run"),
+    "--thread-spec": _NO_PLACE,
+    "--threads-per-core": _NO_PLACE,
+    "--time": _time,
+    "--time-min": "a limit is not lowered to begin earlier: --time with the least that is enough",
+    "--tmp": "space on disks is not counted: --features for nodes that have it",
+    "--tres-bind": _NO_PLACE,
+    "--tres-per-task": "write each by itself: --cores=4, --gpus=1, --resource=NAME=2",
+    "--uid": _OPERATORS,
+    "--usage": "rmgr submit --help",
+    "--use-min-nodes": lambda _value, _asked: [],  # of a range the least is taken here
+    "--verbose": "type -v on the command line",
+    "--version": "rmgr version",
+    "--wait": _flag("--wait"),
+    "--wait-all-nodes": _needless("1", why="work begins once all of its nodes are ready"),
+    "--wckey": _NO_RECORD,
+    "--wrap": "rmgr submit -- sh -c 'COMMAND'",
+    "--x11": "no display goes along: rmgr run --pty for a terminal",
 }
+_FLAGS = frozenset(
+    {"--consolidate-segments", "--contiguous", "--get-user-env", "--help", "--hold", "--ignore-pbs", "--no-requeue", "--overcommit"}
+    | {"--oversubscribe", "--parsable", "--quiet", "--reboot", "--spread-job", "--spread-segments", "--stepmgr", "--test-only", "--usage"}
+    | {"--use-min-nodes", "--verbose", "--version", "--wait"}
+)
+#: A value stands behind "=" alone.
+_MAYBE = frozenset(
+    {"--exclusive", "--immediate", "--kill-on-bad-exit", "--nice", "--no-kill", "--oom-kill-step", "--propagate", "--requeue"}
+    | {"--resv-ports", "--x11"}
+)
+# fmt: off
+_SHORT = {
+    "-A": "--account", "-a": "--array", "-b": "--begin", "-B": "--extra-node-info", "-C": "--constraint", "-c": "--cpus-per-task",
+    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold", "-h": "--help",
+    "-I": "--immediate", "-i": "--input", "-J": "--job-name", "-K": "--kill-on-bad-exit", "-k": "--no-kill", "-L": "--licenses",
+    "-M": "--clusters", "-m": "--distribution", "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit", "-o": "--output",
+    "-p": "--partition", "-Q": "--quiet", "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time", "-u": "--usage",
+    "-V": "--version", "-v": "--verbose", "-W": "--wait", "-w": "--nodelist", "-x": "--exclude",
+}
+#: Short options that are the same here -> their long names here.
+_ALIKE = {
+    "-J": "--name", "-c": "--cores", "-a": "--array", "-n": "--processes", "-q": "--queue", "-w": "--nodelist", "-x": "--exclude",
+    "-t": "--time", "-N": "--nodes", "-o": "--out", "-e": "--err",
+}
+# fmt: on

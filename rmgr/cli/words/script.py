@@ -98,13 +98,10 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
 
 
 def translation(script: Script) -> list[str]:
-    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, and which words have no equal; empty where there is none to translate."""
-    lines, dropped = [], []
-    for _, line in script.sbatch:
-        words, without = translated(line)
-        lines += [f"{_MARK} {shlex.join(words)}"] if words else []
-        dropped += without
-    return [*lines, *([f"# without an equal here: {shlex.join(dropped)}"] if dropped else [])]
+    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, then what has no equal, and why; empty where there are none."""
+    lines, without = translated([line for _, line in script.sbatch])
+    told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
+    return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
 
 
 def refused(script: Script) -> UsageError:

@@ -33,7 +33,7 @@ def test_every_option_that_is_named_is_one_of_some_command() -> None:
         for name in main.cli.list_commands(ctx)
         if (made := main.cli.get_command(ctx, name)) is not None
         for parameter in made.params
-        for option in parameter.opts
+        for option in (*parameter.opts, *parameter.secondary_opts)
     } | {"--"}
     for theirs, told in foreign._OPTIONS.items():
         named = set(re.findall(r"(?<![\w-])(--?[a-zA-Z][a-z-]*|--)(?![\w])", told))

@@ -92,7 +92,7 @@ def test_standard_input_may_be_either(monkeypatch: pytest.MonkeyPatch, text: str
 
 def test_dependencies_are_names_of_the_list_or_ids(tmp_path: Path) -> None:
     jobs = "".join(f'[[job]]\nname = "{name}"\ncommand = "true"\n' for name in ("prep", "x:y, z", "fail:9"))
-    *_, last = read(tmp_path, jobs + '[[job]]\ncommand = "true"\nafter = ["any:prep,fail:12", 41, "x:y, z", "fail:9", "afternotok:x:y, z"]')
+    *_, last = read(tmp_path, jobs + '[[job]]\ncommand = "true"\nafter = ["any:prep,fail:12", 41, "x:y, z", "fail:9", "fail:x:y, z"]')
     assert last.needs == ((Condition.ANY, 0), (Condition.OK, 1), (Condition.OK, 2), (Condition.FAIL, 1))
     assert last.request.options.after == (
         Dependency(condition=Condition.FAIL, submission=12),

@@ -98,6 +98,7 @@ def test_global_options_stand_before_and_after_the_command(capsys: pytest.Captur
         (("version", "--timeout", "x"), "--timeout: 'x' is not a duration", "1h30m"),
         (("version", "--jsn"), "--jsn", "rmgr version --help"),
         (("show",), "ID", "rmgr show --help"),
+        (("jobs", "--states", "R"), "--states", "-s STATE"),
     ],
 )
 def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +112,48 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
     assert document["error"]["code"] == "USAGE"
     assert told in document["error"]["message"]
     assert hint in document["error"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "hint"),
+    [
+        (("submit", "--nice=100", "--", "true"), "--nice", ": --priority=-100"),
+        (("run", "--nice", "--", "true"), "--nice", "--priority=-N (larger is earlier here"),
+        (("submit", "--gpus=a100:2", "--", "true"), "'a100:2'", "--gpus=2 --features=a100"),
+        (("submit", "-G", "a100:2", "--", "true"), "-G", "--gpus=2 --features=a100"),
+        (("submit", "--exclusive=user", "--", "true"), "--exclusive", "for this job alone"),
+        (("submit", "--requeue=expedited", "--", "true"), "--requeue", "--requeue alone"),
+        (("submit", "--dependency=singleton", "--", "true"), "--dependency", "--after=any:ID"),
+        (("submit", "-d", "singleton", "--", "true"), "one name", "--after=any:ID"),
+        (("submit", "-d", "afternotok:7", "--", "true"), "before it began", "--after=fail:7"),
+        (("submit", "--dependency=afterok:7?afterany:8", "--", "true"), "--dependency", "all must be met"),
+        (("submit", "-N", "2-4", "--", "true"), "'2-4'", "here it is -N 2"),
+        (("submit", "--export=ALL", "--", "true"), "--export", "--env=NAME for each"),
+        (("submit", "--export=A,B=1", "--", "true"), "--export", ": --env=A --env=B=1"),
+        (("submit", "--export=NONE", "--", "true"), "--export", "leave it out"),
+        (("submit", "--signal=USR1@60", "--", "true"), "--signal", "SIGTERM"),
+        (("submit", "--mail-type=END", "--", "true"), "--mail-type", "no mail is sent"),
+        (("submit", "-m", "abe", "--", "true"), "-m", "no mail is sent"),
+        (("submit", "-m", "block", "--", "true"), "-m", "spread evenly"),
+        (("submit", "-W", "block=true", "--", "true"), "-W", "here it is --wait"),
+        (("submit", "-Wdepend=afterok:7", "--", "true"), "-W", "here it is --after=ok:7"),
+        (("submit", "-W", "depend=beforeok:7", "--", "true"), "-W", "no dependency"),
+        (("submit", "-W", "umask=022", "--", "true"), "-W", "no such attribute"),
+        (("submit", "-W", "--", "true"), "-W", "here it is --wait"),
+        (("submit", "-l", "walltime=1:00:00", "--", "true"), "-l", "-t TIME (walltime)"),
+        (("submit", "--deadline=noon", "--", "true"), "--deadline", "--time limits"),
+        (("submit", "-q", "q", "--licenses", "a:2", "--", "true"), "--licenses", "--resource=NAME=2"),
+        (("submit", "--cores", "x", "--", "true"), "--cores", "rmgr submit --help"),  # no option of theirs
+        (("submit", "--xyz", "--", "x", "--nice=1"), "--xyz", "rmgr submit --help"),
+    ],
+)
+def test_options_of_others_are_answered_with_what_their_values_are_here(
+    words: tuple[str, ...], told: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(*words, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert hint in err
 
 
 @pytest.mark.parametrize(

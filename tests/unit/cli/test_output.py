@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rmgr.cli.display.output import JsonLines, Labelled, Plain, ToFiles
-from rmgr.cli.waiting.ends import expand, how
+from rmgr.cli.waiting.ends import expand, fetch_files, how
 from rmgr.cli.waiting.follow import AwaitedSubmission, FollowedEnd
 from rmgr.client.logs.live import OutputPiece
 from rmgr.client.logs.stored_logs import read_ended, read_flushed, tail_of
 from rmgr.coord.protocol import keys
 from rmgr.model.base.states import Reason, State
+from rmgr.model.tasks.submission import Command
 from rmgr.model.views import JobView
 
 
@@ -114,3 +117,15 @@ def test_history_is_an_end_too() -> None:
     )
     item = AwaitedSubmission(7, past=job)
     assert (item.is_ended, item.state, item.code, item.counts) == (True, State.FAILED, 124, {State.FAILED: 1})
+
+
+def test_both_streams_may_be_fetched_into_one_file(tmp_path: Path) -> None:
+    """Slurm's -o without -e is that."""
+    both = str(tmp_path / "%j.%a")
+    command = Command(argv=("x",), out=both, err=both)
+    ends = {number: an_end(number, log=(b"out\n", b"err\n"), log_parts=(0, 0)) for number in (0, 1)}
+    item: Any = SimpleNamespace(submission=SimpleNamespace(command=command, name="x"), ends=ends)
+    (tmp_path / "42.2").write_text("the node wrote it: it is this machine\n")
+    fetch_files(cast("Any", None), item)
+    assert (tmp_path / "42.1").read_text() == "out\nerr\n"
+    assert (tmp_path / "42.2").read_text() == "the node wrote it: it is this machine\n"

@@ -113,3 +113,14 @@ def test_lists_of_nodes() -> None:
     for bad in ("n[1-" + "9" * 5000 + "]", "n[3-1]", "n[--]", "n[1,,2]", ","):
         with pytest.raises(UsageError, match="is no list of nodes"):
             parse_nodes(bad)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"), [("--nice=100", "--priority=-100"), ("--exclusive=user", "this job alone"), ("--gpus a100:2", "--gpus=2")]
+)
+def test_options_of_slurm_in_our_lines_are_answered_as_on_the_command_line(tmp_path: Path, line: str, hint: str) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n#RMGR {line}\n")
+    with pytest.raises(UsageError, match=r"job\.sh:2: ") as caught:
+        options(str(script))
+    assert hint in caught.value.hint

@@ -135,6 +135,27 @@ def test_dependencies_in_our_words_and_slurms() -> None:
             parse_after(bad)
 
 
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        ("afternotok:7", "cancelled before it began", "fail:7"),
+        ("ok:3,afternotok:7:8", "cancelled before it began", "fail:7"),
+        ("after:7", "beginning", "any:7"),
+        ("after:7+10", "beginning", "any:7"),
+        ("aftercorr:7", "one for one", "ok:7"),
+        ("afterburstbuffer:7", "burst buffers", "any:7"),
+        ("expand:7", "larger", "submit"),
+        ("singleton", "one name", "any:ID"),
+        ("afterok:7?afterany:8", "one of several", "ok:12,any:13"),
+    ],
+)
+def test_dependencies_that_slurm_alone_has_are_refused_with_the_reason(text: str, why: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="is not a dependency") as caught:
+        parse_after(text)
+    assert why in caught.value.message
+    assert hint in caught.value.hint
+
+
 def test_states_in_the_words_of_others() -> None:
     assert parse_states("pd,Running,canceled") == (State.INITIAL, State.RUNNING, State.CANCELLED)
     with pytest.raises(UsageError, match="no state 'FAILD'") as caught:
