@@ -134,7 +134,7 @@ def _option_of(error: click.ClickException) -> str:
     """The option that is not known, or has a value that it does not take: another system may have it so."""
     if isinstance(error, click.NoSuchOption | click.BadOptionUsage):
         return error.option_name
-    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and error.ctx is not None:
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Option) and "not a valid" in error.message and error.ctx:
         typed = [word.partition("=")[0] for word in error.ctx.meta.get("rmgr.args", ())]
         return next((name for name in error.param.opts if name in typed or (len(name) == 2 and any(w[:2] == name for w in typed))), "")
     return ""

@@ -180,6 +180,8 @@ def option_for(option: str, words: Sequence[str] = (), *, submits: bool = False)
     if not submits:
         return told
     value = _value_of(option, words)
+    if option == "--wrap":  # a command line is no value to look at
+        return told
     if option == "-W" and value is not None and "=" in value:
         return _attribute(*value.split("=", 1))
     if option in {"-m", "-M"} and value is not None and (_MAIL.fullmatch(value) or "@" in value):
@@ -190,7 +192,9 @@ def option_for(option: str, words: Sequence[str] = (), *, submits: bool = False)
         ours = sbatch.said(option, value)
     except sbatch.Unlike as why:
         return f"{option}{'' if value is None else f' {value}'}: {why}" if value is not None or not told else told
-    return f"here it is {shlex.join(ours)}" if ours else f"leave it out: it is so anyway without {option}"
+    if not ours:
+        return f"leave it out: it is so anyway without {option}"
+    return f"{told}: {shlex.join(ours)}" if told else f"here it is {shlex.join(ours)}"
 
 
 def _attribute(name: str, value: str) -> str:

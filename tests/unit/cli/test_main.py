@@ -117,7 +117,7 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
 @pytest.mark.parametrize(
     ("words", "told", "hint"),
     [
-        (("submit", "--nice=100", "--", "true"), "--nice", "here it is --priority=-100"),
+        (("submit", "--nice=100", "--", "true"), "--nice", ": --priority=-100"),
         (("run", "--nice", "--", "true"), "--nice", "--priority=-N (larger is earlier here"),
         (("submit", "--gpus=a100:2", "--", "true"), "'a100:2'", "--gpus=2 --features=a100"),
         (("submit", "-G", "a100:2", "--", "true"), "-G", "--gpus=2 --features=a100"),
@@ -129,7 +129,7 @@ def test_usage_errors_name_what_and_what_to_type(words: tuple[str, ...], told: s
         (("submit", "--dependency=afterok:7?afterany:8", "--", "true"), "--dependency", "all must be met"),
         (("submit", "-N", "2-4", "--", "true"), "'2-4'", "here it is -N 2"),
         (("submit", "--export=ALL", "--", "true"), "--export", "--env=NAME for each"),
-        (("submit", "--export=A,B=1", "--", "true"), "--export", "here it is --env=A --env=B=1"),
+        (("submit", "--export=A,B=1", "--", "true"), "--export", ": --env=A --env=B=1"),
         (("submit", "--export=NONE", "--", "true"), "--export", "leave it out"),
         (("submit", "--signal=USR1@60", "--", "true"), "--signal", "SIGTERM"),
         (("submit", "--mail-type=END", "--", "true"), "--mail-type", "no mail is sent"),
