@@ -258,6 +258,9 @@ def test_last_lines_are_those_of_tail(sh: Shell, tmp_path: Path) -> None:
         words = [sys.executable, "-m", "rmgr.cli.main", "logs", number, "-n", str(lines)]
         assert subprocess.run(words, capture_output=True, check=True, timeout=60, env=sh.environment).stdout == tail
     assert "tail -n +5" in sh("logs", number, "-n", "+2").err
+    refused = sh("logs", "-f", number, "-n", "2")  # it printed two lines, and followed nothing
+    assert (refused.code, refused.out) == (2, "")
+    assert "-f follows all" in refused.err
 
 
 def test_scripts_and_lists_with_a_byte_order_mark(sh: Shell) -> None:
