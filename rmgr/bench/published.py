@@ -86,7 +86,7 @@ class _Live:
     def __init__(self, cluster: DevCluster, engine: Engine) -> None:
         self._cluster = cluster
         self._engine = engine
-        line = next(line for line in cluster.log_file("w1").read_text().splitlines() if '"watchdog_listens"' in line)
+        line = next(line for line in cluster.log_file("w1").read_text().split("\n") if '"watchdog_listens"' in line)
         self._metrics = f"http://{json.loads(line)['address']}/metrics"
 
     def submit(self, count: int, *, processes: int, hours: int) -> None:

@@ -179,7 +179,7 @@ class Scene:
 
     def audited(self, target: str) -> list[str]:
         """Why the node refused a target, line for line."""
-        lines = (json.loads(line) for line in self.cluster.log_file("n1").read_text().splitlines() if line.startswith("{"))
+        lines = (json.loads(line) for line in self.cluster.log_file("n1").read_text().split("\n") if line.startswith("{"))
         return [line["why"] for line in lines if line["event"] == "audit" and line["target"] == target and line["allowed"] is False]
 
 

@@ -47,7 +47,7 @@ class GatewayProcess:
         while not self.metrics or b"submitter_listens" not in self._log.read_bytes():
             assert self._process.poll() is None, self.log()
             assert time.monotonic() < end, self.log()
-            for line in self._log.read_text().splitlines():
+            for line in self._log.read_text().split("\n"):
                 if "submitter_listens" in line:
                     self.metrics = json.loads(line)["address"]
             time.sleep(0.02)

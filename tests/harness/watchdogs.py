@@ -67,7 +67,7 @@ class WatchdogProcess:
     def events(self, name: str) -> list[dict[str, Any]]:
         """Lines of its log with this event."""
         found = []
-        for line in self.log_file.read_text().splitlines():
+        for line in self.log_file.read_text().split("\n"):
             with contextlib.suppress(ValueError):
                 document = json.loads(line)
                 if document.get("event") == name:

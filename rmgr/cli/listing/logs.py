@@ -58,9 +58,11 @@ LINES = Parsed("lines", parse_lines)
 @click.option("-n", "--tail", type=LINES, metavar="N", help="only the last N lines of each stream of each task")
 def logs(session: Session, selector: str, follow: bool, out: str, only: str | None, attempt: int | None, tail: int | None) -> None:
     """Prints what tasks have written: stdout to stdout, stderr to stderr; several tasks with their ids before each line."""
+    if follow and (attempt is not None or tail is not None):
+        raise UsageError("-f follows all that is written from the first line on: neither -n nor --attempt fits", hint="rmgr logs -n N ID")
     target = find_one(session, selector)
     streams = (only,) if only else STREAMS
-    if follow and attempt is None and tail is None:
+    if follow:
         _follow(session, target, selector, out, streams)
         return
     query = session.query()

@@ -253,6 +253,25 @@ def test_last_lines_are_those_of_tail(sh: Shell, tmp_path: Path) -> None:
         words = [sys.executable, "-m", "rmgr.cli.main", "logs", number, "-n", str(lines)]
         assert subprocess.run(words, capture_output=True, check=True, timeout=60, env=sh.environment).stdout == tail
     assert "tail -n +5" in sh("logs", number, "-n", "+2").err
+    refused = sh("logs", "-f", number, "-n", "2")  # it printed two lines, and followed nothing
+    assert (refused.code, refused.out) == (2, "")
+    assert "-f follows all" in refused.err
+
+
+def test_a_script_of_slurm_runs_with_the_lines_that_were_said(sh: Shell) -> None:
+    theirs = "#SBATCH -J theirs --array=4,9 --nice=10 -t 5\n#SBATCH -o both.%A_%a --mem=64 --mail-type=NONE\n"
+    sh.file("theirs.sh", f"#!/bin/sh\n{theirs}echo out; sleep 0.1; echo err >&2\n")
+    refused = sh("submit", "theirs.sh")
+    assert (refused.code, refused.out) == (2, "")
+    ours = [line.removeprefix("rmgr: ") for line in refused.err.splitlines() if line.startswith("rmgr: #RMGR")]
+    assert "without an equal" not in refused.err
+    sh.file("ours.sh", "\n".join(["#!/bin/sh", *ours, "echo out; sleep 0.1; echo err >&2", ""]))
+    number = sh.submit("ours.sh")
+    sh.ok("wait", number)
+    shown = sh.ok("show", number, "--json").json
+    told = (shown["name"], shown["priority"], shown["time_limit"], shown["mem_bytes"], shown["tasks"])
+    assert told == ("theirs", -10, 300.0, 64 << 20, 2)
+    assert [(sh.directory / f"both.{number}_{index}").read_text() for index in (4, 9)] == ["out\nerr\n"] * 2
 
 
 def test_scripts_and_lists_with_a_byte_order_mark(sh: Shell) -> None:
