@@ -399,9 +399,10 @@ class Lanes:
             return self._dismisses_s
         for worker, lane in self._workers.items():
             idle_s = now_s - lane.since_s
-            if lane.tasks or lane.cores or worker.is_leaving or not worker.spec.program or idle_s < _DISMISS_S:
+            spec = lane.spec
+            if lane.tasks or lane.cores or worker.is_leaving or spec is None or not spec.program or idle_s < _DISMISS_S:
                 continue
-            is_forgotten = idle_s >= _FORGOTTEN_S and not worker.spec.group  # an initializer may have been dear
+            is_forgotten = idle_s >= _FORGOTTEN_S and not spec.group  # an initializer may have been dear
             if is_forgotten or is_open(lane.last) is False:
                 worker.is_leaving = True
                 worker.stop(reason=Reason.NONE, grace_us=0)
