@@ -143,14 +143,23 @@ def python_environment(*, python: str = "", modules: tuple[str, ...] = (), initi
 
 def source_directories() -> tuple[str, ...]:
     """Where modules of the user lie: the script's directory, the current one, and what else of sys.path is not installed."""
-    found = [os.path.abspath(path or os.getcwd()) for path in sys.path]
+    here = current_directory()  # "" once it was removed: nothing can be imported from there
+    found = [os.path.normpath(os.path.join(here, path)) if here or os.path.isabs(path) else "" for path in sys.path]
     mine = [path for path in found[1:] if _is_users(path)]
-    wanted = list(dict.fromkeys(path for path in (*found[:1], os.getcwd(), *mine) if os.path.isdir(path)))
+    wanted = list(dict.fromkeys(path for path in (*found[:1], here, *mine) if os.path.isdir(path)))
     ends = itertools.accumulate(len(os.fsencode(path)) + 1 for path in wanted)
     kept = [path for path, end in zip(wanted, ends, strict=True) if end <= _MAX_DIRECTORY_BYTES]
     if left_out := len(wanted) - len(kept):
         _warn_left_out(left_out, wanted[len(kept)])
     return tuple(kept)
+
+
+def current_directory() -> str:
+    """Of this process, "" when it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 @cache

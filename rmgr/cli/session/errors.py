@@ -68,7 +68,7 @@ def report(error: BaseException, *, as_json: bool, verbose: int = 0) -> int:
         case OSError(errno=errno.ENAMETOOLONG):
             code, message, hint, exit_code = "USAGE", _os_message(error), "name an existing file, or a shorter name", 2
         case FileNotFoundError() if _is_directory_gone():
-            code, message, exit_code = "USAGE", "the directory that this command was started in has been removed", 2
+            code, message, exit_code = "USAGE", f"the directory that this command was started in has been removed{_left()}", 2
             hint = "cd to one that exists"
         case OSError():
             code, message, hint, exit_code = "INTERNAL", _os_message(error), "", 1
@@ -156,6 +156,12 @@ def _is_directory_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+def _left() -> str:
+    """Its name, as far as the shell has told it."""
+    name = os.environ.get("PWD", "")
+    return f": {name}" if os.path.isabs(name) and not os.path.isdir(name) else ""
 
 
 def _os_message(error: OSError) -> str:

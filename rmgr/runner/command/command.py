@@ -143,6 +143,7 @@ class Launcher:
                     self._aged_ns = time.clock_gettime_ns(CLOCK) + blind_ns(self._made)
                 self._spare = "" if owns else self._spare
                 self._go(batch.cwd or directory)
+                _name_directory(environ, batch.cwd or directory)
             except OSError as error:
                 where = batch.cwd or directory
                 failed = StartFailed(f"the work directory {where} cannot be used: {error.strerror}", 126, error.errno)
@@ -443,6 +444,14 @@ class Launcher:
         if shell is not None:
             with contextlib.suppress(OSError):
                 self.removers.add(os.posix_spawn(shell, [shell, "-c", _REMOVE, "rm", directory], os.environ, setsid=True))
+
+
+def _name_directory(environ: dict[str, str], directory: str) -> None:
+    """PWD names the directory as it was asked for, with its symbolic links; a relative name is nobody's, and PWD is unset."""
+    environ.pop("PWD", None)
+    environ.pop("OLDPWD", None)
+    if os.path.isabs(directory):
+        environ["PWD"] = directory
 
 
 def _identity(directory: str) -> tuple[int, int] | None:

@@ -117,6 +117,8 @@ class WorkerProcess:
         os.chdir(self._cwd)
         program.serve(spec.program)
         os.environ.update(spec.environ)
+        os.environ["PWD"] = self._cwd  # the Starter's own names another one
+        os.environ.pop("OLDPWD", None)
         self._environment = TaskEnvironment(self._node)
         running.node = self._node
         faulthandler.enable(self._fds[1])  # where it was, in its log, when a task crashes the interpreter

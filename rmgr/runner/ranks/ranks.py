@@ -150,6 +150,14 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
     return found
 
 
+def _is_here(named: str, directory: str) -> bool:
+    """Both names are of one directory: PWD may have symbolic links that the system's own name for it has not."""
+    try:
+        return os.path.isabs(named) and os.path.samefile(named, directory)
+    except OSError:
+        return False
+
+
 def _bind(cpus: list[int], threads: int, local: int) -> dict[str, str]:
     """This process, and what it starts next, uses the processors of one rank only; its variable."""
     own = cpus[local * threads : (local + 1) * threads]
@@ -212,6 +220,8 @@ class Crew:
             elif local == 0 and spec.get("stdin"):
                 source = subprocess.PIPE
             cwd = spec["cwd"] if os.path.isdir(spec["cwd"]) else None
+            if not _is_here(environ.get("PWD", ""), cwd or "."):
+                environ.pop("PWD", None)
             try:
                 process = subprocess.Popen(
                     spec["argv"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, cwd=cwd, start_new_session=True

@@ -118,6 +118,16 @@ def test_a_given_directory_is_used_and_kept(node: WorkNode, slot: Slot, tmp_path
     assert (tmp_path / "made").exists()
 
 
+def test_pwd_names_the_directory_of_a_command_with_the_links_it_was_asked_for_by(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    look = "import os; print(os.environ.get('PWD'), os.environ.get('OLDPWD'), os.getcwd())"
+    linked, own = (node.end_of(node.run(slot, sys.executable, "-c", look, cwd=cwd)) for cwd in (str(tmp_path / "link"), ""))
+    assert linked.out.data.decode().split() == [str(tmp_path / "link"), "None", str(tmp_path / "real")]
+    named, old, really = own.out.data.decode().split()
+    assert (old, os.path.realpath(named)) == ("None", really)
+
+
 def test_a_missing_directory_is_an_error_that_names_it(node: WorkNode, slot: Slot) -> None:
     end = node.end_of(node.run(slot, "true", cwd="/no/such/place"))
     assert Reason.START_FAILED is end.reason

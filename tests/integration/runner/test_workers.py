@@ -106,6 +106,7 @@ def test_a_worker_has_its_own_modules_path_and_environment(node: WorkNode, slot:
 
     assert node.result(node.call(worker, look)) == (5, 6, False)
     assert node.result(node.call(worker, os.getcwd)).startswith(str(slot.directory))
+    assert node.result(node.call(worker, lambda: os.path.samefile(os.environ["PWD"], ".")))
     worker.stop(grace_us=0)
 
 

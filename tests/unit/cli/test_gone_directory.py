@@ -23,7 +23,8 @@ def test_a_command_says_that_its_directory_is_gone(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
+    monkeypatch.setenv("PWD", str(gone))
     assert run(words) == 2
     told = capsys.readouterr().err
-    assert "the directory that this command was started in has been removed" in told
+    assert "the directory that this command was started in has been removed: " + str(gone) in told
     assert "cd to one that exists" in told

@@ -26,6 +26,16 @@ def test_directories_of_the_user_travel_and_installed_ones_do_not(tmp_path: Path
     assert source_directories() == (os.getcwd(),)
 
 
+def test_a_program_whose_directory_was_removed_has_workers_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, library = tmp_path / "gone", tmp_path / "library"
+    gone.mkdir()
+    library.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr(sys, "path", ["", "relative", str(library)])
+    assert source_directories() == (str(library),)
+
+
 def test_many_directories_of_the_user_travel_and_who_has_too_many_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [tmp_path / f"library{number:03}" for number in range(400)]
     for path in many:
