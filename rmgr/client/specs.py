@@ -108,6 +108,7 @@ def draft_of(
         python=python,
         function=function,
         host=socket.gethostname(),
+        umask=current_umask(),
         **fields,  # type: ignore[arg-type]
     )
 
@@ -152,6 +153,17 @@ def source_directories() -> tuple[str, ...]:
     if left_out := len(wanted) - len(kept):
         _warn_left_out(left_out, wanted[len(kept)])
     return tuple(kept)
+
+
+def current_umask() -> int:
+    """Of this process. Cost: 20 us. Nothing is changed where the system tells it: other threads may be creating files."""
+    try:
+        with open("/proc/self/status", encoding="utf-8") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):  # not Linux
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
 
 
 def current_directory() -> str:

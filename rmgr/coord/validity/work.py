@@ -273,6 +273,7 @@ BOOK.add(
     grace_us=SPAN,
     rigid=optional(BOOK.of(Rigid)),
     ends_with_owner=flag,
+    umask=whole(-1, 0o777),
     spec_sha256=_SHA256,
 )
 BOOK.add(Tail, _reigns, next=_TASKS, complete=flag, enqueued=GUID, reigns=many(row(_TASKS, GUID), 10_000))

@@ -166,6 +166,7 @@ class Submission:
     grace_us: SpanUs = 5_000_000  #: between SIGTERM and SIGKILL at the time limit
     rigid: Rigid | None = None  #: of placed jobs
     ends_with_owner: bool = False  #: an Executor: nobody can attach, so the leader declares it complete soon after its owner has gone
+    umask: int = -1  #: of who submitted it: its work creates files so; -1 = as the node's spawners, 0o022
     spec_sha256: str = ""  #: reserved: never written, and refused where it is
     newer: Newer = newer()
 

@@ -23,7 +23,7 @@ from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
 from rmgr.runner.host.contain import ControlGroup
 from rmgr.runner.host.dispositions import PYTHONS_OWN
-from rmgr.runner.host.environment import command_environment, shared_variables
+from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
 from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
 from rmgr.runner.host.outputs import open_output, settle, take
 from rmgr.runner.host.untouched import blind_ns, marks_of
@@ -150,13 +150,17 @@ class Launcher:
                 if _identity(directory) is None:  # removed by something else than its user, whose `cwd` may be wrong
                     failed.reason = Reason.NODE_LOST
                 raise failed from None
-            out_path, out = self._output(item.out, 0, batch, opened)
-            same = item.err == item.out and out in opened
-            err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
-            argv = self._argv(batch, item)
-            ooms = oom_kills() if batch.shape.memory_bytes else 0
-            started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
-            pid = self._spawn(argv, environ, out, err, group)
+            own_umask = os.umask(umask_of(batch.shape.environ))
+            try:
+                out_path, out = self._output(item.out, 0, batch, opened)
+                same = item.err == item.out and out in opened
+                err_path, err = (out_path, out) if same else self._output(item.err, 1, batch, opened)
+                argv = self._argv(batch, item)
+                ooms = oom_kills() if batch.shape.memory_bytes else 0
+                started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
+                pid = self._spawn(argv, environ, out, err, group)
+            finally:
+                os.umask(own_umask)
         except StartFailed:
             for fd in opened:
                 os.close(fd)

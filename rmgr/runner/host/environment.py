@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 
 from rmgr.model.wire.frames import BatchShape, CommandItem, TaskItem
 from rmgr.runner.host import affinity
@@ -15,6 +16,19 @@ from rmgr.runner.host import affinity
 #: Variables that differ from task to task.
 _CHANGING = ("RMGR_TASK_ID", "RMGR_ARRAY_INDEX", "RMGR_ATTEMPT", "RMGR_TOKEN")
 _ROOM = 64
+#: The submitter's umask, in octal digits, as work finds it and its processes are started.
+UMASK = "RMGR_UMASK"
+_DEFAULT_UMASK = 0o022
+
+
+def umask_of(environ: Mapping[str, str]) -> int:
+    """With which a process of the work creates files; what is no umask, which a user may have set, is as none."""
+    text = environ.get(UMASK, "")
+    try:
+        mask = int(text, 8)
+    except ValueError:
+        return _DEFAULT_UMASK
+    return mask if 0 <= mask <= 0o777 else _DEFAULT_UMASK
 
 
 def shared_variables(shape: BatchShape, node: str) -> dict[str, str]:

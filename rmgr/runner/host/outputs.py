@@ -24,7 +24,7 @@ _BLOCK = 4096
 def open_output(path: str, *, append: bool = True) -> int:
     """Descriptor of an output file: created, appended to. Raises: OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return os.open(path, flags if append else flags | os.O_TRUNC, 0o644)
+    return os.open(path, flags if append else flags | os.O_TRUNC, 0o666)
 
 
 def trim(fd: int, cap: int) -> bool:
@@ -141,7 +141,7 @@ def _condense(fd: int, final: str, size: int, cap: int) -> int:
     head = _aligned(cap // 2)
     tail = max(head, _aligned(size - cap // 2) + _BLOCK)
     dropped = tail - head
-    out = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    out = os.open(final, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _copy(fd, out, 0, head)
         os.write(out, gap_line(dropped, cap))

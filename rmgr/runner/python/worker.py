@@ -49,7 +49,7 @@ from rmgr.model.wire.stream import FrameError, FrameReader, encode
 from rmgr.runner import program
 from rmgr.runner.current import running
 from rmgr.runner.host.board import PAGE, RESULTS_BYTES, RESULTS_HEAD, REVOKED_AFTER, REVOKED_UNTIL, SEQ, STARTED, TERM_SEQ, Board
-from rmgr.runner.host.environment import TaskEnvironment
+from rmgr.runner.host.environment import TaskEnvironment, umask_of
 from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, keep_memory
 from rmgr.runner.host.outputs import open_output, take
 from rmgr.runner.python.blocking import TaskTerminated, gate
@@ -225,6 +225,7 @@ class WorkerProcess:
                 output_cap=shape.output_cap,
             )
             self._environment.start_batch(shape)
+            os.umask(umask_of(shape.environ))
         in_ranks = "RMGR_LAUNCH" in shape.environ
         call = partial(self._call_ranks, batch) if in_ranks else self._call
         start_task, encode_end, cap = self._environment.start_task, self._encoder.encode, shape.output_cap

@@ -226,3 +226,25 @@ def test_within_one_program_executors_share_workers(connection: Connection) -> N
 def test_work_does_not_see_how_its_spawner_was_started(connection: Connection, name: str) -> None:
     with rmgr.Executor(connection=connection, output="log") as executor:
         assert executor.submit(os.environ.get, name).result(60) is None
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o002, 0o022])
+def test_the_submitters_umask_holds_for_its_work(live: DevCluster, tmp_path: Path, mask: int) -> None:
+    """Commands, their ranks, Python calls; also with several processes."""
+    text = f"""
+        import os, subprocess, sys, rmgr
+        os.umask({mask})
+        def mine():
+            found = os.umask(0)
+            os.umask(found)
+            return found
+        with rmgr.Executor(output="log") as executor:
+            print(executor.submit(mine).result())
+        with rmgr.TaskQueue(mine, processes=2) as queue:
+            print(queue.submit_call().result())
+        shell = [sys.executable, "-m", "rmgr.cli.main", "submit", "--wait", "--"]
+        print(int(subprocess.run([*shell, "sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout.split()[-1], 8))
+        subprocess.run([*shell[:-1], "--out", {str(tmp_path / "out")!r}, "--", "true"], check=True, capture_output=True)
+        print(0o666 & ~os.stat({str(tmp_path / "out")!r}).st_mode & 0o777)
+    """
+    assert run(text, tmp_path).split() == [str(mask)] * 3 + [str(mask & 0o666)]

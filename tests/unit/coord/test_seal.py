@@ -62,6 +62,7 @@ OTHER_RECORD: dict[str, object] = {
     "submitted_us": 1,
     "array": "1-6",
     "max_running": 1,
+    "umask": 0o077,
     "command": Command(argv=("false",)),
     "python": PythonEnvironment(),
     "function": "f" * 64,

@@ -26,6 +26,7 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.array import Array, parse_array
 from rmgr.model.tasks.submission import MAX_INITIALIZER_BYTES, OnDisconnect, Phase, Submission, Work
 from rmgr.model.wire.frames import BatchShape
+from rmgr.runner.host.environment import UMASK
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
 
@@ -96,6 +97,7 @@ class Info:
         shape = self.shapes.get((cores, memory_mib))
         if shape is None:
             record = self.record
+            umask = {UMASK: f"{record.umask:04o}"} if record.umask >= 0 else {}
             shape = self.shapes[cores, memory_mib] = BatchShape(
                 submission=record.id,
                 cores=cores,
@@ -104,7 +106,7 @@ class Info:
                 memory_bytes=memory_mib * MIB,
                 exclusive=self.is_exclusive,
                 output_cap=output_cap,
-                environ=environ | {"RMGR_JOB_NAME": record.name} | (record.command.env if record.command is not None else {}),
+                environ=environ | {"RMGR_JOB_NAME": record.name} | umask | (record.command.env if record.command is not None else {}),
             )
         return shape
 
