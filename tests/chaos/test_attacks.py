@@ -36,9 +36,10 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.outcome import Fragment, FragmentSeal, Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload, Work
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, changed, unique, until
+from tests.harness.attacker import Person, Scene, changed, unique
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.live_files import below
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def refused(scene: Scene, number: int, *words: str, target: str = "") -> None:
     [outcome] = scene.outcomes(number)
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED), outcome
     assert all(word in outcome.error for word in words), outcome.error
-    assert outcome.error in until("an audit line", lambda: scene.audited(target or f"{number}_0"))
+    assert outcome.error in eventually(lambda: scene.audited(target or f"{number}_0"), "an audit line")
     assert not scene.canary.exists()
 
 
@@ -100,7 +101,7 @@ def test_a_user_without_a_way_to_zookeeper_signs_and_verifies_through_a_gateway(
             queue = TaskQueue(_blob, connection=connection, name=unique())
             assert [len(future.result(60)) for future in queue.map(None, [10, 50_000])] == [10, 50_000]
             later = queue.submit_call(50_000)
-            until("it is done", later.done)
+            eventually(later.done, "it is done")
             row = keys.output(queue.id, later.index, 1)
             scene.store.put(row, bomb(scene))
             with pytest.raises(DataLost):
@@ -169,7 +170,7 @@ def test_a_forged_block_of_several_is_refused_where_the_others_ran(scene: Scene,
     outcome = scene.outcomes(number, 2)[1]
     assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED), outcome
     assert all(word in outcome.error for word in words), outcome.error
-    assert outcome.error in until("an audit line", lambda: scene.audited(f"{number}_0"))
+    assert outcome.error in eventually(lambda: scene.audited(f"{number}_0"), "an audit line")
     assert not scene.canary.exists()
 
 
@@ -225,9 +226,9 @@ def test_a_block_that_is_replayed_after_its_submission_is_closed_runs_no_second_
     scene.plant(key, data)  # it is ann's own work, and runs once
     [outcome] = scene.outcomes(number)
     assert outcome.state is State.COMPLETED
-    until("the submission is closed", lambda: forgeries.record(scene, number).phase == "CLOSED")
+    eventually(lambda: forgeries.record(scene, number).phase == "CLOSED", "the submission is closed")
     seen_s = time.monotonic()
-    until("nodes look again", lambda: time.monotonic() > seen_s + FRESH_S)
+    eventually(lambda: time.monotonic() > seen_s + FRESH_S, "nodes look again")
     scene.canary.unlink()
     scene.plant(key, data)
     refused_, = scene.outcomes(number, 2)[1:]
@@ -270,7 +271,7 @@ def test_an_exchanged_function_is_not_run(scene: Scene) -> None:
         assert "not what its name says" in str(failed.value)
         queue.close()
         scene.store.delete(keys.function(queue.function))
-    assert until("an audit line", lambda: scene.audited(f"{queue.id}_0"))
+    assert eventually(lambda: scene.audited(f"{queue.id}_0"), "an audit line")
     assert not scene.canary.exists()
 
 
@@ -320,7 +321,7 @@ def test_file_names_do_not_lead_out_of_the_work_directory(scene: Scene, name: st
     assert outcome.state is State.FAILED
     assert outcome.reason is Reason.UNTRUSTED
     assert ("is no file name" if what == "upload" else "leads out of the work directory") in outcome.error
-    assert outcome.error in until("an audit line", lambda: scene.audited(f"{number}_0"))
+    assert outcome.error in eventually(lambda: scene.audited(f"{number}_0"), "an audit line")
     assert not scene.canary.exists()
     assert [path for path in below(scene.directory) if "escaped" in path.name] == []
     assert not Path("/tmp/rmgr-escaped").exists()
@@ -333,7 +334,7 @@ def test_an_exchanged_result_is_not_unpickled(scene: Scene) -> None:
     with scene.ann.connection() as connection:
         queue = TaskQueue(_blob, connection=connection, name=unique())
         future = queue.submit_call(50_000)
-        until("the task is done", future.done)
+        eventually(future.done, "the task is done")
         row = keys.output(queue.id, 0, 1)
         found = scene.store.get(row)
         assert found is not None
@@ -404,7 +405,7 @@ def test_garbage_among_the_outcomes_stops_nobody(scene: Scene) -> None:
         assert isinstance(outcome, Committed)
         assert queue.submit_call("abc").result(60) == 3
         queue.close()
-    until("the leader closes it", lambda: forgeries.record(scene, queue.id).phase == "CLOSED")
+    eventually(lambda: forgeries.record(scene, queue.id).phase == "CLOSED", "the leader closes it")
 
 
 def test_a_user_may_not_touch_what_a_node_has_claimed_nor_its_records(scene: Scene) -> None:

@@ -37,8 +37,9 @@ from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Work
 from rmgr.procedures import securing
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, unique
 from tests.harness.live_files import below
+from tests.harness.waiting import eventually
 
 HEAP_MIB = 128  # of the scene's server
 
@@ -156,13 +157,13 @@ def test_what_ends_while_submissions_are_full_is_kept_and_told_afterwards(scene:
     gate.touch()
     with scene.ann.connection() as connection, TaskQueue(_after, connection=connection) as queue:
         future = queue.submit_call(str(gate))
-        until("it runs", lambda: scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60))
+        eventually(lambda: scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60), "it runs")
         made = fill(scene.mallory, paths.SUBS, size=15_000) + fill(scene.mallory, paths.SUBS, size=0)
         try:
             with pytest.raises(QuotaReached):  # a submission too many is told so, and nothing tries again for ever
                 scene.submit()
             gate.unlink()
-            until("the outcome is refused", lambda: "commit_over_quota" in scene.cluster.log_file("n1").read_text())
+            eventually(lambda: "commit_over_quota" in scene.cluster.log_file("n1").read_text(), "the outcome is refused")
             assert scene.cluster.process("n1").find() is not None
         finally:
             remove(scene, made)
@@ -194,7 +195,7 @@ def test_a_direct_user_says_that_others_tasks_were_cancelled(scene: Scene) -> No
 
 def test_a_direct_user_cancels_what_others_run_by_an_order(scene: Scene) -> None:
     number = scene.submit(command=Command(argv=("/bin/sleep", "600")))
-    until("it runs", lambda: any(f"{number}" in name for name in scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60) or []))
+    eventually(lambda: any(f"{number}" in name for name in scene.ann.zk.children(f"{paths.RUNNING}/n1").result(60) or []), "it runs")
     what = InboxOrder(order=OrderKind.CANCEL, submission=number, reason=Reason.USER_CANCEL)
     assert isinstance(scene.mallory.commit(Create(paths.inbox("n1", uuid.uuid4().hex), encode_record(what))), Committed)
     assert scene.outcomes(number)[0].state is State.CANCELLED

@@ -29,8 +29,8 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import BOUNDS, UserLimits
 from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
-from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, quietly, run_command, upload
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("attacks_bounds")
 
@@ -88,7 +88,7 @@ def test_watches_are_bounded_and_given_back(limited: Callable[..., Flooded]) -> 
             assert all(isinstance(error, LimitReached) and "watches = 300" in error.message for error in failed)
             assert world.used("watches") == 300
             world.works()
-        until("they are given back", lambda: world.used("watches") == 0)
+        eventually(lambda: world.used("watches") == 0, "they are given back")
 
 
 def test_who_reads_nothing_is_not_read_from_and_gives_everything_back(limited: Callable[..., Flooded]) -> None:
@@ -114,13 +114,13 @@ def test_who_reads_nothing_is_not_read_from_and_gives_everything_back(limited: C
             session += [tell.session.session for tell in tells.tells if tell.WhichOneof("what") == "session"]
             if session:
                 break  # and from now on he reads nothing
-        until("much was asked", lambda: world.asked() >= 200)
-        until("no more is read from him", lambda: _stands_still(world.asked))
+        eventually(lambda: world.asked() >= 200, "much was asked")
+        eventually(lambda: _stands_still(world.asked), "no more is read from him")
         assert world.asked() < 20_000
         assert world.used("held_bytes") < 16 << 20
         world.works()
         call.cancel()
-    until("it is given back", lambda: world.used("held_bytes") == 0)
+    eventually(lambda: world.used("held_bytes") == 0, "it is given back")
 
 
 def _stands_still(value: Callable[[], int]) -> bool:
@@ -159,7 +159,7 @@ def held(world: Flooded, mine: GatewayCoordinator, tasks: int, size: int = 20) -
     ],
 )
 def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], limits: dict[str, int], name: str) -> None:
-    until("nothing of his is left from before", lambda: not _open(limited()))
+    eventually(lambda: not _open(limited()), "nothing of his is left from before")
     world = limited()
     base = world.used("zookeeper_bytes")
     world = limited(**{key: value + (base if key == "zookeeper_bytes" else 0) for key, value in limits.items()})
@@ -182,7 +182,7 @@ def test_what_waits_for_one_user_is_bounded(limited: Callable[..., Flooded], lim
         assert row["used"] > 0
         world.works()
         assert world.rmgr("mallory", "cancel", *map(str, numbers)).returncode == 0
-        until("he goes on", lambda: quietly(lambda: numbers.append(held(world, mine, 1)) or True))
+        eventually(lambda: quietly(lambda: numbers.append(held(world, mine, 1)) or True), "he goes on")
         world.rmgr("mallory", "cancel", str(numbers[-1]))
 
 
@@ -225,10 +225,10 @@ def test_what_he_has_written_counts_after_a_restart_of_the_gateway(limited: Call
     before = world.used("store_bytes")
     assert before >= len(value)
     row = keys.use(world.gateway.endpoint)
-    until("it is written down", lambda: (found := world.store.get(row)) is not None and str(before).encode() in found[0])
+    eventually(lambda: (found := world.store.get(row)) is not None and str(before).encode() in found[0], "it is written down")
     world.gateway.kill()
     world.gateway.start()
-    assert until("it answers again", lambda: answered(world)) >= before
+    assert eventually(lambda: answered(world), "it answers again") >= before
     world = limited(store_bytes=before)
     store = GatewayStore(world.gateway.endpoint, credentials=world.people["mallory"])
     try:

@@ -41,8 +41,9 @@ from rmgr.model.tasks.block import NO_SEQ, BlockData, BlockKey
 from rmgr.model.tasks.placing import Allocation
 from rmgr.model.tasks.request import CancelRequest
 from rmgr.model.tasks.submission import Command, Submission, Tail, Work
-from tests.harness.attacker import changed, unique, until
+from tests.harness.attacker import changed, unique
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 REFUSED = (PermissionDenied, InvalidRecord)
 QUEUES = (
@@ -186,7 +187,7 @@ def test_what_he_submits_honestly_by_hand_runs(mallory: Client) -> None:
     done = mallory.commit(multi)
     assert isinstance(done, Committed), done
     number = int(multi.ops[2].path.rpartition("/")[2])
-    until("it has ended", lambda: mallory.zk.get(paths.fragment(number, 0)).result(60))
+    eventually(lambda: mallory.zk.get(paths.fragment(number, 0)).result(60), "it has ended")
 
 
 @pytest.mark.parametrize("number", [9_999_999_999, 9_999_999_998, 1, 10**12])
@@ -362,7 +363,7 @@ def test_the_guid_of_anothers_dead_submitter_does_not_live_on(people: dict[str, 
     begun_s, record = time.monotonic(), draft("ann", command=Command(argv=("/bin/false",)), retries=1, backoff_us=0)
     more: dict[str, Any] = {"deadline_s": begun_s + 60, "signer": ann.signer, "tasks": 1, "complete": True}
     number = submit(ann.zk, record, owner=guid, blocks=lambda made: [(block(made)[0], BlockData(retries=1))], **more).submission.id
-    told = until("it was tried twice", lambda: ann.zk.get(paths.fragment(number, 0)).result(60))
+    told = eventually(lambda: ann.zk.get(paths.fragment(number, 0)).result(60), "it was tried twice")
     assert decode_fragment(told.data).attempt == 2
     assert time.monotonic() - begun_s < PATIENCE_S
 
@@ -388,7 +389,7 @@ def test_one_user_leaves_room_for_the_requests_and_entries_of_others(people: dic
     guid = uuid.uuid4().hex
     hers = request_ops.ask(guid, CancelRequest(submission=people["ann"].submitted().id, tasks=((0, 1),)))
     assert isinstance(people["ann"].commit(hers), Committed)
-    until("hers is answered", lambda: people["ann"].get(paths.request(guid), CancelRequest)[0].answered)
+    eventually(lambda: people["ann"].get(paths.request(guid), CancelRequest)[0].answered, "hers is answered")
 
 
 def test_nothing_else_is_filled_either(mallory: Client) -> None:

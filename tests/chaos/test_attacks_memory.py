@@ -20,7 +20,8 @@ from rmgr.model.tasks.block import MAX_TASKS, MOST_TASKS, NO_SEQ, BlockData, Blo
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Phase, Tail
 from rmgr.procedures.snapshot import read_submission
-from tests.harness.attacker import Scene, until
+from tests.harness.attacker import Scene
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("attacks_memory")
 #: Submissions that he forges; what each may make the leader hold (bytes), which is some objects, whatever it claims to be.
@@ -67,7 +68,7 @@ def test_what_a_user_writes_moves_the_leaders_memory_by_no_more_than_it_weighs(s
         known = asks.use(fresh=True).users.get("mallory")
         return known is not None and known.used.get("open_submissions", 0) >= MANY
 
-    until("the leader has met them", has_met_them)
+    eventually(has_met_them, "the leader has met them")
     asks.close()
     for _ in range(3):
         [outcome] = scene.outcomes(scene.submit())
@@ -116,7 +117,7 @@ def test_what_lies_far_apart_and_what_was_claimed_by_many_changes_weighs_what_it
     epoch = scene.cluster.snapshot().epoch
     assert epoch is not None
     with LeaderClient(epoch.endpoint, credentials=scene.mallory.credentials) as asks:
-        until("the leader has counted them", lambda: counted() == told, lambda: str(counted()))
+        eventually(lambda: counted() == told, lambda: f"the leader has counted them: {counted()}")
     [outcome] = scene.outcomes(scene.submit())
     assert outcome.state is State.COMPLETED
     assert leader.memory_info().rss - before < MAY_GROW, (leader.memory_info().rss - before) >> 20

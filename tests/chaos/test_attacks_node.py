@@ -26,7 +26,8 @@ from rmgr.runner.host import home
 from tests.harness import hostile_spawner
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.work_node import WorkNode, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
 #: Processes that a slot may have here.
@@ -213,7 +214,7 @@ def test_a_call_reaches_neither_its_spawner_nor_the_starter(node: WorkNode, slot
 
 def test_a_fork_bomb_leaves_processes_to_others(node: WorkNode, slot: Slot, bens: Slot) -> None:
     bomb = node.run(slot, home.PYTHON, "-I", "-S", "-c", BOMB, shape=BatchShape(submission=1, limit_us=2_000_000, grace_us=100_000))
-    until(lambda: bomb in node.ends or (slot.live_output(bomb, "stdout", 0) or (b"", 0))[0])
+    eventually(lambda: bomb in node.ends or (slot.live_output(bomb, "stdout", 0) or (b"", 0))[0])
     assert node.end_of(node.run(bens, "sh", "-c", "true | cat; echo well")).out.data == b"well\n"
     made = int(node.end_of(bomb).out.data)
     limit = PIDS if "pids" in slot.features or node.runner.slot_cgroup is None else node.runner.pids_limit_of_user
@@ -281,11 +282,11 @@ def test_who_speaks_in_the_spawners_place_loses_the_slot_and_nothing_else_is_los
             slot.wake()  # as a Starter does every two seconds
             return slot.is_lost
 
-        until(gone, what=f"the slot lives on: {attack}")
+        eventually(gone, f"the slot lives on: {attack}")
         assert most < before + 20
         assert node.end_of(node.run(bens, "echo", "well")).out.data == b"well\n"
         node.wait(SlotLost, lambda event, slot=slot: event.slot is slot)
-    until(lambda: descriptors() <= before, what="descriptors of the Starter stay open")
+    eventually(lambda: descriptors() <= before, "descriptors of the Starter stay open")
     assert sum(isinstance(event, Surprised) for event in node.seen) < 2 * 1000
     words = {event.what for event in node.seen if isinstance(event, Surprised)}
     assert not [word for word in words if word.startswith("word-")]

@@ -28,8 +28,8 @@ from rmgr.adapters.rpc.server import HANDSHAKE_S, OPTIONS, LeaderClient, rebuild
 from rmgr.errors import LimitReached, RmgrError, Throttled
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
-from tests.harness.attacker import until
 from tests.harness.flooded import Flooded, upload
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 pytestmark = pytest.mark.xdist_group("attacks_places")
@@ -81,7 +81,7 @@ def test_nobody_takes_all_sessions_of_a_gateway(limited: Callable[..., Flooded])
             world.session("mallory")
         assert world.used("sessions") == 5
         world.works()
-    until("they are given back", lambda: world.used("sessions") == 0)
+    eventually(lambda: world.used("sessions") == 0, "they are given back")
     world.session("mallory").close()
 
 
@@ -91,7 +91,7 @@ def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[
 
     world = limited(streams=2, tunnels=2)
     number = world.rmgr("mallory", "submit", "--", "sleep", "60").stdout.split()[-1]
-    until("it runs", lambda: "RUNNING" in world.rmgr("mallory", "jobs", number).stdout)
+    eventually(lambda: "RUNNING" in world.rmgr("mallory", "jobs", number).stdout, "it runs")
     metadata = ((TARGET_KEY, world.node.endpoint),)
     options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
     with open_channel(world.gateway.endpoint, world.people["mallory"], Role.SUBMITTER, options) as channel:
@@ -100,14 +100,14 @@ def test_logs_that_are_followed_and_ways_to_nodes_are_bounded(limited: Callable[
         quiet = [iter(lambda: time.sleep(60) or tunnel_pb2.TunnelBytes(), None) for _ in range(4)]
         ways = [tunnel_pb2_grpc.TunnelStub(channel).Open(one, metadata=metadata, timeout=60) for one in quiet]
         refused = grpc.StatusCode.RESOURCE_EXHAUSTED
-        until("some are refused", lambda: [call.code() for call in logs + ways if call.done()] == [refused] * 4)
+        eventually(lambda: [call.code() for call in logs + ways if call.done()] == [refused] * 4, "some are refused")
         told = [call.details() for call in logs + ways if call.done()]
         assert any("streams = 2" in words for words in told)
         assert any("tunnels = 2" in words for words in told)
         assert (world.used("streams"), world.used("tunnels")) == (2, 2)
         for call in logs + ways:
             call.cancel()
-    until("they are given back", lambda: (world.used("streams"), world.used("tunnels")) == (0, 0))
+    eventually(lambda: (world.used("streams"), world.used("tunnels")) == (0, 0), "they are given back")
     world.rmgr("mallory", "cancel", number)
 
 
@@ -122,12 +122,12 @@ def test_nobody_takes_all_direct_lines_of_a_starter(limited: Callable[..., Flood
     mine: list[DirectLine] = []
     try:
         # The Starter takes the limit up in its own time: lines that it gave before count.
-        until("he is refused", lambda: mine.append(call("mallory")) or sum(line.is_open for line in mine) < len(mine))
+        eventually(lambda: mine.append(call("mallory")) or sum(line.is_open for line in mine) < len(mine), "he is refused")
         for line in mine[2:]:
             line.close()
-        until("no more than two are his", lambda: len([line for line in mine if line.is_open]) <= 2)
+        eventually(lambda: len([line for line in mine if line.is_open]) <= 2, "no more than two are his")
         refused = call("mallory")
-        until("he gets no other", lambda: not refused.is_open)
+        eventually(lambda: not refused.is_open, "he gets no other")
         hers = call("ann")
         world.works()
         assert hers.is_open
@@ -166,12 +166,12 @@ def test_nobody_takes_all_calls_of_a_gateway(limited: Callable[..., Flooded]) ->
         for thread in threads:
             thread.start()
         assert all(begins.wait(30) for begins in begun)
-        until("he is refused", refused)
+        eventually(refused, "he is refused")
         world.works()
         go_on.set()
         for thread in threads:
             thread.join(60)
-        until("they are given back", lambda: clients[2].get(upload(value)) is not None)
+        eventually(lambda: clients[2].get(upload(value)) is not None, "they are given back")
     finally:
         go_on.set()
         for thread in threads:
@@ -191,7 +191,7 @@ def test_nobody_takes_all_calls_of_a_leader(limited: Callable[..., Flooded]) -> 
             asked = [stub.Jobs.future(leader_pb2.JobsRequest(), timeout=30) for _ in range(64)]
             return [call.details() for call in asked if call.exception(60) is not None]
 
-        until("he is refused", lambda: any("mallory has reached the limit calls = 1" in words for words in refused()))
+        eventually(lambda: any("mallory has reached the limit calls = 1" in words for words in refused()), "he is refused")
         world.works()
 
 
@@ -243,7 +243,7 @@ def test_connections_that_say_nothing_hold_nothing_and_nobody_up(flooded: Floode
         def are_gone() -> bool:
             return sum(map(_is_gone, idle)) > len(idle) * 0.98
 
-        until("the daemon has ended them", are_gone)
+        eventually(are_gone, "the daemon has ended them")
         assert time.monotonic() < ended_s
     finally:
         for sock in idle:

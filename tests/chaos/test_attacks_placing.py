@@ -23,7 +23,8 @@ from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.placing import Allocation, Rigid
 from rmgr.model.tasks.submission import Command, Tail
-from tests.harness.attacker import Scene, changed, unique, until
+from tests.harness.attacker import Scene, changed, unique
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("attacks_placing")
 NEXT_YEAR_US = (time.time_ns() // 1000) + 365 * 86_400 * 1_000_000
@@ -84,7 +85,7 @@ def running_job(scene: Scene) -> tuple[BlockKey, BlockData, Allocation]:
     go = scene.directory / f"go-{unique()}"
     script = f"while [ ! -e {go} ]; do sleep 0.02; done"
     number = scene.submit(command=Command(argv=("/bin/sh", "-c", script)), queue="batch", rigid=Rigid())
-    key, data = until("the leader has placed it", lambda: there(scene, number))
+    key, data = eventually(lambda: there(scene, number), "the leader has placed it")
     go.touch()
     assert data.allocation is not None
     assert data.allocation.seal is not None
@@ -128,9 +129,9 @@ def test_what_no_leader_has_placed_does_not_begin(scene: Scene, forge: Forger, i
     allocation = Allocation(shares=(("n1", 1),), threads=1, started_us=time.time_ns() // 1000)
     sealed = forge(scene, paths.block_name(key), allocation, now)
     start(scene, key, changed(data, incarnation=now, allocation=sealed, stamp="x"), in_the_body=in_the_body)
-    until("it is off the node", lambda: there(scene, number) is None)
+    eventually(lambda: there(scene, number) is None, "it is off the node")
     waiting = paths.pending_block("batch", key)
-    until("it waits for the leader", lambda: scene.mallory.zk.stat(waiting).result(60))
+    eventually(lambda: scene.mallory.zk.stat(waiting).result(60), "it waits for the leader")
     assert scene.audited(f"{number}_0")
     running_job(scene)  # and the node goes on
     assert not scene.canary.exists()
@@ -144,7 +145,7 @@ def test_nor_does_what_stands_in_its_queue_already(scene: Scene) -> None:
     assert isinstance(scene.mallory.commit(Create(waiting, encode_block(data))), Committed)
     allocation = Allocation(shares=(("n1", 1),), threads=1)
     start(scene, key, changed(data, incarnation=incarnation(scene), allocation=allocation, stamp="x"))
-    until("it is off the node", lambda: there(scene, number) is None)
+    eventually(lambda: there(scene, number) is None, "it is off the node")
     running_job(scene)
     assert scene.mallory.zk.stat(waiting).result(60) is not None
     assert not scene.canary.exists()
@@ -157,7 +158,7 @@ def test_what_is_no_block_is_deleted_and_not_looked_at_again(scene: Scene, garba
     there = paths.running_block("n1", key)
     made = scene.mallory.commit(Create(there, garbage), Create(paths.inbox("n1", paths.start_order(guid, key)), b"{}"))
     assert isinstance(made, Committed)
-    until("it is off the node", lambda: scene.mallory.zk.stat(there).result(60) is None)
+    eventually(lambda: scene.mallory.zk.stat(there).result(60) is None, "it is off the node")
     [why] = scene.audited(f"{number}_0")
     assert "no block" in why
     running_job(scene)
@@ -179,13 +180,13 @@ def test_what_a_leader_has_placed_begins_once(scene: Scene) -> None:
     go = scene.directory / f"go-{unique()}"
     script = f"while [ ! -e {go} ]; do sleep 0.02; done; echo ran >> {scene.canary}"
     number = scene.submit(command=Command(argv=("/bin/sh", "-c", script)), queue="batch", rigid=Rigid())
-    key, data = until("the leader has placed it", lambda: there(scene, number))
+    key, data = eventually(lambda: there(scene, number), "the leader has placed it")
     assert isinstance(scene.mallory.commit(Set(paths.tail(number), encode_record(Tail(next=1, complete=False)), -1)), Committed)
     go.touch()
     scene.outcomes(number)
-    until("it has ended", lambda: there(scene, number) is None)
+    eventually(lambda: there(scene, number) is None, "it has ended")
     start(scene, key, data)
-    until("it is off the node", lambda: there(scene, number) is None)
+    eventually(lambda: there(scene, number) is None, "it is off the node")
     assert any("begun here before" in why for why in scene.audited(f"{number}_0"))
     running_job(scene)
     assert scene.canary.read_text() == "ran\n"
@@ -201,6 +202,6 @@ def test_a_new_leader_counts_nothing_that_no_leader_has_placed(scene: Scene) -> 
     assert before is not None
     scene.cluster.start_watchdog("w2")
     scene.cluster.kill("w1")
-    until("another leads", lambda: (now := scene.cluster.snapshot().epoch) is not None and now.epoch > before.epoch)
+    eventually(lambda: (now := scene.cluster.snapshot().epoch) is not None and now.epoch > before.epoch, "another leads")
     running_job(scene)
     assert there(scene, number) is not None

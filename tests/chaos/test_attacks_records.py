@@ -33,7 +33,8 @@ from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.tasks.request import CancelRequest, StopRequest
 from rmgr.model.tasks.submission import Command, Paged, Submission, Tail, Work
 from tests.harness import hostile
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, unique
+from tests.harness.waiting import eventually
 
 #: Numbers of submissions that nobody was given; each attack has thousands of its own.
 _FIRST = 4_000_000
@@ -209,13 +210,13 @@ def _admission(scene: Scene) -> None:
         assert isinstance(admin.commit(*ops), Committed)
     finally:
         admin.zk.close()
-    until("the node knows the queues", lambda: _serves(scene, "shut"))
+    eventually(lambda: _serves(scene, "shut"), "the node knows the queues")
     numbers = [scene.submit(queue=queue.name, request=Request(memory_bytes=2)) for queue in queues]
 
     def told() -> bool:
         return scene.cluster.log_file("n1").read_text().count('"block_not_admitted"') >= len(numbers)
 
-    until("they were passed over", told)
+    eventually(told, "they were passed over")
     number = scene.submit(command=Command(argv=("/bin/true",)))
     assert scene.outcomes(number)[0].state is State.COMPLETED
     assert not scene.canary.exists()

@@ -25,7 +25,8 @@ from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Phase, Tail
 from rmgr.procedures.bootstrap import read_settings
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, unique
+from tests.harness.waiting import eventually
 
 RETENTION_US = 1_500_000
 
@@ -76,7 +77,7 @@ def _ran(scene: Scene, *, count: int = 1) -> Kept:
 
 
 def _collected(scene: Scene, number: int) -> None:
-    until(f"{number} is collected", lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None)
+    eventually(lambda: scene.mallory.zk.stat(paths.sub(number)).result(60) is None, f"{number} is collected")
 
 
 def _put_back(scene: Scene, kept: Kept) -> None:
@@ -138,7 +139,7 @@ def test_nor_when_it_is_handed_to_the_node_itself(scene: Scene) -> None:
     tail = encode_record(Tail(next=key.count, complete=True))
     places = (Create(paths.tail(number), tail), Create(paths.done(number)), Create(paths.failed(number)), Create(paths.gate(number)))
     handed = Create(paths.running_block("n1", replace(key, seq=HANDED_SEQ)), encode_block(data))
-    until("the node shows its idle marker", lambda: scene.mallory.zk.stat(paths.idle("n1")).result(60) is not None)
+    eventually(lambda: scene.mallory.zk.stat(paths.idle("n1")).result(60) is not None, "the node shows its idle marker")
     made = scene.mallory.commit(Create(paths.sub(number), record), *places, handed, Delete(paths.idle("n1")))
     assert isinstance(made, Committed), made
     _refused(scene, number)
@@ -153,17 +154,17 @@ def test_what_a_node_has_of_an_ended_submission_does_not_begin(scene: Scene) -> 
     go.unlink()
     scene.canary.unlink()
     number = scene.submit(payloads=(b"a", b"b", b"c", b"d"), command=command)
-    until("two run", lambda: scene.canary.exists() and scene.canary.read_text() == "ran\n" * 2)
+    eventually(lambda: scene.canary.exists() and scene.canary.read_text() == "ran\n" * 2, "two run")
     gone = encode_fragment(no_outcome(State.CANCELLED, Reason.USER_CANCEL, range(4)))
     scene.mallory.commit(Create(paths.fragment_prefix(number), gone, sequence=True))
-    until("that is written down", lambda: _bit(scene, paths.ended(number // ended.BUCKET), number))
+    eventually(lambda: _bit(scene, paths.ended(number // ended.BUCKET), number), "that is written down")
     go.touch()
 
     def is_over() -> bool:
         names = scene.ann.zk.children(paths.running_node("n1")).result(60)
         return not any(key.submission == number for _, key in paths.blocks_in(names))
 
-    until("the node has nothing of it any more", is_over)
+    eventually(is_over, "the node has nothing of it any more")
     assert scene.canary.read_text() == "ran\n" * 2
 
 
@@ -171,9 +172,9 @@ def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) 
     _keep_for(scene, 3_600_000_000)
     try:
         number, record, key, data = _ran(scene)
-        until("it is closed", lambda: forgeries.record(scene, number).phase is Phase.CLOSED)
+        eventually(lambda: forgeries.record(scene, number).phase is Phase.CLOSED, "it is closed")
         bits = paths.ended(number // ended.BUCKET)
-        until("that is written down", lambda: _bit(scene, bits, number))
+        eventually(lambda: _bit(scene, bits, number), "that is written down")
         found = scene.mallory.zk.get(paths.sub(number)).result(60)
         assert found is not None
         scene.plant(key, data, more=(Set(paths.sub(number), record, found.version),))
@@ -185,7 +186,7 @@ def test_nor_does_one_that_is_opened_again_before_it_is_collected(scene: Scene) 
 def test_nobody_but_the_leader_says_what_has_ended(scene: Scene) -> None:
     number, *_ = _ran(scene)
     bits = paths.ended(number // ended.BUCKET)
-    until("that is written down", lambda: _bit(scene, bits, number))
+    eventually(lambda: _bit(scene, bits, number), "that is written down")
     for op in (Set(bits, b"", -1), Delete(bits), Create(paths.ended(7)), Set(paths.ENDED, b"", -1), Delete(paths.ENDED)):
         with pytest.raises(RmgrError):
             scene.mallory.commit(op)

@@ -33,8 +33,9 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command, Phase
 from rmgr.procedures.securing import revoke
 from tests.harness import forgeries
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, unique
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 #: Two seconds are promised; the rest is for machines that do eight other things.
 PROMISED_S, SLACK_S = 2.0, 13.0
@@ -98,7 +99,7 @@ def _work(scene: Scene, eve: Person, *, ends: int = 0, **record: Any) -> Work:
     script = f"while [ ! -e {go} ]; do echo beat; echo $RMGR_ENTRY >> {beats}; sleep 0.05; done; echo ran >> {scene.canary}; exit {ends}"
     signer = scene.signer(eve)
     running = scene.submit(payloads=(b"a", b"b"), signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **record)
-    until("both run", lambda: beats.exists() and {"a", "b"} <= set(beats.read_text().split()), lambda: scene.story(running))
+    eventually(lambda: beats.exists() and {"a", "b"} <= set(beats.read_text().split()), lambda: f"both run: {scene.story(running)}")
     waiting = scene.submit(signer=signer)
     return Work(scene, running, waiting, go, beats)
 
@@ -159,7 +160,7 @@ def test_all_that_is_open_ends(scene: Scene, admin: Person, eve: Person, tmp_pat
             assert connection.coordinator.get(paths.sub(work.running)).result(60) is not None
             _revoke(scene, admin, eve)
             revoked_s = time.monotonic()
-            until("all streams end", lambda: len(ends.at_s) == len(ends.begun))
+            eventually(lambda: len(ends.at_s) == len(ends.begun), "all streams end")
             assert line_ended.wait(PROMISED_S + SLACK_S)
             assert not line.is_open
             assert all(at_s - revoked_s < PROMISED_S + SLACK_S for at_s in ends.at_s.values()), ends.at_s
@@ -193,7 +194,7 @@ def _health(channel: Any, begun: Callable[[], None]) -> None:
 
 
 def _held(work: Work, number: int) -> None:
-    until("it is held", lambda: work.record(number).phase is Phase.HELD)
+    eventually(lambda: work.record(number).phase is Phase.HELD, "it is held")
     assert work.record(number).reason == Reason.REVOKED
 
 
@@ -224,10 +225,10 @@ def test_so_it_is_with_placed_jobs(scene: Scene, admin: Person, eve: Person) -> 
         script = f"touch {beat}; while [ ! -e {go} ]; do sleep 0.05; done; echo ran >> {scene.canary}"
         numbers.append(scene.submit(signer=signer, command=Command(argv=("/bin/sh", "-c", script)), **place))
         if at < 2:
-            until("it runs", beat.exists, lambda number=numbers[-1]: scene.story(number))
+            eventually(beat.exists, lambda number=numbers[-1]: f"it runs: {scene.story(number)}")
     _revoke(scene, admin, eve)
     for number in numbers:
-        until("it is held", lambda number=number: forgeries.record(scene, number).reason == Reason.REVOKED)
+        eventually(lambda number=number: forgeries.record(scene, number).reason == Reason.REVOKED, "it is held")
     go.touch()
     assert [scene.outcomes(number)[0].state for number in numbers[:2]] == [State.COMPLETED] * 2
     scene.outcomes(scene.submit(**place))
@@ -247,7 +248,7 @@ def test_nothing_is_tried_again(scene: Scene, admin: Person, eve: Person) -> Non
         names = scene.ann.zk.children(held).result(60)
         return sum(key.count for _, key in paths.blocks_in(names) if key.submission == work.running)
 
-    until("what failed waits aside", lambda: aside() == 2)
+    eventually(lambda: aside() == 2, "what failed waits aside")
     scene.outcomes(scene.submit())
     assert scene.canary.read_text() == "ran\n" * 3
 
@@ -288,11 +289,11 @@ def test_all_of_it_ends_when_the_operator_says_so_at_once_or_later(scene: Scene,
 def test_what_runs_stands_still_until_the_operator_has_decided(scene: Scene, admin: Person, eve: Person) -> None:
     work = _work(scene, eve)
     _revoke(scene, admin, eve, RevokedWork.HOLD)
-    until("it stands still", lambda: _stands(work.beats))
+    eventually(lambda: _stands(work.beats), "it stands still")
     _held(work, work.waiting)
     _revoke(scene, admin, eve, RevokedWork.KEEP)
     before = work.beats.stat().st_size
-    until("it goes on", lambda: work.beats.stat().st_size > before)
+    eventually(lambda: work.beats.stat().st_size > before, "it goes on")
     work.go.touch()
     assert work.ends() == [State.COMPLETED] * 2
 

@@ -23,8 +23,8 @@ from rmgr.coord.protocol.multi import Multi, Outcome
 from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.tasks.submission import Command, Phase, Submission, Work
-from tests.harness.attacker import until
 from tests.harness.flooded import Flooded
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 pytestmark = pytest.mark.xdist_group("attacks_turns")
@@ -65,7 +65,7 @@ def test_a_person_gets_her_number_beside_many_who_submit_in_loops(zookeeper_part
         with world.session("ann") as zk:
             children.append(subprocess.Popen(words, env=kept, cwd=ROOT, stdout=subprocess.PIPE, text=True))
             there = partial(world.admin.zk.children, paths.subs_bucket(1))
-            until("they submit", lambda: len(there().result(60) or ()) > LOOPS, world.gateway.autopsy)
+            eventually(lambda: len(there().result(60) or ()) > LOOPS, lambda: f"they submit: {world.gateway.autopsy()}")
             tries: list[int] = []
             for at in range(TIMES):
                 time.sleep(THINKS_S)

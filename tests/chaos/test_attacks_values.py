@@ -27,8 +27,9 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import DataLost, PermissionDenied, RmgrError, TaskFailed
 from rmgr.model.cluster.identity import Role
-from tests.harness.attacker import Person, Scene, unique, until
+from tests.harness.attacker import Person, Scene, unique
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 
 class Bomb:
@@ -228,7 +229,7 @@ def test_a_pickle_of_another_user_is_not_loaded_by_the_client_nor_on_the_node(to
     with pytest.raises(PermissionDenied, match="belongs to mallory"):
         town.hers.store.get(key)
     share(town.his, key, "ann")
-    until("it is shared", lambda: _is_readable(town.hers, key))
+    eventually(lambda: _is_readable(town.hers, key), "it is shared")
     with pytest.raises(PermissionDenied, match=r"pickle.*written by mallory") as denied:
         town.hers.store.get(key)
     assert 'trust="mallory"' in str(denied.value.hint)
@@ -268,7 +269,7 @@ def test_whoever_says_so_loads_the_pickle_of_another(town: Town) -> None:
     key, out = f"cfg/{unique()}", f"m/{unique()}"
     town.hers.store.put(key, [1, 2, 3])
     share(town.hers, key, "mallory")
-    until("it is shared", lambda: _is_readable(town.his, key))
+    eventually(lambda: _is_readable(town.his, key), "it is shared")
     assert town.his.store.get(key, trust="ann") == [1, 2, 3]
     assert run(town.his, _size, [key], [out], trust="ann") is None
     assert town.his.store.get(out) == 3
@@ -404,7 +405,7 @@ def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Town, gated:
         bob.store.get(f"{name}/out")
     ann.store.share(f"{name}/", "bob", is_prefix=True)
     assert [one.key for one in bob.store.shares() if one.key.startswith(name)] == [f"{name}/"]
-    until("it is shared", lambda: _is_readable(bob, f"{name}/out"))
+    eventually(lambda: _is_readable(bob, f"{name}/out"), "it is shared")
     assert bob.store.get(f"{name}/in") == b"abc"
     assert bob.store.get(f"{name}/out") == b"secret" * 5000
     assert bob.store.keys(f"{name}/") == [f"{name}/in", f"{name}/out"]
@@ -415,7 +416,7 @@ def test_what_is_shared_is_read_through_a_gateway_outputs_too(town: Town, gated:
     with pytest.raises(PermissionDenied, match="belongs to ann"):
         gated["mallory"].store.get(f"{name}/out")
     assert ann.store.unshare(f"{name}/", "bob", is_prefix=True)
-    until("it is not shared any more", lambda: not _is_readable(bob, f"{name}/out"))
+    eventually(lambda: not _is_readable(bob, f"{name}/out"), "it is not shared any more")
     with pytest.raises(PermissionDenied, match="belongs to ann"):
         bob.store.get(f"{name}/out")
 
@@ -426,7 +427,7 @@ def test_who_may_write_does_and_it_stays_the_owners(town: Town, gated: dict[str,
     for key in ("in", "out"):
         ann.store.put(f"{name}/{key}", b"hers")
     ann.store.share(f"{name}/", "bob", write=True, is_prefix=True)
-    until("it is shared", lambda: _is_readable(bob, f"{name}/in"))
+    eventually(lambda: _is_readable(bob, f"{name}/in"), "it is shared")
     bob.store.put(f"{name}/in", [Path("/")])
     with pytest.raises(PermissionDenied, match="written by bob"):
         ann.store.get(f"{name}/in")
@@ -435,7 +436,7 @@ def test_who_may_write_does_and_it_stays_the_owners(town: Town, gated: dict[str,
     assert ann.store.get(f"{name}/out") == b"his"
     assert bob.store.get(f"{name}/out") == b"his"
     ann.store.unshare(f"{name}/", "bob", is_prefix=True)
-    until("it is not shared any more", lambda: not _is_readable(bob, f"{name}/in"))
+    eventually(lambda: not _is_readable(bob, f"{name}/in"), "it is not shared any more")
     with pytest.raises(PermissionDenied, match="bob wrote it in the name of ann"):
         ann.store.get(f"{name}/in", trust="bob")
     ann.store.put(f"{name}/in", b"hers again")

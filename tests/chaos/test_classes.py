@@ -21,8 +21,8 @@ from rmgr.sched.job import Job as Request
 from rmgr.sched.pipeline.stages import pipeline_from
 from rmgr.sched.queue_class import selected
 from rmgr.sim.workload.jobs import Workload, WorkloadJob
-from tests.harness.coordinators import wait_for
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 
 #: All times a sixth: twelve seconds of work for each system.
 PACE = 0.17
@@ -101,7 +101,7 @@ def decisions(cluster: DevCluster, where: Path, live: Sequence[Played], known: S
         ended = {job_id(one.submission, 0) for one in live if len(told) == 1 or one.end_us > begun_us}
         return ended <= {line["job_id"] for line in told[-1] if line.get("fact") == "job_ended"}
 
-    wait_for(is_whole, 60.0, "the log to be whole")
+    eventually(is_whole, "the log to be whole")
     found: list[Mapping[str, Any]] = []
     for log in (since := logs()):
         made = [one for line in read(log) for one in line.get("decisions", ())]

@@ -21,7 +21,7 @@ import pytest
 from rmgr.bench.measuring import connected
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
-from tests.harness.starter_rig import wait_for
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 pytestmark = pytest.mark.chaos
@@ -150,7 +150,7 @@ def test_a_starter_killed_while_it_claims_for_a_client_that_stands_still_is_foll
         with connected(cluster) as connection:
             story = Story(cluster, connection, tmp_path)
             client = story.client("a", failpoint=f"submitter.before_handed_claim:2=until:{tmp_path / 'never'}")
-            wait_for(lambda: cluster.process("n1").state == "dead", "the Starter claims, and dies")
+            eventually(lambda: cluster.process("n1").state == "dead", "the Starter claims, and dies")
             client.kill()
             client.communicate(timeout=60)
             cluster.start_starter("n2")

@@ -6,7 +6,6 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,9 @@ from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Submission, Work
 from rmgr.procedures.snapshot import read_submission
 from rmgr.runtime.secured import zookeeper_options
+from tests.harness.waiting import eventually
 
 DEADLINE_S = 60.0
-
-
-def until(what: str, condition: Callable[[], Any], why: Callable[[], str] = str) -> Any:
-    """The first true answer. Fails naming `what`, and what `why` says then."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not (answer := condition()):
-        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what} {why()}"
-        time.sleep(0.03)
-    return answer
 
 
 class Person:
@@ -174,7 +165,7 @@ class Scene:
                 found.extend(decode_fragment(item.data).outcomes)
             return len(found) >= count
 
-        until(f"{count} outcomes of {number}", read, lambda: self.story(number))
+        eventually(read, lambda: f"{count} outcomes of {number}: {self.story(number)}")
         return found
 
     def story(self, number: int) -> str:

@@ -48,6 +48,7 @@ from tests.harness.flooded import run_command
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
+from tests.harness.waiting import eventually
 
 NODES, CORES = ("n1", "n2", "n3"), 3
 #: Longest that any answer may take; how many times longer than before its median may be (the issue's two numbers).
@@ -267,13 +268,11 @@ class Besieged:
 
     def until(self, what: str, condition: Any, *, deadline_s: float = DEADLINE_S) -> Any:
         """The first true answer. Fails with the last words of every daemon."""
-        end_s = time.monotonic() + deadline_s
-        while not (answer := condition()):
-            if time.monotonic() > end_s:
-                told = [f"{name}: {self.words(name)[-1500:]}" for name in getattr(self, "daemons", {})]
-                raise AssertionError("\n".join([f"not within {deadline_s} s: {what}", *told]))
-            time.sleep(0.1)
-        return answer
+
+        def why() -> str:
+            return "\n".join([what, *(f"{name}: {self.words(name)[-1500:]}" for name in getattr(self, "daemons", {}))])
+
+        return eventually(condition, why, within_s=deadline_s)
 
 
 def highest(pid: int) -> int:

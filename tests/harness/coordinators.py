@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -16,17 +14,7 @@ from tests.harness.ended_sessions import end_session
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
 from tests.harness.proxy import Proxy
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0, what: str = "the condition") -> Any:
-    """The first true value of `condition`; fails after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what} did not come true within {timeout_s} s"
-        threading.Event().wait(0.02)
+from tests.harness.waiting import eventually
 
 
 class States:
@@ -38,7 +26,7 @@ class States:
 
     def wait(self, *states: SessionState, timeout_s: float = 60.0) -> None:
         """Until the last ones told are `states`."""
-        wait_for(lambda: tuple(self.seen[-len(states) :]) == states, timeout_s, f"{states} after {self.seen}")
+        eventually(lambda: tuple(self.seen[-len(states) :]) == states, f"{states} after {self.seen}", within_s=timeout_s)
 
 
 class World(abc.ABC):

@@ -23,8 +23,9 @@ from rmgr.errors import RmgrError
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
 from rmgr.model.cluster.queue import ClusterSettings
-from tests.harness.attacker import Person, Scene, until
+from tests.harness.attacker import Person, Scene
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 
 class Flooded(Scene):
@@ -103,7 +104,7 @@ class Flooded(Scene):
             self.broken = f"(it said last: {last})\n{self.gateway.autopsy()}"
             return self.broken
 
-        until(what, asked, why)
+        eventually(asked, lambda: f"{what}: {why()}")
 
     def session(self, user: str) -> GatewayCoordinator:
         return GatewayCoordinator.connect(self.gateway.endpoint, connect_timeout_s=30, credentials=self.people[user])

@@ -13,7 +13,8 @@ from rmgr.coord.protocol.records import decode_block
 from rmgr.model.cluster.queue import Dispatch, QueueSpec
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation
-from tests.harness.starter_rig import Rig, queues, wait_for
+from tests.harness.starter_rig import Rig, queues
+from tests.harness.waiting import eventually
 
 #: A cluster with a queue for pulled and one for placed work.
 BOTH = queues(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispatch.PLACE, policy="easy"))
@@ -21,7 +22,7 @@ BOTH = queues(QueueSpec(name="default"), QueueSpec(name="batch", dispatch=Dispat
 
 def waiting(rig: Rig, number: int, queue: str = "batch") -> BlockKey:
     """The one block of a submission that waits for its place."""
-    return wait_for(lambda: next((key for key in rig.pending(queue) if key.submission == number), None), f"{number} waits")
+    return eventually(lambda: next((key for key in rig.pending(queue) if key.submission == number), None), f"{number} waits")
 
 
 def put(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from tests.harness.waiting import PATIENCE_S, eventually
+
 
 class Service:
     """One daemon, started as systemd does it (Type=notify, WatchdogSec).
@@ -64,12 +66,9 @@ class Service:
         """What `systemctl status` would show."""
         return next((line.removeprefix("STATUS=") for _, line in reversed(list(self.said)) if line.startswith("STATUS=")), "")
 
-    def until(self, what: str, condition: Callable[[], object], *, within: float = 60.0) -> None:
+    def until(self, what: str, condition: Callable[[], object], *, within: float = PATIENCE_S) -> None:
         """Waits; fails with its log."""
-        end_s = time.monotonic() + within
-        while not condition():
-            assert time.monotonic() < end_s, f"not within {within:g} s: {what}\nsaid: {self.said[-12:]}\n{self.log.read_text()[-2000:]}"
-            time.sleep(0.02)
+        eventually(condition, lambda: f"{what}\nsaid: {self.said[-12:]}\n{self.log.read_text()[-2000:]}", within_s=within)
 
     def silence_s(self) -> float:
         """Since its last beat."""

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,21 +49,10 @@ from rmgr.model.tasks.submission import Command, PythonEnvironment, Submission, 
 from rmgr.procedures.bootstrap import bootstrap
 from rmgr.runtime.stall import StallGuard
 from tests.harness.live_files import below, size_of
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 DEADLINE_S = 60.0
-
-
-def wait_for(condition: Callable[[], Any], what: str = "", deadline_s: float = DEADLINE_S) -> Any:
-    """The first true answer of `condition`, asked again and again until the deadline."""
-    end_s = time.monotonic() + deadline_s
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > end_s:
-            raise AssertionError(f"not within {deadline_s} s: {what or condition}")
-        time.sleep(0.02)
 
 
 @dataclass
@@ -272,7 +260,7 @@ class Rig:
                     found[outcome.index] = outcome
             return len(found) >= count
 
-        wait_for(read, f"{count} outcomes of {number}, there are {len(found)}", deadline_s)
+        eventually(read, lambda: f"{count} outcomes of {number}, there are {len(found)}", within_s=deadline_s)
         return found
 
     def finals(self, number: int) -> int:
@@ -336,7 +324,7 @@ class Rig:
             spooled = [path for path in home.glob("run/s*/*/*") if path.is_file() and path.parent.name not in known]
             return [*below(home / "stage"), *(path for path in spooled if size_of(path))]
 
-        wait_for(lambda: not left(), f"nothing left of {left()}")
+        eventually(lambda: not left(), f"nothing left of {left()}")
         return True
 
     # -- the tree ------------------------------------------------------------------------------------------------------------
@@ -365,7 +353,7 @@ class Rig:
             record = self.record(node)
             return record if record is not None and record.incarnation >= incarnation else None
 
-        return wait_for(there, f"{node} registered")
+        return eventually(there, f"{node} registered")
 
 
 def queues(*specs: QueueSpec) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,13 +116,6 @@ def ready(request: pytest.FixtureRequest) -> Adapter:
 def pattern(size: int, seed: int = 0) -> bytes:
     """Bytes that differ from chunk to chunk, so that a swapped or repeated one is seen."""
     return random.Random(seed).randbytes(size)
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not become true in time"
-        time.sleep(0.03)
 
 
 def run_threads(work: Callable[[int], None], count: int) -> None:

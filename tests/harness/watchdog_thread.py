@@ -19,7 +19,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.bootstrap import bootstrap
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.memory_store import MemoryStore
-from tests.harness.watchdogs import until
+from tests.harness.waiting import eventually
 
 
 class WatchdogThread:
@@ -70,7 +70,7 @@ class WatchdogThread:
         return [line for line in self.log if line["event"] == name]
 
     def wait_event(self, name: str, *, count: int = 1) -> dict[str, Any]:
-        until(lambda: len(self.events(name)) >= count, told=f"{name} in {self.log}")
+        eventually(lambda: len(self.events(name)) >= count, f"{name} in {self.log}")
         return self.events(name)[count - 1]
 
     def epoch(self) -> EpochRecord:

@@ -8,30 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.records import decode_record
 from rmgr.model.cluster.node import EpochRecord
 from tests.harness.fair_time import PATIENCE_S, FairTimer
-
-T = TypeVar("T")
-
-
-def until(what: Callable[[], T], *, deadline_s: float = PATIENCE_S, told: str = "") -> T:
-    """The first true answer of `what`. Fails after `deadline_s`."""
-    end_s = time.monotonic() + deadline_s
-    while True:
-        answer = what()
-        if answer:
-            return answer
-        assert time.monotonic() < end_s, f"not within {deadline_s:g} s: {told or what}"
-        time.sleep(0.03)
+from tests.harness.waiting import eventually
 
 
 class WatchdogProcess:
@@ -118,7 +104,7 @@ class Watchdogs:
         """Starts one; it stands in the line when this returns."""
         process = WatchdogProcess(self._directory, f"w{len(self._processes) + 1}", failpoint=failpoint, **self._options)  # type: ignore[arg-type]
         self._processes.append(process)
-        until(lambda: process.pid in self.standing() or not process.is_running, told=f"{process.name} stands for election")
+        eventually(lambda: process.pid in self.standing() or not process.is_running, f"{process.name} stands for election")
         return process
 
     def line(self) -> list[str]:
@@ -141,7 +127,7 @@ class Watchdogs:
     def wait_leader(self, process: WatchdogProcess) -> float:
         """Waits until the process leads; returns how long that took, in fair seconds."""
         with FairTimer() as timer:
-            until(lambda: self.leads(process), told=f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
+            eventually(lambda: self.leads(process), f"{process.name} leads\n{process.log_file.read_text()[-3000:]}")
         return timer.elapsed_s
 
     def close(self) -> None:

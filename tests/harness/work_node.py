@@ -17,6 +17,7 @@ import psutil
 from rmgr.adapters.host.process import CgroupConfig, NodeRunner, Slot, Worker, WorkerSpec
 from rmgr.adapters.host.workevents import CommandsEnded, SlotUp, TasksEnded, WorkerReady
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandEnd, CommandItem, TaskBatch, TaskEnd, TaskItem
+from tests.harness.waiting import eventually
 
 DEADLINE_S = 60.0
 
@@ -174,18 +175,9 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def until(condition: Callable[[], Any], timeout_s: float = DEADLINE_S, what: str = "") -> Any:
-    """Waits until `condition` is true; its value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, what or f"not in {timeout_s} s"
-        time.sleep(0.03)
-    return value
-
-
 def pid_in(path: Path) -> int:
     """The pid that a piece of work wrote to a file."""
-    return int(until(lambda: path.exists() and path.read_text().strip(), what=f"{path} has no pid"))
+    return int(eventually(lambda: path.read_text().strip() if path.exists() else "", f"{path} has no pid"))
 
 
 def boottime_ns() -> int:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ import pytest
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.identity import Role
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, cluster_and_shell, wait_line
 
 
@@ -35,13 +36,6 @@ def sh(both: tuple[DevCluster, Shell]) -> Shell:
 @pytest.fixture
 def cluster(both: tuple[DevCluster, Shell]) -> DevCluster:
     return both[0]
-
-
-def eventually(condition: Callable[[], bool], what: str, deadline_s: float = 40.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 # -- a healthy cluster --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import pytest
 
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -39,11 +39,7 @@ class Town:
         self.cluster.start_starter(name, cores=1, options=options, environment=environment)
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        end_s = time.monotonic() + 60
-        while not (value := condition()):
-            assert time.monotonic() < end_s, f"{what}: {self.sh('status').out}{self.sh('nodes').out}"
-            time.sleep(0.1)
-        return value
+        return eventually(condition, lambda: f"{what}: {self.sh('status').out}{self.sh('nodes').out}")
 
     def is_well(self) -> bool:
         return self.sh("status").code == 0

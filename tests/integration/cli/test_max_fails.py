@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmgr.dev.cluster import DevCluster
-from tests.harness.coordinators import wait_for
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -42,7 +42,7 @@ def test_as_many_as_allowed_stop_nothing(sh: Shell) -> None:
 def test_a_leader_that_is_killed_leaves_it_to_the_next(live: DevCluster, sh: Shell) -> None:
     words = f"test $RMGR_ARRAY_INDEX -gt 1 && sleep 300; until test -e {sh.directory}/go; do sleep 0.1; done; exit 3"
     number = sh.submit("--array", "1-30", "--max-fails", "0", "--", "sh", "-c", words)
-    wait_for(lambda: sh.ok("show", number, "--json").json["counts"]["RUNNING"] > 1)
+    eventually(lambda: sh.ok("show", number, "--json").json["counts"]["RUNNING"] > 1)
     live.kill("w1")
     sh.file("go", "")
     live.start_watchdog("w1")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from rmgr import TaskQueue
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 SCRIPT = """#!/bin/sh
@@ -23,13 +21,6 @@ exit 3
 @pytest.fixture(scope="module")
 def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("placed"), live_cluster.environment())
-
-
-def eventually(condition: Callable[[], object], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
 
 
 def test_a_script_that_asks_for_three_nodes_runs_once_with_all_of_them(sh: Shell) -> None:

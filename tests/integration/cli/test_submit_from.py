@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rmgr.dev.cluster import DevCluster
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
 
 pytestmark = pytest.mark.usefixtures("live")
@@ -156,7 +156,7 @@ def test_a_client_that_is_killed_leaves_all_or_nothing(sh: Shell, tmp_path: Path
         mine = [job for number, job in jobs_of(sh).items() if number not in known]
         return bool(mine) and all(job["state"] in {"COMPLETED", "FAILED", "CANCELLED"} for job in mine)
 
-    wait_for(all_ended, timeout_s=90.0)
+    eventually(all_ended)
     states = {job["name"]: job["state"] for number, job in jobs_of(sh).items() if number not in known}
     if moment == "list.after_release":
         assert states.pop("right") == "FAILED"
@@ -179,7 +179,7 @@ def test_a_leader_that_is_killed_between_changes_nothing(live: DevCluster, direc
         mine = [job for number, job in jobs_of(direct).items() if number not in known]
         return len(mine) == 5 and {job["state"] for job in mine} == {"CANCELLED"}
 
-    wait_for(all_cancelled, timeout_s=90.0)
+    eventually(all_cancelled)
     assert not (tmp_path / "prep").exists()
 
 
@@ -191,7 +191,7 @@ def test_a_list_that_is_cancelled_meanwhile_is_not_let_go(direct: Shell, tmp_pat
     try:
         with direct.running("submit", "--from", file) as process:
             del direct.environment["RMGR_FAILPOINT"]
-            wait_for(lambda: len(set(jobs_of(direct)) - known) == 5, timeout_s=60.0)
+            eventually(lambda: len(set(jobs_of(direct)) - known) == 5)
             (anchor,) = (number for number, job in jobs_of(direct).items() if number not in known and job["name"].startswith("list "))
             direct.ok("cancel", anchor)
             cancelled.touch()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, interrupt, wait_line
 
 
@@ -17,14 +17,9 @@ def sh(live_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Sh
     return Shell(tmp_path_factory.mktemp("cli"), live_cluster.environment())
 
 
-def until(what: str, sh: Shell, *words: str, deadline_s: float = 60.0) -> None:
+def until(what: str, sh: Shell, *words: str) -> None:
     """Until the output of a command contains `what`."""
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        if what in sh(*words).out:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{what!r} did not appear in rmgr {' '.join(words)}: {sh(*words)}")
+    eventually(lambda: what in sh(*words).out, lambda: f"{what!r} appears in rmgr {' '.join(words)}: {sh(*words)}")
 
 
 # -- submit -------------------------------------------------------------------------------------------------------------------

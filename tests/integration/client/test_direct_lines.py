@@ -39,7 +39,8 @@ from rmgr.model.tasks.submission import Command, Submission, Tail, Work
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 from tests.harness.bundles import session_bundles
 from tests.harness.line_ends import Post, call, sound_loop
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -67,14 +68,14 @@ def test_a_person_of_the_cluster_is_heard_until_his_key_is_revoked(server: tuple
     mine = Post()
     line = call(called, loop, Role.USER, "ann", mine)
     assert line.send(Hint("n1", "block", b"data"))
-    wait_for(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
+    eventually(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
     revoked.add(session_bundles().credentials(Role.USER, "ann").identity.key_id)
     line.send(Hint("n1", "block", b"more"))
-    wait_for(lambda: mine.ended, "the end of the line")
+    eventually(lambda: mine.ended, "the end of the line")
     assert len(post.came) == 1
     again = Post()
     turned_away = call(called, loop, Role.USER, "ann", again)  # TLS 1.3: refused behind the client's part of the handshake
-    wait_for(lambda: again.ended, "the end of the second one")
+    eventually(lambda: again.ended, "the end of the second one")
     assert not turned_away.is_open
 
 
@@ -84,7 +85,7 @@ def test_a_line_on_which_nothing_is_said_ends_with_its_key(server: tuple[LineSer
     call(called, loop, Role.USER, "ann", anns)
     other = call(called, loop, Role.USER, "bob", bobs)
     revoked.add(session_bundles().credentials(Role.USER, "ann").identity.key_id)
-    wait_for(lambda: anns.ended, "the end of hers")
+    eventually(lambda: anns.ended, "the end of hers")
     assert other.is_open
 
 
@@ -97,7 +98,7 @@ def test_others_are_turned_away(server: tuple[LineServer, Post, set[str]], loop:
     except OSError:
         return  # the client itself does not believe a server of another authority
     line.send(Hint("n1", "block", b"data"))
-    wait_for(lambda: mine.ended, "the end of the line")
+    eventually(lambda: mine.ended, "the end of the line")
     assert not post.came
 
 
@@ -150,7 +151,7 @@ def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
     )
     line = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **mine.callbacks())
     line._sock.send(b"\xff\xff\xff\xffnonsense")
-    wait_for(lambda: mine.ended == [line], "the end of the line")
+    eventually(lambda: mine.ended == [line], "the end of the line")
     assert not line.send(Hint("n1", "block", b""))
     deaf = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **Post().callbacks())
     blocked = threading.Event()
@@ -162,7 +163,7 @@ def test_who_sends_nonsense_or_does_not_read_loses_the_line(loop: Loop) -> None:
             assert sent < 10_000
     finally:
         blocked.set()
-    wait_for(lambda: not deaf.is_open, "the end of the other")
+    eventually(lambda: not deaf.is_open, "the end of the other")
     server.close()
 
 
@@ -195,7 +196,7 @@ def test_a_line_dialled_while_its_connection_is_closed_ends_and_writes_into_nobo
         line.close()
         assert not ended.call(lambda: None)
         assert [os.fstat(file.fileno()).st_size for file in files] == [0] * 8
-    wait_for(lambda: not opened[0]._lines, "the Starter knows that it has ended")
+    eventually(lambda: not opened[0]._lines, "the Starter knows that it has ended")
 
 
 class Full:
@@ -229,10 +230,10 @@ def test_a_starter_without_a_free_descriptor_rests_and_lets_in_who_called_meanwh
     begun = time.monotonic()
     line = plain(server, loop)
     assert line.send(Hint("n1", "block", b"data"))
-    wait_for(lambda: full.tries >= 3, "some tries")
+    eventually(lambda: full.tries >= 3, "some tries")
     assert full.tries <= 2 + (time.monotonic() - begun) / 0.05
     full.is_full = False
-    wait_for(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
+    eventually(lambda: post.came == [Hint("n1", "block", b"data")], "the hint")
     (theirs,) = server._lines
     assert all(end._sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for end in (line, theirs))  # dead machines are found out
     line.close()
@@ -263,12 +264,12 @@ def rig(coordinator: ZkCoordinator, zookeeper: ZooKeeperServer, chroot: str, tmp
 
 
 def line_to(rig: Rig, loop: Loop, post: Post) -> DirectLine:
-    record = wait_for(rig.record, "the node's record")
+    record = eventually(rig.record, "the node's record")
     return dial(record.line, credentials=None, key_id="", loop=loop, **post.callbacks())
 
 
 def wait_for_mark(rig: Rig) -> None:
-    wait_for(lambda: rig.zk.stat(paths.idle("n1")).result(60) is not None, "the mark")
+    eventually(lambda: rig.zk.stat(paths.idle("n1")).result(60) is not None, "the mark")
 
 
 def prepared(rig: Rig, number: int) -> tuple[BlockKey, BlockData, Callable[[], Any]]:
@@ -301,7 +302,7 @@ def test_what_is_announced_runs_and_its_outcome_is_told_with_its_number(rig: Rig
         assert isinstance(commit(), Committed)
         line.send(hint)
         rig.outcomes(number, at + 1)
-    wait_for(lambda: len([one for one in post.came if isinstance(one, Told)]) >= 1, "news")
+    eventually(lambda: len([one for one in post.came if isinstance(one, Told)]) >= 1, "news")
     ahead = {one.serial: one for one in post.came if isinstance(one, Ahead)}
     for told in [one for one in post.came if isinstance(one, Told)]:
         fragment = rig.zk.get(paths.fragment(number, told.number)).result(60)
@@ -341,7 +342,7 @@ def test_what_stands_in_the_tree_is_run_whatever_was_announced(rig: Rig, loop: L
     assert isinstance(commit(), Committed)
     line.send(Hint("n1", paths.block_name(key), encode_block(replace_function(data))))
     assert rig.outcomes(number, 2)[1].state is State.COMPLETED
-    wait_for(lambda: not rig.running(), "nothing left over")
+    eventually(lambda: not rig.running(), "nothing left over")
     assert not post.came  # who announced something else is told nothing
 
 
@@ -366,7 +367,7 @@ def test_who_says_what_cannot_be_loses_the_line_and_the_node_works_on(rig: Rig, 
     post = Post()
     line = line_to(rig, loop, post)
     line.send(hint)
-    wait_for(lambda: post.ended, "the end of the line")
+    eventually(lambda: post.ended, "the end of the line")
     rig.outcomes(rig.submit(Command(argv=("true",))), 1)
 
 
@@ -404,7 +405,7 @@ class Client:
     def one(self) -> None:
         count = len(self.results.outcomes)
         self.handle.add(TaskSpec(), [b""])
-        wait_for(lambda: len(self.results.outcomes) > count or self.results.dead, "an outcome")
+        eventually(lambda: len(self.results.outcomes) > count or self.results.dead, "an outcome")
         assert not self.results.dead
         assert self.results.outcomes[-1].index == count
         assert self.results.outcomes[-1].state is State.COMPLETED
@@ -418,7 +419,7 @@ class Client:
 @pytest.fixture
 def client(rig: Rig) -> Iterator[Client]:
     rig.spawn()
-    wait_for(rig.record, "the node's record")
+    eventually(rig.record, "the node's record")
     made = Client(rig)
     yield made
     made.engine.close()
@@ -429,14 +430,14 @@ def test_one_task_after_another_gets_a_line_and_survives_its_end(client: Client,
         client.one()
         return bool(client.lines)
 
-    wait_for(until_a_line_is_there, "a line")
+    eventually(until_a_line_is_there, "a line")
     for _ in range(10):
         client.one()
     (line,) = client.lines
     line._sock.shutdown(2)
     for _ in range(5):
         client.one()
-    wait_for(lambda: line not in client.lines, "the end of the line is known")
+    eventually(lambda: line not in client.lines, "the end of the line is known")
     count = len(client.results.outcomes)
     assert [one.index for one in client.results.outcomes] == list(range(count))
     number = client.handle.number
@@ -448,16 +449,16 @@ def test_one_task_after_another_gets_a_line_and_survives_its_end(client: Client,
 def test_a_starter_killed_between_its_news_loses_nothing(rig: Rig, where: str) -> None:
     """Announced and not committed, or committed and not told."""
     process = rig.spawn(env={"RMGR_FAILPOINT": f"{where}:12=kill"})
-    wait_for(rig.record, "the node's record")
+    eventually(rig.record, "the node's record")
     client = Client(rig)
     try:
         while process.poll() is None:
             client.handle.add(TaskSpec(), [b""])
             goal = client.handle.next_index
-            wait_for(lambda goal=goal: len(client.results.outcomes) >= goal or process.poll() is not None, "the outcome, or the end")
+            eventually(lambda goal=goal: len(client.results.outcomes) >= goal or process.poll() is not None, "the outcome, or the end")
         rig.spawn()  # it fails what the dead one left; the engine submits that again
         goal = client.handle.next_index
-        wait_for(lambda: len(client.results.outcomes) >= goal, "the rest")
+        eventually(lambda: len(client.results.outcomes) >= goal, "the rest")
         assert [one.index for one in client.results.outcomes] == list(range(goal))
     finally:
         client.engine.close()

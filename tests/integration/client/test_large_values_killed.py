@@ -23,8 +23,8 @@ from rmgr.adapters.stores import open_store
 from rmgr.bench.measuring import connected
 from rmgr.dev.cluster import DevCluster
 from tests.harness.cassandra_keyspaces import behind
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -124,7 +124,7 @@ class Transfer:
         for _ in range(SIZE // 2 // MIB):
             self.process.stdin.write(b"h" * MIB)
         self.process.stdin.flush()
-        wait_for(lambda: place.more_than(before) >= HALF, 60.0, "half of it is in the store")
+        eventually(lambda: place.more_than(before) >= HALF, "half of it is in the store")
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +162,7 @@ def test_a_client_that_is_killed_leaves_nothing(place: Place, way: str) -> None:
         place.sweep()
         return place.bytes_by_writing() == before
 
-    wait_for(is_clean, 60.0, "the sweep leaves what was there before")
+    eventually(is_clean, "the sweep leaves what was there before")
 
 
 def test_a_gateway_that_is_killed_leaves_nothing_and_its_client_is_told(place: Place) -> None:
@@ -180,7 +180,7 @@ def test_a_gateway_that_is_killed_leaves_nothing_and_its_client_is_told(place: P
         place.sweep()
         return place.bytes_by_writing() == before
 
-    wait_for(is_clean, 60.0, "the sweep leaves what was there before")
+    eventually(is_clean, "the sweep leaves what was there before")
 
 
 def grow(size: int) -> bytes:
@@ -201,4 +201,4 @@ def test_a_starter_that_is_killed_leaves_the_result_of_the_next_attempt_alone(pl
             place.sweep()
             return len(place.bytes_by_writing() - before) == 1
 
-        wait_for(is_clean, 60.0, "the sweep leaves one result")
+        eventually(is_clean, "the sweep leaves one result")

@@ -24,10 +24,10 @@ from rmgr.config import load
 from rmgr.dev.cluster import DevCluster
 from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -108,7 +108,7 @@ def test_arguments_of_a_user_pass_through_no_daemon(place: Place, anna: Connecti
         assert queue.submit_call(large).result(60) == (len(large), hashlib.sha256(large).hexdigest(), place.anna.uid)
     for name, most in place.most_kib().items():
         assert most - before[name] < ROOM_KIB, (name, before[name], most)
-    wait_for(lambda: not place.copies(), 20.0, "her copy is gone with its block")
+    eventually(lambda: not place.copies(), "her copy is gone with its block", within_s=20.0)
 
 
 def test_results_of_a_user_pass_through_no_daemon(place: Place, anna: Connection) -> None:
@@ -127,7 +127,7 @@ def test_arguments_of_several_calls_in_one_block(place: Place, anna: Connection)
         values = [bytes([97 + at]) * size for at, size in enumerate(sizes)]
         answers = [future.result(120) for future in [queue.submit_call(value) for value in values]]
     assert [answer[:2] for answer in answers] == [(len(value), hashlib.sha256(value).hexdigest()) for value in values]
-    wait_for(lambda: not place.copies(), 20.0, "her copy is gone with its block")
+    eventually(lambda: not place.copies(), "her copy is gone with its block", within_s=20.0)
 
 
 def test_a_value_is_its_owners_and_counts_as_his(place: Place, anna: Connection, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.wire.line import Hint
 from tests.harness.bundles import session_bundles
 from tests.harness.line_ends import Post, call, sound_loop
-from tests.harness.starter_rig import wait_for
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def test_who_floods_a_line_loses_it_and_others_keep_theirs(loop: Loop, monkeypat
     ann, eve = call(made, loop, Role.USER, "ann", anns), call(made, loop, Role.USER, "eve", eves)
     for _ in range(60):
         eve.send(Hint("n1", "block", b""))
-    wait_for(lambda: eves.ended == [eve], "the end of the line")
+    eventually(lambda: eves.ended == [eve], "the end of the line")
     assert len(post.came) == 50
     assert ann.send(Hint("n1", "block", b""))
-    wait_for(lambda: len(post.came) == 51, "what the other says")
+    eventually(lambda: len(post.came) == 51, "what the other says")
     assert anns.ended == []
     made.close()
 
@@ -50,8 +50,8 @@ def test_what_no_decoder_reads_ends_its_line_and_no_other(loop: Loop) -> None:
     for number, body in enumerate((no_text, nested), 1):
         line = dial(f"127.0.0.1:{server.port}", credentials=None, key_id="", loop=loop, **mine.callbacks())
         line._sock.send(len(body).to_bytes(4, "little") + body)
-        wait_for(lambda number=number: len(mine.ended) == number, "the end of the line")  # type: ignore[misc]
+        eventually(lambda number=number: len(mine.ended) == number, "the end of the line")  # type: ignore[misc]
     assert other.send(Hint("n1", "block", b""))
-    wait_for(lambda: post.came, "what the other says")
+    eventually(lambda: post.came, "what the other says")
     assert others.ended == []
     server.close()

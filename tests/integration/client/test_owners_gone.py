@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -67,13 +66,6 @@ def job(number: str) -> dict[str, Any]:
     return found
 
 
-def until(condition: Callable[[], object], deadline_s: float = 120.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        threading.Event().wait(0.3)
-
-
 EXECUTOR = """
     import time, rmgr
     executor = rmgr.Executor(name="calls")
@@ -108,8 +100,8 @@ def test_work_of_a_program_that_was_killed_ends_or_is_said_to_have_no_owner(live
     assert job(executor)["state"] == job(queue)["state"] == "RUNNING"
     executors.kill()
     queues.kill()
-    until(lambda: job(executor)["state"] == "COMPLETED")
-    until(lambda: job(queue)["reason"] == "OWNER_GONE")
+    eventually(lambda: job(executor)["state"] == "COMPLETED")
+    eventually(lambda: job(queue)["reason"] == "OWNER_GONE")
     _, told = waiting.communicate(timeout=60)
     assert (waiting.returncode, f"{queue}: its program is gone" in told) == (0, True), told
     assert "owner gone, 61/61 done" in cli("jobs", queue).stdout
@@ -120,7 +112,7 @@ def test_work_of_a_program_that_was_killed_ends_or_is_said_to_have_no_owner(live
     assert added.submit_call(-7).result(60) == 7
     assert job(queue)["reason"] == ""
     added.close()
-    until(lambda: job(queue)["state"] == "COMPLETED")
+    eventually(lambda: job(queue)["state"] == "COMPLETED")
 
 
 def test_a_program_that_stood_still_for_too_long_is_told_what_became_of_its_executor(live: DevCluster, programs: Programs) -> None:
@@ -128,7 +120,7 @@ def test_a_program_that_stood_still_for_too_long_is_told_what_became_of_its_exec
     number = line_of(frozen)
     os.kill(frozen.pid, signal.SIGSTOP)
     try:
-        until(lambda: job(number)["state"] == "COMPLETED")
+        eventually(lambda: job(number)["state"] == "COMPLETED")
     finally:
         os.kill(frozen.pid, signal.SIGCONT)
     out, err = frozen.communicate("go on\n", timeout=60)

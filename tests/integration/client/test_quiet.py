@@ -12,8 +12,8 @@ import pytest
 import rmgr
 from rmgr.client.connection import Connection
 from rmgr.dev.cluster import DevCluster
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("live")
 
@@ -69,7 +69,7 @@ def test_the_log_and_the_terminal_of_a_program_are_its_own(live: DevCluster, tmp
 
 def test_objects_name_their_cluster_their_id_and_their_state(live: DevCluster, connection: Connection) -> None:
     where = live.environment()["RMGR_ZK"]
-    wait_for(lambda: repr(connection) == f"<rmgr.Connection to {where}: connected>")
+    eventually(lambda: repr(connection) == f"<rmgr.Connection to {where}: connected>")
     with rmgr.TaskQueue(len, connection=connection) as queue:
         assert repr(queue) == f"<rmgr.TaskQueue len at {where}: unused>"
         future = queue.submit_call(b"abc")

@@ -6,9 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,18 +16,12 @@ import pytest
 from rmgr import TaskQueue
 from rmgr.errors import TaskFailed
 from rmgr.runner.python.rank_call import RankFailed
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
     from rmgr.client.connection import Connection
     from rmgr.dev.cluster import DevCluster
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-        threading.Event().wait(0.02)
 
 
 @pytest.fixture
@@ -98,13 +90,13 @@ def test_a_call_that_is_cancelled_or_takes_too_long_ends_in_all_its_processes(co
 
     with TaskQueue(stays, processes=2, nodes=2, connection=connection) as queue:
         queue.submit_call("cancelled")
-        until(lambda: all((tmp_path / f"cancelled-{rank}").exists() for rank in range(2)), "both ranks")
+        eventually(lambda: all((tmp_path / f"cancelled-{rank}").exists() for rank in range(2)), "both ranks")
         queue.cancel()
-        until(lambda: all_gone("cancelled"), "no rank left")
+        eventually(lambda: all_gone("cancelled"), "no rank left")
     with TaskQueue(stays, processes=2, nodes=2, time=3, connection=connection) as queue:
         with pytest.raises(TaskFailed, match="TIME_LIMIT"):
             queue.submit_call("limited").result(60)
-        until(lambda: all_gone("limited"), "no rank left")
+        eventually(lambda: all_gone("limited"), "no rank left")
 
 
 def test_ranks_that_saved_their_state_go_on_with_it_elsewhere(live: DevCluster, connection: Connection, tmp_path: Path) -> None:
@@ -128,11 +120,11 @@ def test_ranks_that_saved_their_state_go_on_with_it_elsewhere(live: DevCluster, 
     with TaskQueue(counts, processes=2, nodes=2, connection=connection) as queue:
         future = queue.submit_call()
         queue.flush(60)
-        until(lambda: all((tmp_path / f"ledger-{rank}").exists() for rank in range(2)), "both ranks")
+        eventually(lambda: all((tmp_path / f"ledger-{rank}").exists() for rank in range(2)), "both ranks")
         argv = [sys.executable, "-m", "rmgr.cli.main", "migrate", str(queue.id)]
         ended = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr
-        until(lambda: all((tmp_path / f"up-2-{rank}").exists() for rank in range(2)), "both ranks again")
+        eventually(lambda: all((tmp_path / f"up-2-{rank}").exists() for rank in range(2)), "both ranks again")
         (tmp_path / "go").touch()
         assert future.result(60) == 0
     for rank in range(2):

@@ -10,7 +10,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import pytest
 from rmgr import TaskQueue
 from rmgr.coord.protocol import paths
 from rmgr.errors import NotFound, PickleFailed, RemoteError, TaskFailed, VersionMismatch
+from tests.harness.waiting import eventually
 from tests.places import ROOT
 
 if TYPE_CHECKING:
@@ -61,13 +61,6 @@ class Program:
             self.process.kill()
         assert self.process.returncode == 0, err
         return out
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        threading.Event().wait(0.02)
 
 
 # -- what travels
@@ -225,7 +218,7 @@ def test_wrong_counts_and_missing_keys_fail_clearly(connection: Connection) -> N
         with pytest.raises(TaskFailed, match="nothing' does not exist"):
             missing.result(60)
         queue.wait_all(timeout=60)
-    until(lambda: connection.store.keys(prefix) == [f"{prefix}/in"])
+    eventually(lambda: connection.store.keys(prefix) == [f"{prefix}/in"])
     with pytest.raises(NotFound):
         connection.store.get(f"{prefix}/a")
 
@@ -259,9 +252,9 @@ def test_single_running_tasks_are_ended_and_the_queue_goes_on(connection: Connec
 
     with TaskQueue(stand, connection=connection) as queue:
         futures = [queue.submit_call(index) for index in range(2)]
-        until = time.monotonic() + 60
+        end_s = time.monotonic() + 60
         while not all((tmp_path / f"ran{index}").exists() for index in range(2)):
-            assert time.monotonic() < until, "the tasks did not start"
+            assert time.monotonic() < end_s, "the tasks did not start"
             time.sleep(0.02)
         assert not futures[0].cancel(), "a running task is not ended unless that is asked for"
         assert futures[0].cancel(running=True, timeout=60)
@@ -284,7 +277,7 @@ def test_a_time_limit_ends_a_task_and_cancel_ends_running_ones(connection: Conne
         assert "TaskQueue(f, time=" in str(caught.value.hint)
     queue = TaskQueue(time.sleep, connection=connection)
     futures = queue.map(None, [60] * 20)
-    until(lambda: _claimed(connection, queue.id))
+    eventually(lambda: _claimed(connection, queue.id))
     queue.cancel("enough")
     assert queue.wait_all(timeout=60).counts["CANCELLED"] == 20
     assert all(future.cancelled() for future in futures)

@@ -20,8 +20,8 @@ from rmgr.model.base.resources import Capacity
 from rmgr.model.base.states import State
 from rmgr.model.cluster.node import EpochRecord, NodeRecord, NodeState
 from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusView
-from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.waiting import eventually
 
 JOB = JobView(id=42, name="x", user="u", queue="default", state=State.RUNNING, tasks=3)
 
@@ -71,7 +71,7 @@ class Daemon:
             if submission == 1:
                 raise NotFound("gone")
             if follow:
-                wait_for(lambda: not is_active())
+                eventually(lambda: not is_active())
         finally:  # a reader who leaves while the piece is on its way: gRPC does not ask for the next one, it drops the iterator
             if follow:
                 self.left.set()
@@ -184,7 +184,7 @@ def test_a_node_that_has_just_registered_is_found(place: Place) -> None:
             except PermissionDenied:
                 return False
 
-        wait_for(answers)
+        eventually(answers)
 
 
 def test_the_next_leader_is_found(place: Place) -> None:

@@ -24,9 +24,9 @@ from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
 from rmgr.errors import TaskFailed
 from rmgr.model.cluster.identity import Role
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.terminal import SHELL, Terminal
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
 
 TASKS = 150
@@ -136,7 +136,7 @@ def test_a_terminal_passes_until_the_gateway_is_gone(shell: Shell, gateway: Gate
         terminal.type("\x03")  # it takes the sleep, not the shell and not rmgr
         terminal.wait(r"\$ ")
         gateway.kill()  # the terminal was a connection through it: the shell hears a hang-up, as after ssh
-        wait_for(lambda: not Path(f"/proc/{pid}").exists(), 60)
+        eventually(lambda: not Path(f"/proc/{pid}").exists())
         terminal.wait("has no terminal any more")
         gateway.start()
         assert terminal.process.wait(60) != 0
@@ -179,7 +179,7 @@ def run_while(connection: Connection, ledger: Path, fault: object) -> None:
         for number in range(TASKS):
             futures.append(queue.submit_call(str(ledger), number, 0.03))
             if number == TASKS // 3:
-                wait_for(lambda: len(runs_of(ledger)) >= 10, 30)
+                eventually(lambda: len(runs_of(ledger)) >= 10)
                 thread = threading.Thread(target=fault)  # type: ignore[arg-type]
                 thread.start()
         thread.join(60)
@@ -207,7 +207,7 @@ def test_a_gateway_that_was_away_for_longer_than_the_session_loses_nothing(
     def fault() -> None:
         gateway.kill()
         # The cluster takes this Submitter for dead, and the leader acts for it.
-        wait_for(lambda: guid not in map(paths.entry_guid, live.coordinator.children(paths.SUBMITTERS).result(60) or []))
+        eventually(lambda: guid not in map(paths.entry_guid, live.coordinator.children(paths.SUBMITTERS).result(60) or []))
         gateway.start()
 
     run_while(connection, tmp_path / "ledger", fault)
@@ -295,7 +295,7 @@ def test_work_of_a_client_that_was_killed_ends_without_it(live: DevCluster, gate
         name = client.stdout.readline().strip()
         client.kill()
         client.wait(60)
-        wait_for(lambda: set(runs_of(ledger)) == set(range(40)), 60)
+        eventually(lambda: set(runs_of(ledger)) == set(range(40)))
         with rmgr.connect(gateway=gateway.endpoint) as connection:
             assert len(TaskQueue.attach(name, connection=connection, timeout=30).futures()) == 40
     finally:

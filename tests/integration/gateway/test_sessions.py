@@ -20,11 +20,12 @@ from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, NotConnected, PermissionDenied, QueueFull, RmgrError, UsageError
 from rmgr.v1 import gateway_pb2 as pb
 from rmgr.v1 import gateway_pb2_grpc
-from tests.harness.coordinators import States, wait_for
+from tests.harness.coordinators import States
 from tests.harness.fair_time import FairTimer
 from tests.harness.gateways import GatewayServer, OpenGate
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 
@@ -88,7 +89,7 @@ def test_the_next_gateway_takes_over_with_a_new_session(town: Town) -> None:
     assert client.session_id not in {0, session}
     assert client.endpoint != mine.endpoint
     assert fired.is_set()  # watches are told of a lost connection
-    wait_for(lambda: client.stat("/a/mine").result(60) is None)
+    eventually(lambda: client.stat("/a/mine").result(60) is None)
     assert isinstance(client.commit(make("/a/mine", ephemeral=True)).result(60), Committed)
 
 
@@ -116,7 +117,7 @@ def test_a_commit_whose_gateway_died_before_it_could_tell_is_found_committed(tow
     commit, read = client.commit(make("/a/x"), timeout_s=60), client.get("/a", timeout_s=60)
     inner = slow.opened[0]
     assert isinstance(inner, MemoryCoordinator)
-    wait_for(inner.server_step)  # carried out; its answer never leaves the gateway
+    eventually(inner.server_step)  # carried out; its answer never leaves the gateway
     first.kill()
     answer = commit.result(60)
     assert isinstance(answer, Committed)
@@ -133,7 +134,7 @@ def test_a_commit_that_died_with_its_gateway_is_unknown_and_not_repeated(town: T
     client.wait_ready(60)
     client._gateways.endpoints = (first.endpoint, second.endpoint)
     commit = client.commit(make("/a/x"), timeout_s=60)
-    wait_for(lambda: stuck.counts.get(("asked", "commit")))
+    eventually(lambda: stuck.counts.get(("asked", "commit")))
     first.kill()
     assert isinstance(commit.result(60), Unknown)
     assert town.own.stat("/a/x").result(60) is None
@@ -238,7 +239,7 @@ def test_one_client_too_many_is_turned_away_and_let_in_when_there_is_room(town: 
     with pytest.raises(QueueFull, match="2 clients already"):
         GatewayCoordinator.connect(server.endpoint, connect_timeout_s=5)
     first.close()
-    wait_for(lambda: len(server.sessions) == 1)
+    eventually(lambda: len(server.sessions) == 1)
     assert town.client(server).get("/a").result(60) is not None
 
 
@@ -320,8 +321,8 @@ def test_a_silent_client_loses_its_session_after_its_timeout(town: Town) -> None
     raw.send(pb.Asks(asks=[ask]))
     raw.answer(1)
     assert town.own.stat("/a/e").result(60) is not None
-    wait_for(lambda: town.own.stat("/a/e").result(60) is None)  # it pings nobody, as if it were stopped
-    wait_for(lambda: len(server.sessions) == 0)
+    eventually(lambda: town.own.stat("/a/e").result(60) is None)  # it pings nobody, as if it were stopped
+    eventually(lambda: len(server.sessions) == 0)
     assert server.gate.counts["cut", "silent"] == 1
     raw.close()
 
@@ -374,7 +375,7 @@ def test_a_client_that_reads_nothing_is_not_read_either_and_hurts_nobody(town: T
     asked = server.gate.counts["asked", "get"]
     limit = rpc_gateway_server.MAX_UNSENT_BYTES / 16384 + rpc_gateway_server.MAX_ASKS + 10_000  # the other one's reads
     assert asked < limit
-    wait_for(lambda: len(server.sessions) == 1)
+    eventually(lambda: len(server.sessions) == 1)
     raw.close()
 
 

@@ -18,7 +18,7 @@ from rmgr.adapters.terminals.tunnel import Tunnel, Tunnels
 from rmgr.errors import NotFound, PermissionDenied, QueueFull, RmgrError, Unavailable, VersionMismatch
 from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
-from tests.harness.coordinators import wait_for
+from tests.harness.waiting import eventually
 
 BUNDLES = session_bundles()
 ANNA = BUNDLES.credentials(Role.USER, "anna")
@@ -252,7 +252,7 @@ def test_revoked_full_and_older_gateways_say_so(town: Town) -> None:
         assert isinstance(full, QueueFull)
         assert full.message == "1 terminals are open through this gateway already"
         first.close()
-        wait_for(lambda: has_room(small))
+        eventually(lambda: has_room(small))
         assert isinstance(refusal(older), VersionMismatch)
     finally:
         small.close()

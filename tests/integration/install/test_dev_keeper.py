@@ -7,8 +7,7 @@ import errno
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,8 @@ import pytest
 from rmgr.dev import keeper
 from rmgr.dev.keeper import Keeper, Recipe, keep_down, read_fates, write_recipes
 from rmgr.dev.record import DevProcess, DevState, read_state, write_state
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
-
-
-def until(what: str, condition: Callable[[], Any], *, within_s: float = 60.0) -> Any:
-    end_s = time.monotonic() + within_s
-    while not (value := condition()):
-        assert time.monotonic() < end_s, what
-        time.sleep(0.05)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +39,7 @@ def processes(sh: Shell) -> dict[str, dict[str, Any]]:
 
 def again(sh: Shell, name: str, old: dict[str, Any]) -> dict[str, Any]:
     """The process, once it has been restarted."""
-    return until(f"{name} is back", lambda: (new := processes(sh)[name])["pid"] != old["pid"] and new["state"] == "running" and new)  # type: ignore[no-any-return]
+    return eventually(lambda: (new := processes(sh)[name])["pid"] != old["pid"] and new["state"] == "running" and new, f"{name} is back")  # type: ignore[no-any-return]
 
 
 def test_a_starter_and_zookeeper_that_died_come_back_and_status_says_when(sh: Shell) -> None:
@@ -62,7 +54,7 @@ def test_a_starter_and_zookeeper_that_died_come_back_and_status_says_when(sh: Sh
         found = again(sh, name, before[name])
         assert (found["restarts"], found["died"] is not None, found["next_try"]) == (1, True, None)
     assert sh.ok("submit", "--wait", "--timeout", "60", "--", "echo", "found").out == "found\n"  # without any option
-    until("both nodes are up", lambda: [node["state"] for node in sh.ok("nodes", "--json").json["nodes"]] == ["up", "up"])
+    eventually(lambda: [node["state"] for node in sh.ok("nodes", "--json").json["nodes"]] == ["up", "up"], "both nodes are up")
     assert "RESTARTS" in sh.ok("dev", "status").out
 
 
@@ -70,7 +62,7 @@ def test_what_was_killed_on_purpose_stays_dead_until_it_is_started(sh: Shell) ->
     before = processes(sh)["n2"]
     assert "stays so: rmgr dev start n2" in sh.ok("dev", "kill", "n2").out
     assert sh.ok("dev", "kill", "n2", "--json").json["state"] == "dead"  # once more changes nothing
-    kept = until("its keeper knows", lambda: (found := processes(sh)["n2"])["died"] and found)
+    kept = eventually(lambda: (found := processes(sh)["n2"])["died"] and found, "its keeper knows")
     assert (kept["state"], kept["kept_down"], kept["next_try"], kept["pid"]) == ("dead", True, None, before["pid"])
     assert "stays down: rmgr dev start n2" in sh("dev", "status").out
     started = sh.ok("dev", "start", "n2", "--json").json
@@ -101,7 +93,7 @@ def test_a_cluster_that_was_killed_is_up_again_only_when_its_new_processes_serve
     assert state is not None
     for process in sorted(state.processes, key=lambda process: process.role != "zookeeper"):  # sessions cannot be closed any more
         os.kill(process.pid, signal.SIGKILL)
-    until("all are dead", lambda: not state.is_running)
+    eventually(lambda: not state.is_running, "all are dead")
     sh.ok("dev", "--nodes", "1", "--cores", "1", "--watchdogs", "1", "--detach", "--no-restart")
     mine = processes(sh)
     assert sh("status", "--json").json["leader"]["pid"] == mine["w1"]["pid"]
@@ -136,22 +128,22 @@ class Kept:
 def test_what_dies_at_once_is_restarted_later_each_time_and_soon_after_a_long_life(tmp_path: Path) -> None:
     kept = Kept(tmp_path, sys.executable, "-c", "pass")
     for count, pause_s in enumerate((1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0)):
-        until("it is dead", lambda: kept.process().find() is None)
+        eventually(lambda: kept.process().find() is None, "it is dead")
         assert kept.look() == count
         assert kept.look(pause_s - 0.1) == count
         assert kept.look(0.2) == count + 1
     write_recipes(tmp_path, {"n1": Recipe(argv=("sleep", "600"), cwd=str(tmp_path), log=str(tmp_path / "n1.log"))})
-    until("it is dead", lambda: kept.process().find() is None)
+    eventually(lambda: kept.process().find() is None, "it is dead")
     kept.look()
     assert kept.look(60.0) == 9
     assert kept.look(keeper.SOUND_S + 1) == 9
     os.kill(kept.process().pid, signal.SIGKILL)
-    until("it is dead", lambda: kept.process().find() is None)
+    eventually(lambda: kept.process().find() is None, "it is dead")
     kept.look()
     assert kept.look(1.1) == 10
     keep_down(tmp_path, "n1", is_down=True)
     os.kill(kept.process().pid, signal.SIGKILL)
-    until("it is dead", lambda: kept.process().find() is None)
+    eventually(lambda: kept.process().find() is None, "it is dead")
     assert kept.look(100.0) == kept.look(100.0) == 10
 
 
@@ -193,6 +185,6 @@ def test_a_full_disk_ends_no_keeper_and_starts_nothing_that_nobody_knows_of(tmp_
         assert "No space left" in read_fates(tmp_path)["n1"].problem
     with contextlib.suppress(OSError):
         nowhere.close()
-    until("it runs once there is room", lambda: kept.look(60.0) == 1)
+    eventually(lambda: kept.look(60.0) == 1, "it runs once there is room")
     assert [child.pid for child in children()] == [kept.process().pid]
     children()[0].kill()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from rmgr.errors import PermissionDenied
 from tests.conftest import need_zookeeper
 from tests.harness import netns
 from tests.harness.netns import Machines
+from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
 
 RMGR = (sys.executable, "-m", "rmgr.cli.main")
@@ -108,13 +108,6 @@ def lab_of(directory: Path, machines: Machines) -> Iterator[Lab]:
             yield lab
     finally:
         server.stop()
-
-
-def eventually(check: Callable[[], object], *, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not check():
-        assert time.monotonic() < end, "not within the deadline"
-        time.sleep(0.1)
 
 
 def test_a_machine_joins_works_is_revoked_and_cannot_come_back(tmp_path: Path, machines: Machines) -> None:

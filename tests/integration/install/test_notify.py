@@ -56,7 +56,7 @@ def test_a_watchdog_and_a_starter_tell_systemd_the_truth(zookeeper: ZooKeeperSer
         watchdog.until("it says what it is", lambda: watchdog.status() == "leading, epoch 1")
         starter.until("it is ready", lambda: starter.times("READY=1"))
         assert '"registered"' in starter.log.read_text(), "ready means that its node is registered"
-        assert starter.status() == "serving n1"
+        starter.until("it says what it is", lambda: starter.status() == "serving n1")
         for service in (watchdog, starter):
             service.until("it beats", lambda service=service: len(service.times("WATCHDOG=1")) >= 3)
         # The Starter stalls when it claims the task, the leader when it closes the submission.

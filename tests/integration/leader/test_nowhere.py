@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Committed, Delete, Gone, Multi
 from rmgr.dev.cluster import DevCluster
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 #: Within which a lost task is to be found.
@@ -20,13 +19,6 @@ FOUND_S = 30.0
 @pytest.fixture
 def sh(live_cluster: DevCluster, tmp_path: Path) -> Shell:
     return Shell(tmp_path / "home", live_cluster.environment())
-
-
-def until(what: str, condition: Callable[[], object], deadline_s: float = FOUND_S) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not within {deadline_s:.0f} s: {what}"
-        time.sleep(0.1)
 
 
 def vanish(cluster: DevCluster, path: str) -> None:
@@ -44,15 +36,15 @@ def test_claims_that_were_deleted_are_put_back_and_waiting_work_is_ended(live_cl
         snapshot = live_cluster.snapshot()
         return [paths.running_block(block.node, block.key) for block in snapshot.claimed if block.key.submission == runs]
 
-    until("both run", lambda: sh.ok("tasks", str(runs), "--json").out.count("RUNNING") == 2)
+    eventually(lambda: sh.ok("tasks", str(runs), "--json").out.count("RUNNING") == 2, "both run")
     before = claims()
     for path in before:
         vanish(live_cluster, path)
     (held,) = [name for name in coordinator.children(paths.held("default")).result(60) or () if paths.parse_block(name).submission == waits]
     vanish(live_cluster, f"{paths.held('default')}/{held}")
-    until("the claims are back", lambda: sorted(claims()) == sorted(before))
-    until("explain says that the other is nowhere", lambda: "it is nowhere in ZooKeeper" in sh("explain", f"{waits}_0").out)
-    until("it has ended", lambda: sh("jobs", str(waits), "--json").json["jobs"][0]["state"] == "FAILED")
+    eventually(lambda: sorted(claims()) == sorted(before), "the claims are back")
+    eventually(lambda: "it is nowhere in ZooKeeper" in sh("explain", f"{waits}_0").out, "explain says that the other is nowhere")
+    eventually(lambda: sh("jobs", str(waits), "--json").json["jobs"][0]["state"] == "FAILED", "it has ended")
     told = sh.ok("explain", str(waits)).out
     assert "DATA_LOST" in told
     assert "it was nowhere in ZooKeeper" in told

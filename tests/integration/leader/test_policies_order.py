@@ -16,7 +16,7 @@ from rmgr.bench.reality import simulated
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.sim.workload.jobs import SECOND, Workload, WorkloadJob
-from tests.harness.coordinators import wait_for
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 CORES = 4
@@ -131,7 +131,7 @@ def test_people_see_priority_and_fair_shares(cluster: DevCluster, played: Mappin
     """By the policy that orders by them, live; nowhere else."""
     sh = Shell(tmp_path, cluster.environment())
     running = sh.submit("-q", "fair-share", "-c", str(CORES), "--account", "physics", "--", "sleep", "60")
-    wait_for(lambda: sh.ok("show", running, "--json").json["state"] == "RUNNING")
+    eventually(lambda: sh.ok("show", running, "--json").json["state"] == "RUNNING")
     waiting = sh.submit("-q", "fair-share", "-c", "1", "--priority", "3", "--", "true")
     elsewhere = sh.submit("-q", "fcfs", "--hold", "--", "true")
     try:

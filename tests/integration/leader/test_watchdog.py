@@ -17,7 +17,8 @@ from rmgr.model.cluster.node import NodeState
 from rmgr.model.tasks.submission import Condition, Dependency, Phase
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, Tree
-from tests.harness.watchdogs import Watchdogs, until
+from tests.harness.waiting import eventually
+from tests.harness.watchdogs import Watchdogs
 
 T_S = 3.0
 TICK_S = 0.5
@@ -69,13 +70,13 @@ def test_a_leader_that_was_stopped_for_long_wakes_up_deposed_and_commits_nothing
     watchdogs.wait_leader(second)
     epoch = watchdogs.epoch()
     look = Tree(watchdogs.coordinator)
-    until(lambda: len(look.pending()) == 4)
+    eventually(lambda: len(look.pending()) == 4)
     before = {path: watchdogs.coordinator.stat(path).result(60) for path in (paths.EPOCH, paths.node("n1"), paths.sub(number))}
     stopped_s = time.monotonic()
-    until(lambda: time.monotonic() - stopped_s > 2 * T_S)
+    eventually(lambda: time.monotonic() - stopped_s > 2 * T_S)
     first.send(signal.SIGCONT)
-    until(lambda: first.events("leadership_ended"))
-    until(lambda: len(watchdogs.line()) == 2, told="it stands for election again, last")
+    eventually(lambda: first.events("leadership_ended"))
+    eventually(lambda: len(watchdogs.line()) == 2, "it stands for election again, last")
     assert {path: watchdogs.coordinator.stat(path).result(60) for path in before} == before
     assert watchdogs.epoch() == epoch
     assert first.metric("rmgr_leader") == 0
@@ -91,7 +92,7 @@ def test_a_dead_starter_is_fenced_and_its_work_waits_again(watchdogs: Watchdogs,
         number = Submitter(watchdogs.coordinator).submit(4)
         starter.claim("n1")
     with FairTimer() as timer:
-        until(lambda: len(look.pending()) == 4)
+        eventually(lambda: len(look.pending()) == 4)
     assert timer.elapsed_s <= GRACE_S + 1.0
     assert look.node("n1").state is NodeState.FENCED
     assert look.failed(number) == {}
@@ -108,7 +109,7 @@ def finish(watchdogs: Watchdogs, zookeeper: ZooKeeperServer, chroot: str, number
                 starter.complete("n2", key)
             return all(look.sub(number).phase is Phase.CLOSED for number in numbers)  # type: ignore[union-attr]
 
-        until(closed, told="all submissions are closed")
+        eventually(closed, "all submissions are closed")
     for number in numbers:
         assert sorted(look.outcomes(number)) == list(range(tasks)), "every task has exactly one outcome"
         assert look.failed(number) == {}
@@ -142,7 +143,7 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
     # n1 claims two blocks of three submissions and dies; one is held and released, one cancelled, two depend on others.
     watchdogs.start(failpoint=f"{boundary}=kill")
     watchdogs.start()
-    until(lambda: watchdogs.epoch().epoch or len(watchdogs.line()) == 1)
+    eventually(lambda: watchdogs.epoch().epoch or len(watchdogs.line()) == 1)
     submitter, look = Submitter(watchdogs.coordinator), Tree(watchdogs.coordinator)
     plain, cancelled, held = submitter.submit(8), submitter.submit(8), submitter.submit(8)
     met = submitter.submit(
@@ -157,7 +158,7 @@ def test_a_leader_may_die_between_any_two_multis(watchdogs: Watchdogs, zookeeper
         starter.claim("n1")
     submitter.change(held, gate=False, phase=Phase.HELD, reason=Reason.USER_HOLD)
     submitter.change(cancelled, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
-    until(lambda: [key.submission for key in look.held()].count(held) == 2, told="set aside")
+    eventually(lambda: [key.submission for key in look.held()].count(held) == 2, "set aside")
     submitter.change(held, gate=True, phase=Phase.OPEN, reason="")
     finish(watchdogs, zookeeper, chroot, [plain, cancelled, held, met, unmet], 8)
     states = {number: {outcome.state for outcome in look.outcomes(number).values()} for number in (plain, cancelled, held, met, unmet)}

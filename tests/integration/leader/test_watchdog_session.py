@@ -19,8 +19,8 @@ from rmgr.model.cluster.node import EpochRecord
 from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.leader_bench import Starter, Submitter, committed
+from tests.harness.waiting import eventually
 from tests.harness.watchdog_thread import WatchdogThread
-from tests.harness.watchdogs import until
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_answers_show_what_the_asker_has_just_done(watchdog: WatchdogThread, zoo
             (job,) = client.jobs((number,))
             assert (job.state, job.counts["INITIAL"]) == (State.INITIAL, 2)
             key = starter.claim("n1", take=1)
-            until(lambda number=number: client.jobs((number,))[0].counts["RUNNING"] == 1)
+            eventually(lambda number=number: client.jobs((number,))[0].counts["RUNNING"] == 1)
             starter.complete("n1", key)
             (job,) = client.jobs((number,))
             assert (job.counts["COMPLETED"], job.counts["INITIAL"], job.counts["RUNNING"]) == (1, 1, 0), round_

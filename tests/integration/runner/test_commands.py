@@ -19,7 +19,8 @@ from rmgr.adapters.host.workevents import (
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
 from tests.harness.fair_time import FairTimer
-from tests.harness.work_node import WorkNode, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -93,7 +94,7 @@ def test_work_finds_its_environment_and_a_private_directory_that_goes_away(node:
     assert not [line for line in lines if line.startswith(("PYTHONPATH=", "RMGR_SPAWNER"))]
     directory = Path(lines[-2])
     assert directory.parent == slot.directory
-    until(lambda: not directory.exists())
+    eventually(lambda: not directory.exists())
 
 
 @pytest.mark.parametrize("touch", ["touch a", "touch a; rm a", "chmod 700 .", "mkdir b"])
@@ -107,7 +108,7 @@ def test_a_work_directory_is_passed_on_only_as_it_was_made(node: WorkNode, slot:
     first, second, third = (node.end_of(seq).out.data.decode().split() for seq in seqs)
     assert first == second  # the same directory, empty
     assert [second[1]] == third[1:]  # empty again, with the same rights
-    until(lambda: not Path(first[0]).exists() and not Path(third[0]).exists())
+    eventually(lambda: not Path(first[0]).exists() and not Path(third[0]).exists())
 
 
 def test_a_given_directory_is_used_and_kept(node: WorkNode, slot: Slot, tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_output_can_be_read_while_the_command_runs(node: WorkNode, slot: Slot, t
     gate = tmp_path / "gate"
     seq = node.shell(slot, f"echo one; while [ ! -e {gate} ]; do sleep 0.01; done; echo two")
     node.wait(CommandsStarted, lambda event: event.started[0].seq == seq)
-    until(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
+    eventually(lambda: slot.live_output(seq, "stdout", 0) == (b"one\n", 4))
     assert slot.live_output(seq, "stdout", 4) == (b"", 4)
     gate.touch()
     assert node.end_of(seq).out.data == b"one\ntwo\n"
@@ -210,7 +211,7 @@ def test_the_time_limit_is_sigterm_then_grace_then_sigkill(node: WorkNode, slot:
 
 def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot: Slot) -> None:
     seq = node.shell(slot, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.01; done", shape=BatchShape(submission=1, limit_us=2_000_000))
-    until(lambda: (slot.live_output(seq, "stdout", 0) or (b"", 0))[0])
+    eventually(lambda: (slot.live_output(seq, "stdout", 0) or (b"", 0))[0])
     slot.suspend(seq)
 
     def stands_still() -> bool:
@@ -218,7 +219,7 @@ def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot
         time.sleep(0.1)
         return before == slot.live_output(seq, "stdout", 0)
 
-    until(stands_still)
+    eventually(stands_still)
     time.sleep(2.0)  # as long as it may run
     assert tuple(slot._commands) == (seq,)
     slot.resume(seq)
@@ -227,6 +228,6 @@ def test_a_suspended_command_stands_still_and_its_limit_too(node: WorkNode, slot
 
 def test_a_signal_reaches_what_the_command_started(node: WorkNode, slot: Slot) -> None:
     seq = node.shell(slot, "sh -c \"trap 'echo got; exit 0' USR1; echo up; while :; do sleep 0.01; done\" & trap '' USR1; wait")
-    until(lambda: slot.live_output(seq, "stdout", 0) == (b"up\n", 3))
+    eventually(lambda: slot.live_output(seq, "stdout", 0) == (b"up\n", 3))
     slot.signal(seq, signal.SIGUSR1)
     assert node.end_of(seq).out.data == b"up\ngot\n"

@@ -25,7 +25,8 @@ from rmgr.adapters.host.workevents import SlotLost, Surprised, TasksEnded, Tasks
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape
 from tests.harness.fair_time import FairTimer
-from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode, boottime_ns, is_alive, marked, pid_in
 from tests.places import ROOT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -229,7 +230,7 @@ def test_a_worker_killed_from_outside_loses_only_the_task_it_ran(node: WorkNode,
     batch = node.batch(time.sleep, (0,), (0,), (60,), (0,))
     worker.send(batch)
     seqs = [item.seq for item in batch.items]
-    until(lambda: worker.running()[0] == seqs[2])
+    eventually(lambda: worker.running()[0] == seqs[2])
     os.kill(worker.pid, signal.SIGKILL)
     gone = node.wait(WorkerEnded)
     assert (seqs[2], Reason.WORKER_LOST, (seqs[3],)) == (gone.seq, gone.reason, gone.unstarted)
@@ -256,7 +257,7 @@ def test_a_spawner_killed_takes_its_work_along_and_all_of_it_is_accounted_for(no
     assert (batch.items[0].seq, Reason.WORKER_LOST, (batch.items[1].seq,)) == (gone.seq, gone.reason, gone.unstarted)
     lost = node.wait(SlotLost, lambda event: event.slot is slot)
     assert ((first,), (second,), False) == (lost.running, lost.unstarted, lost.expected)
-    until(lambda: not [pid for pid in pids if is_alive(pid)])  # killed by now; the kernel may still be taking one apart
+    eventually(lambda: not [pid for pid in pids if is_alive(pid)])  # killed by now; the kernel may still be taking one apart
     assert slot.is_lost
     assert node.end_of(node.run(node.slot(3), "true")).exit_code == 0
 
@@ -271,10 +272,10 @@ def test_exclusive_work_ends_with_its_lease_and_other_work_does_not(node: WorkNo
     command = node.shell(slot, "trap '' TERM; while :; do sleep 0.05; done", shape=exclusive)
     queued = node.shell(slot, "true", shape=exclusive)
     keep = node.shell(slot, "sleep 0.3; echo kept", shape=BatchShape(submission=1))
-    until(lambda: slot.live_output(command, "stdout", 0) is not None)
+    eventually(lambda: slot.live_output(command, "stdout", 0) is not None)
     batch = node.batch(time.sleep, (60,), (60,), shape=exclusive)
     worker.send(batch)
-    until(lambda: worker.running()[0])
+    eventually(lambda: worker.running()[0])
     now = boottime_ns()
     with FairTimer() as timer:
         node.runner.renew_lease(now + SECOND_NS // 2)
@@ -379,7 +380,7 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
     assert all(is_alive(pid) for pid in pids)
     process.kill()
     process.wait(60)
-    until(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker))
+    eventually(lambda: not any(is_alive(pid) for pid in pids) and not marked(marker))
     assert not list(Path("/sys/fs/cgroup").glob(f"*/rmgr-n2-{marker.partition('-')[0]}"))
     runner = NodeRunner(directory=str(directory), node="n2", on_events=lambda events: None)
     runner.close()
@@ -390,7 +391,7 @@ def test_nothing_outlives_a_killed_starter(starter: tuple[subprocess.Popen[str],
 def test_a_new_starter_ends_what_a_killed_starter_and_spawner_left(starter: tuple[subprocess.Popen[str], Path, list[int], str]) -> None:
     process, directory, pids, marker = starter
     process.send_signal(signal.SIGSTOP)
-    until(lambda: is_stopped(process.pid))  # else it may see its spawner die, and end what that left
+    eventually(lambda: is_stopped(process.pid))  # else it may see its spawner die, and end what that left
     os.kill(pids[0], signal.SIGKILL)  # the spawner: now nobody is left who could end the command and its daemon
     process.kill()
     process.wait(60)
@@ -408,7 +409,7 @@ def test_exclusive_work_of_a_stopped_starter_ends_with_the_lease(starter: tuple[
     process, _, pids, _ = starter
     process.send_signal(signal.SIGSTOP)
     with FairTimer() as timer:
-        until(lambda: not any(is_alive(pid) for pid in pids[1:]), what="work outlived the lease of its stopped Starter")
+        eventually(lambda: not any(is_alive(pid) for pid in pids[1:]), "work outlived the lease of its stopped Starter")
     assert timer.elapsed_s < 6
     assert is_alive(pids[0])
     assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
@@ -450,7 +451,7 @@ def test_workers_are_forked_into_groups_that_are_removed(node: WorkNode, slot: S
         """os.walk passes over what others remove meanwhile; Path.glob raises."""
         return [path for path, _, _ in os.walk("/sys/fs/cgroup") if mine in path]
 
-    until(groups)
+    eventually(groups)
     worker.stop(grace_us=0)
     node.wait(WorkerEnded, lambda event: event.worker is worker)
     assert groups() == []

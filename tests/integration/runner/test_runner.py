@@ -28,7 +28,8 @@ from rmgr.model.wire.frames import BatchShape, KeyedCall, KeyedInput, TaskBatch,
 from rmgr.runner.python.blocking import TaskTerminated
 from rmgr.runner.python.calls import WrongCount
 from tests.harness.fair_time import FairTimer
-from tests.harness.work_node import WorkNode, error_of, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode, error_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -172,7 +173,7 @@ def test_what_a_task_prints_can_be_read_while_it_runs(node: WorkNode, worker: Wo
 
     gate = tmp_path / "gate"
     seq = node.call(worker, work, str(gate))
-    until(lambda: worker.live_output(seq, "stdout", 0) == (b"line\n", 5))
+    eventually(lambda: worker.live_output(seq, "stdout", 0) == (b"line\n", 5))
     assert worker.running()[0] == seq
     gate.touch()
     node.ended(seq)
@@ -383,7 +384,7 @@ def test_a_cancel_ends_the_running_task_or_takes_back_one_that_has_not_begun(nod
     batch = node.batch(time.sleep, (60,), (0,), (60,), (0,))
     first, second, third, fourth = (item.seq for item in batch.items)
     worker.send(batch)
-    until(lambda: worker.running()[0] == first)
+    eventually(lambda: worker.running()[0] == first)
     worker.stop(third)
     assert node.wait(TasksReturned).seqs == (third, fourth)
     worker.stop(first)

@@ -28,7 +28,8 @@ from rmgr.errors import StateConflict, VersionMismatch
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import BatchShape, TaskBatch, TaskItem
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode, error_of, is_alive, pid_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
@@ -121,7 +122,7 @@ def test_tasks_not_begun_are_taken_back_even_while_one_holds_the_interpreter(nod
     batch = node.batch(work, *[(n, str(gate), str(ledger)) for n in range(6)])
     seqs = tuple(item.seq for item in batch.items)
     worker.send(batch)
-    until(lambda: worker.running()[0] == seqs[0])
+    eventually(lambda: worker.running()[0] == seqs[0])
     worker.recall(keep=2)
     assert node.wait(TasksReturned, lambda event: event.worker is worker).seqs == seqs[3:]
     more = node.batch(work, (8, str(gate), str(ledger)))
@@ -225,7 +226,7 @@ def test_suspended_workers_stand_still(node: WorkNode, worker: Worker, tmp_path:
             time.sleep(0.01)
 
     seq = node.call(worker, work, str(ledger))
-    until(ledger.exists)
+    eventually(ledger.exists)
     worker.suspend()
 
     def stands_still() -> bool:
@@ -233,7 +234,7 @@ def test_suspended_workers_stand_still(node: WorkNode, worker: Worker, tmp_path:
         time.sleep(0.1)
         return ledger.stat().st_size == size
 
-    until(stands_still)
+    eventually(stands_still)
     assert ledger.stat().st_size < 50
     worker.resume()
     node.result(seq)
@@ -266,7 +267,7 @@ def test_a_worker_of_which_processes_are_left_is_replaced(node: WorkNode, fresh:
     pid = pid_in(path)
     gone = node.wait(WorkerEnded, lambda event: event.worker is fresh)
     assert (gone.seq, gone.unstarted) == (0, ())
-    until(lambda: not is_alive(pid))
+    eventually(lambda: not is_alive(pid))
 
 
 def test_a_slot_opens_again_after_it_was_closed(node: WorkNode) -> None:

@@ -18,7 +18,7 @@ from rmgr.adapters.rpc.port_guard import connections, listening, program
 from rmgr.adapters.rpc.server import LeaderClient, RpcServer
 from rmgr.model.cluster.identity import Role
 from tests.harness.bundles import session_bundles
-from tests.harness.work_node import until
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.xdist_group("port_guard")
 
@@ -85,12 +85,12 @@ def test_a_stranger_gets_few_handshakes_and_people_get_theirs(server: RpcServer)
     _asks(server, ann)
     stranger = Stranger("127.0.0.2", int(server.endpoint.rpartition(":")[2]))
     try:
-        until(lambda: server.refused_connections > 20)
+        eventually(lambda: server.refused_connections > 20)
         for _ in range(10):
             _asks(server, ann)
         before, began_s = stranger.tries, time.monotonic()
         refused = server.refused_connections
-        until(lambda: server.refused_connections > refused + 20)
+        eventually(lambda: server.refused_connections > refused + 20)
         assert stranger.tries - before <= 5.0 * (time.monotonic() - began_s) + 60  # what comes while its bound has an end for a moment
     finally:
         stranger.end()
@@ -100,7 +100,7 @@ def test_nobody_is_bounded_while_the_daemon_has_time(server: RpcServer, monkeypa
     monkeypatch.setattr(port_guard, "BUSY_PART", 100.0)
     stranger = Stranger("127.0.0.2", int(server.endpoint.rpartition(":")[2]))
     try:
-        until(lambda: stranger.tries > 100)
+        eventually(lambda: stranger.tries > 100)
         assert server.refused_connections == 0
     finally:
         stranger.end()

@@ -25,7 +25,7 @@ from rmgr.model.cluster.joining import Revocation
 from rmgr.runtime.secured import credentials_of, open_zookeeper
 from tests.harness.bundles import session_bundles
 from tests.harness.gateway_process import GatewayProcess
-from tests.harness.watchdogs import until
+from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell, wait_line
 
 
@@ -124,7 +124,7 @@ def test_certificates_that_end_soon_are_a_warning_of_status_and_advice_of_doctor
     user = shell(cluster, tmp_path, bundles["flo"])
     with starter.running("starter", "--node", "n9", "--cores", "1", "--work-dir", str(tmp_path / "w9")) as process:
         told = "the certificate of starter n9 ends in 9 days"
-        until(lambda: any(told in warning for warning in user("status", "--json").json["warnings"]))
+        eventually(lambda: any(told in warning for warning in user("status", "--json").json["warnings"]))
         ended = user.ok("status")  # a warning: all is well
         assert "the certificate of user flo ends in 5 days" in ended.out
         assert "rmgr admin add-node n9 --role starter --renew" in ended.out
@@ -217,7 +217,7 @@ def test_a_guarded_gateway_may_listen_anywhere_and_knows_its_callers(cluster: De
         def health(*bundle: str) -> int:
             return subprocess.run([*asked, *bundle], capture_output=True, timeout=120, check=False).returncode
 
-        until(lambda: health(environment["RMGR_SECURITY_DIR"]) == 0, told="it serves")  # it says so unless it was held up for 3 s
+        eventually(lambda: health(environment["RMGR_SECURITY_DIR"]) == 0, "it serves")  # it says so unless it was held up for 3 s
         assert health() == 1
 
 

@@ -12,14 +12,14 @@ from rmgr.coord.protocol.multi import Committed
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation
 from tests.harness.bundles import session_bundles
-from tests.harness.coordinators import wait_for
+from tests.harness.waiting import eventually
 
 
 def test_a_revocation_is_heard_at_once_by_who_has_read_the_list_before(coordinator: ZkCoordinator) -> None:
     coordinator.ensure(["/", paths.IDENTITIES, paths.REVOKED])
     trusted = session_bundles().credentials(Role.STARTER, "n1")
     trust, key_id = Trust(coordinator, trusted.ca_pem), trusted.identity.key_id
-    wait_for(lambda: trust.look(key_id, at_s=time.time()) is not None, what="the list is read")
+    eventually(lambda: trust.look(key_id, at_s=time.time()) is not None, "the list is read")
     gone = Revocation(key_id=key_id, name="n1", role=Role.STARTER, by="admin", since_us=1)
     assert isinstance(coordinator.commit(join_ops.revoke(gone)).result(60), Committed)
-    wait_for(lambda: trust.is_revoked(key_id), timeout_s=10.0, what="the revocation is heard")
+    eventually(lambda: trust.is_revoked(key_id), "the revocation is heard", within_s=10.0)

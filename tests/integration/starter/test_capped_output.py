@@ -24,7 +24,8 @@ from rmgr.daemons.starter.staging.charged import Charge
 from rmgr.daemons.starter.staging.outputs import of_command, write
 from rmgr.model.wire.frames import BatchShape, CommandEnd
 from tests.harness.memory_store import MemoryStore
-from tests.harness.work_node import WorkNode, until
+from tests.harness.waiting import eventually
+from tests.harness.work_node import WorkNode
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="nodes run Linux")
 
@@ -43,9 +44,9 @@ class Flood:
         text = f"seq -f %06.0f 1 150000; {wait}; seq -f %06.0f 200000 200009"
         self.seq = node.shell(slot, text, shape=BatchShape(submission=42, output_cap=CAP))
         self.path = slot.directory / "stdout"
-        until(lambda: slot.live_output(self.seq, "stdout", 0) is not None)
-        until(lambda: self.path.stat().st_size == len(WRITTEN))
-        until(lambda: self.path.stat().st_blocks * 512 <= 2 * CAP, what="the middle was not given back")
+        eventually(lambda: slot.live_output(self.seq, "stdout", 0) is not None)
+        eventually(lambda: self.path.stat().st_size == len(WRITTEN))
+        eventually(lambda: self.path.stat().st_blocks * 512 <= 2 * CAP, "the middle was not given back")
         node.wait(Surprised, lambda event: event.what == "output_capped")
         info = SimpleNamespace(record=SimpleNamespace(user="ann"))
         block = SimpleNamespace(key=SimpleNamespace(submission=42, first=0, end=1, attempt=1), writing=0, info=info)
@@ -109,7 +110,7 @@ def test_a_follower_that_is_behind_gets_a_line_for_the_dropped_middle_once(flood
 
 def test_what_is_flushed_of_it_holds_no_hole_and_goes_on_to_the_end(flood: Flood) -> None:
     flood.logs.flush([flood.lane], time.monotonic())  # type: ignore[list-item]
-    until(lambda: not flood.logs._flushed[flood.seq].is_flushing)
+    eventually(lambda: not flood.logs._flushed[flood.seq].is_flushing)
     flood.logs._flushed[flood.seq].next_s = -math.inf
     flood.logs.flush([flood.lane], time.monotonic())  # type: ignore[list-item]
     flushed = flood.logs.take(flood.seq)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rmgr.daemons.starter.checkpoint import ask as asking
-from tests.harness.starter_rig import wait_for
+from tests.harness.waiting import eventually
 
 #: Writes what it is told; ready once its handler stands.
 LISTENS = """
@@ -36,7 +36,7 @@ class Family:
     def start(self, name: str, program: str, *, command: tuple[str, ...] = (sys.executable,), marker: str = "") -> None:
         argv = (*command, "-c", program, str(self.directory / name))
         self.processes[name] = subprocess.Popen(argv, env={**os.environ, "RMGR_SLOT": marker or self.marker})
-        wait_for((self.directory / name).exists, f"{name} is up")
+        eventually((self.directory / name).exists, f"{name} is up")
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -62,7 +62,7 @@ def test_only_processes_of_the_job_that_catch_the_signal_get_it(family: Family, 
     family.start("other job", LISTENS, marker="another")
     told = asking.notify(family.marker, None)
     assert told == [family.processes["listens"].pid]
-    wait_for((tmp_path / "listens.told").exists, "it was told")
+    eventually((tmp_path / "listens.told").exists, "it was told")
     assert asking.notify(family.marker, None, told) == []
     assert sorted(path.name for path in tmp_path.glob("*.told")) == ["listens.told"]
     assert all(process.poll() is None for process in family.processes.values()), "nobody has died of it"

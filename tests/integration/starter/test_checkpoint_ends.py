@@ -9,7 +9,8 @@ from rmgr.model.cluster.node import OrderKind
 from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import put
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_checkpoints import back, rig, running, saved, start
 from tests.integration.starter.test_starter_orders import crossed_off, order
 
@@ -30,7 +31,7 @@ def test_a_program_that_ends_with_85_when_it_may_go_on_runs_again(rig: Rig, tmp_
 
     def ask(number: int, told: Path, lines: int) -> str:
         put(rig, number)
-        wait_for(lambda: told.exists() and told.read_text().count("\n") == lines, f"{lines} attempts")
+        eventually(lambda: told.exists() and told.read_text().count("\n") == lines, f"{lines} attempts")
         return order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user"})
 
     crossed_off(rig, ask(once, other, 1))
@@ -63,17 +64,17 @@ def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_gra
     rigid = Rigid(checkpoint=True, checkpoint_grace_us=1_000_000)
     number = rig.submit(Command(argv=("sh", "-c", SLOW, str(told))), queue="batch", rigid=rigid)
     put(rig, number)
-    wait_for(told.exists, "it to run")
+    eventually(told.exists, "it to run")
     guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "stop", "why": "policy", "unsaved": "go-on"})
-    wait_for(lambda: "has until" in running(rig, number).saving, "its block says that it was asked, and until when")
+    eventually(lambda: "has until" in running(rig, number).saving, "its block says that it was asked, and until when")
     crossed_off(rig, guid)
     data = running(rig, number)
     assert data.story == ("stop (policy) refused: it has not saved its state within 1 s",)
     assert (data.stopping, data.saving, data.answered, data.moves) == ("", "", False, 0)
     Path(f"{told}.go").touch()
-    wait_for(lambda: "saved" in told.read_text(), "its late answer")
+    eventually(lambda: "saved" in told.read_text(), "its late answer")
     lines = told.read_text().count("begins")
-    wait_for(lambda: told.read_text().count("begins") > lines, "it to go on behind it")
+    eventually(lambda: told.read_text().count("begins") > lines, "it to go on behind it")
     assert running(rig, number).allocation is not None
     guid = order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": "go-on", "why": "user", "grace_us": "30000000"})
     crossed_off(rig, guid)
@@ -82,7 +83,7 @@ def test_one_that_a_policy_would_move_goes_on_when_it_does_not_answer_in_its_gra
     data = back(rig, number, 2)
     assert (data.past[-1].reason, data.answered, data.moves, data.saving) == (Reason.MIGRATED, True, 1, "")
     put(rig, number)
-    wait_for(lambda: running(rig, number).moves == 1, "what was counted is there")
+    eventually(lambda: running(rig, number).moves == 1, "what was counted is there")
     Path(f"{told}.end").touch()
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
 
@@ -93,7 +94,7 @@ def test_what_has_begun_is_not_taken_back_and_what_has_not_is(rig: Rig, tmp_path
     first = rig.submit(Command(argv=("sh", "-c", SLOW, str(told))), queue="batch", rigid=Rigid(processes=2))
     second = rig.submit(Command(argv=("true",)), queue="batch")
     put(rig, first, (("n1", 2),))
-    wait_for(told.exists, "it to run")
+    eventually(told.exists, "it to run")
     put(rig, second)  # no core is free
     extra = {"then": "stop", "why": "policy", "unsaved": "go-on", "unbegun": "1"}
     crossed_off(rig, order(rig, OrderKind.CHECKPOINT, first, 0, extra=extra))

@@ -33,7 +33,8 @@ from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_faults import expire
 from tests.integration.starter.test_starter_orders import crossed_off, order
 from tests.places import ROOT
@@ -91,7 +92,7 @@ def steps(ledger: Path) -> list[int]:
 
 def grows(ledger: Path, by: int = 3) -> None:
     before = len(steps(ledger))
-    wait_for(lambda: len(steps(ledger)) >= before + by, f"{ledger.name} grows")
+    eventually(lambda: len(steps(ledger)) >= before + by, f"{ledger.name} grows")
 
 
 def stop(rig: Rig, number: int, node: str = "n1", **extra: str) -> str:
@@ -111,7 +112,8 @@ def story(rig: Rig, number: int, node: str = "n1") -> tuple[str, ...]:
 
 def back(rig: Rig, number: int, attempt: int) -> BlockData:
     """The job waits again as this attempt."""
-    key = wait_for(lambda: next((key for key in rig.pending("batch") if (key.submission, key.attempt) == (number, attempt)), None), "back")
+    wanted = (number, attempt)
+    key = eventually(lambda: next((key for key in rig.pending("batch") if (key.submission, key.attempt) == wanted), None), "back")
     found = rig.zk.get(paths.pending_block("batch", key)).result(60)
     assert found is not None
     return decode_block(found.data)
@@ -149,7 +151,7 @@ def test_a_job_goes_on_elsewhere_with_what_it_has_saved(rig: Rig, tmp_path: Path
         put(rig, number, (("n2" if node == "n1" else "n1", 1),))
     goes_on(rig, ledger, number)
     assert saved(rig, number) == ["3.1", "2.1"]
-    wait_for(lambda: not list(tmp_path.glob("work/*/*/jobs/saved-*")), "what was restored is removed")
+    eventually(lambda: not list(tmp_path.glob("work/*/*/jobs/saved-*")), "what was restored is removed")
 
 
 def test_a_call_of_a_placed_queue_stops_and_goes_on(rig: Rig, tmp_path: Path) -> None:
@@ -195,20 +197,20 @@ def test_a_job_that_ignores_it_is_ended_after_its_grace_and_begins_with_what_lie
     echo "of $RMGR_ATTEMPT" > kept; trap '' TERM; while :; do sleep 0.05; done"""
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch", rigid=Rigid(checkpoint_grace_us=300_000))
     put(rig, number)
-    wait_for((tmp_path / "told").exists, "it to run")
+    eventually((tmp_path / "told").exists, "it to run")
     stop(rig, number)
-    wait_for(lambda: running(rig, number).stopping == "user", "its block says that it is being stopped")
+    eventually(lambda: running(rig, number).stopping == "user", "its block says that it is being stopped")
     data = back(rig, number, 2)
     assert data.story == ("checkpoint 1.1 stored: 1 file, 5 bytes",)
     put(rig, number)
-    wait_for(lambda: (tmp_path / "told").read_text().count("\n") == 2, "it to run again")
+    eventually(lambda: (tmp_path / "told").read_text().count("\n") == 2, "it to run again")
     assert story(rig, number)[-1] == "attempt 2 begins with checkpoint 1.1"
     stop(rig, number, kill="1", grace_us="100000")
     data = back(rig, number, 3)
     assert data.past[-1].reason is Reason.PREEMPTED
     assert saved(rig, number) == ["1.1"]  # nothing was asked or stored
     put(rig, number)
-    wait_for(lambda: (tmp_path / "told").read_text().count("\n") == 3, "it to run again")
+    eventually(lambda: (tmp_path / "told").read_text().count("\n") == 3, "it to run again")
     assert (tmp_path / "told").read_text().split("\n")[:3] == ["attempt 1, nothing", "attempt 2, of 1", "attempt 3, of 1"]
 
 
@@ -235,7 +237,7 @@ def test_periodic_checkpoints_and_one_on_request_let_the_job_go_on(rig: Rig, tmp
     ledger = tmp_path / "ledger"
     number = rig.submit(shell(ledger), queue="batch", rigid=Rigid(checkpoint_every_us=200_000))
     put(rig, number)
-    wait_for(lambda: any(one in saved(rig, number) for one in ("1.3", "1.4", "1.5")), "three by the clock")
+    eventually(lambda: any(one in saved(rig, number) for one in ("1.3", "1.4", "1.5")), "three by the clock")
     assert len(saved(rig, number)) <= 3  # two are kept, and a third is on its way
     once = rig.submit(shell(tmp_path / "once"), queue="batch")
     put(rig, once)
@@ -252,7 +254,7 @@ def test_a_program_that_fails_while_it_is_being_stopped_has_failed(rig: Rig, tmp
     script = f"trap 'exit 7' USR1; touch {tmp_path}/up; while :; do sleep 0.02; done"
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     put(rig, number)
-    wait_for((tmp_path / "up").exists, "it to run")
+    eventually((tmp_path / "up").exists, "it to run")
     crossed_off(rig, stop(rig, number))
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.reason, outcome.exit_code) == (Reason.EXIT_CODE, 7)
@@ -268,7 +270,7 @@ def test_what_is_too_large_may_not_stop_and_is_told_with_both_sizes(rig: Rig, tm
     trap 'echo signalled >> {ledger}' USR1; while :; do sleep 0.02; done"""
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     put(rig, number)
-    wait_for((tmp_path / "up").exists, "it to run")
+    eventually((tmp_path / "up").exists, "it to run")
     for then, what in (("stop", "stop"), ("go-on", "checkpoint")):
         crossed_off(rig, order(rig, OrderKind.CHECKPOINT, number, 0, extra={"then": then, "why": "user"}))
         assert story(rig, number)[-1].startswith(f"{what} (user) refused: its files have 1001 bytes, at most 1000 bytes are stored")
@@ -305,7 +307,7 @@ def test_a_store_that_is_away_refuses_a_stop_and_one_that_goes_meanwhile_is_wait
     with monkeypatch.context() as patch:
         patch.setattr(kind, "put", away)
         stop(rig, number)
-        wait_for(lambda: len(refused) >= 2, "it is tried again")
+        eventually(lambda: len(refused) >= 2, "it is tried again")
         assert rig.pending("batch") == []
         assert running(rig, number).stopping == "user"
     back(rig, number, 2)
@@ -361,7 +363,7 @@ def test_a_job_of_two_nodes_is_one_checkpoint_whole_on_both(rig: Rig, tmp_path: 
         data = back(rig, number, attempt + 1)
         assert data.story[-1].startswith(f"checkpoint {attempt}.{made + 1} stored: 3 files, ")
         unhold(rig, job)
-        wait_for(lambda other=other: rig.zk.children(paths.hold(other)).result(60) == [], "the hold gone")
+        eventually(lambda other=other: rig.zk.children(paths.hold(other)).result(60) == [], "the hold gone")
         job = put(rig, number, ((other, 1), (head, 1)))
     for ledger in ledgers:
         grows(ledger)
@@ -383,7 +385,7 @@ def test_a_job_that_has_not_started_goes_back_as_it_is(rig: Rig, tmp_path: Path)
     grows(ledger)
     second = rig.submit(Command(argv=("true",)), queue="batch")
     put(rig, second)
-    wait_for(lambda: len(rig.running()) == 2, "both are the node's")
+    eventually(lambda: len(rig.running()) == 2, "both are the node's")
     crossed_off(rig, stop(rig, second))
     assert waiting(rig, second).attempt == 1
     crossed_off(rig, stop(rig, first, grace_us="60000000"))
@@ -399,11 +401,11 @@ def test_a_starter_that_dies_before_its_last_word_has_saved_the_work(rig: Rig, t
     put(rig, number)
     grows(ledger)
     stop(rig, number, block=paths.block_name(rig.running("n1")[0]))  # it outlives its Starter; the next attempt is not meant
-    wait_for(lambda: rig.processes[0].poll() is not None, "it was killed")
+    eventually(lambda: rig.processes[0].poll() is not None, "it was killed")
     assert saved(rig, number) == ["1.1"]
     rig.spawn("n1")
     rig.wait_registered(incarnation=2)
-    (where, failed), = wait_for(lambda: list(rig.failed(number).items()), "a loss")
+    (where, failed), = eventually(lambda: list(rig.failed(number).items()), "a loss")
     assert failed.reason is Reason.NODE_LOST
     rig.resubmit(number, where, failed)
     put(rig, number)
@@ -426,10 +428,10 @@ def test_a_session_that_is_lost_while_a_job_is_stopped_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(type(rig.store), "put", away)
         guid = stop(rig, number)
-        wait_for(lambda: running(rig, number).stopping and not process.agent().lanes.free_cores < 2, "its processes are gone")
+        eventually(lambda: running(rig, number).stopping and not process.agent().lanes.free_cores < 2, "its processes are gone")
         expire(rig, process)
         rig.wait_registered(incarnation=2)
-        wait_for(lambda: running(rig, number).incarnation == 2, "the job is adopted")
+        eventually(lambda: running(rig, number).incarnation == 2, "the job is adopted")
     assert len(back(rig, number, 2).past) == 1
     crossed_off(rig, guid)
     put(rig, number)
@@ -451,20 +453,20 @@ def test_a_cancel_outranks_a_stop_and_a_call_that_ignores_it_is_ended(rig: Rig, 
 
     number = rig.submit(deaf, [call(str(tmp_path / "up"))], queue="batch", rigid=Rigid(checkpoint_grace_us=200_000))
     put(rig, number)
-    wait_for((tmp_path / "up").exists, "it to run")
+    eventually((tmp_path / "up").exists, "it to run")
     stop(rig, number)
     data = back(rig, number, 2)
     assert (data.past[-1].reason, saved(rig, number)) == (Reason.MIGRATED, ["1.1"])
     (tmp_path / "up").unlink()
     put(rig, number)
-    wait_for((tmp_path / "up").exists, "it to run again")
+    eventually((tmp_path / "up").exists, "it to run again")
     stop(rig, number, grace_us="60000000")
-    wait_for(lambda: running(rig, number).stopping == "user", "it is being stopped")
+    eventually(lambda: running(rig, number).stopping == "user", "it is being stopped")
     guid = order(rig, OrderKind.CANCEL, number, 0, detail="enough")
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")
     crossed_off(rig, guid)
-    wait_for(lambda: rig.zk.children(paths.inbox_node("n1")).result(60) == [], "no order is left")
+    eventually(lambda: rig.zk.children(paths.inbox_node("n1")).result(60) == [], "no order is left")
 
 
 def test_where_work_runs_as_its_user_his_files_are_his_own(
@@ -488,11 +490,11 @@ def test_where_work_runs_as_its_user_his_files_are_his_own(
                 for attempt, shares in ((1, (("n1", 1), ("n2", 1))), (2, (("n2", 1), ("n1", 1)))):
                     job = put(rig, number, shares)
                     for rank in (0, 1):
-                        wait_for((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
+                        eventually((directory / f"up{attempt}.{rank}").exists, f"rank {rank} to run")
                     stop(rig, number, shares[0][0])
                     back(rig, number, attempt + 1)
                     unhold(rig, job)
-                    wait_for(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
+                    eventually(lambda node=shares[1][0]: rig.zk.children(paths.hold(node)).result(60) == [], "the hold gone")
                 listed = (directory / "2.1").read_text().splitlines()
                 assert len(listed) == 3, "its directory and the files of both ranks"
                 assert all(line.split()[2] == anna.name for line in listed)

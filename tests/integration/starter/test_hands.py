@@ -18,7 +18,8 @@ from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.block import BlockData, BlockKey
 from rmgr.model.tasks.submission import Command, Tail
-from tests.harness.starter_rig import Rig, queues, wait_for
+from tests.harness.starter_rig import Rig, queues
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -47,17 +48,17 @@ def test_a_hungry_node_runs_what_it_is_handed_one_after_another(rig: Rig) -> Non
     number = rig.submit(Command(argv=("true",)))
     for count in range(1, 6):
         assert rig.outcomes(number, count)[count - 1].state is State.COMPLETED
-        wait_for(lambda: has_mark(rig), "the mark")
+        eventually(lambda: has_mark(rig), "the mark")
         assert isinstance(hand(rig, number), Committed)
     rig.outcomes(number, 6)
-    wait_for(lambda: not rig.running(), "nothing left over")
+    eventually(lambda: not rig.running(), "nothing left over")
 
 
 def test_two_submitters_cannot_hand_over_to_the_same_mark(rig: Rig, tmp_path: Path) -> None:
     rig.start(cores=1)
     number = rig.submit(Command(argv=("sh", "-c", f'while [ ! -e "{tmp_path / "go"}" ]; do sleep 0.02; done')))
-    wait_for(rig.running, "the first one to run")
-    wait_for(lambda: not has_mark(rig), "no mark on a full node")
+    eventually(rig.running, "the first one to run")
+    eventually(lambda: not has_mark(rig), "no mark on a full node")
     assert not isinstance(hand(rig, number), Committed)
     (tmp_path / "go").touch()
     rig.outcomes(number, 1)
@@ -67,11 +68,11 @@ def test_what_does_not_fit_is_given_back_to_the_queue(rig: Rig) -> None:
     rig.start(cores=2)
     number = rig.submit(Command(argv=("true",)))
     rig.outcomes(number, 1)
-    wait_for(lambda: has_mark(rig), "the mark")
+    eventually(lambda: has_mark(rig), "the mark")
     assert isinstance(hand(rig, number, cores=16), Committed)
-    wait_for(rig.pending, "it waits in the queue")
+    eventually(rig.pending, "it waits in the queue")
     assert [(key.first, key.cores, key.seq) for key in rig.pending()] == [(1, 16, ops.HANDED_SEQ)]
-    wait_for(lambda: not rig.running(), "nothing left on the node")
+    eventually(lambda: not rig.running(), "nothing left on the node")
 
 
 def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barred(
@@ -82,7 +83,7 @@ def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barre
     with Rig(coordinator, zookeeper.hosts, chroot, tmp_path, **mine) as rig:
         rig.start()
         number = rig.submit(Command(argv=("touch", str(tmp_path / "began"))), queue="shut")
-        wait_for(lambda: has_mark(rig), "the mark")
+        eventually(lambda: has_mark(rig), "the mark")
         key = BlockKey(priority=0, seq=ops.HANDED_SEQ, submission=number, first=1, count=1, attempt=1, cores=1, memory_mib=0)
         barrier = Multi(name="BAR", ops=(Create(paths.pending_block("shut", key), b""),), proof=Exists(paths.pending_block("shut", key)))
         assert isinstance(rig.zk.commit(barrier).result(60), Committed)
@@ -91,32 +92,32 @@ def test_what_its_queue_does_not_admit_never_begins_though_its_way_back_is_barre
         assert (outcome.state, outcome.reason) == (State.FAILED, Reason.UNTRUSTED)
         assert "user tester may not use queue shut" in outcome.error
         assert not (tmp_path / "began").exists()
-        wait_for(lambda: not rig.running(), "nothing left on the node")
+        eventually(lambda: not rig.running(), "nothing left on the node")
 
 
 def test_a_cancel_right_behind_it_is_not_lost(rig: Rig) -> None:
     rig.start()
     number = rig.submit(Command(argv=("sh", "-c", "[ $RMGR_ARRAY_INDEX = 0 ] || sleep 60")), grace_us=100_000)
     rig.outcomes(number, 1)
-    wait_for(lambda: has_mark(rig), "the mark")
+    eventually(lambda: has_mark(rig), "the mark")
     assert isinstance(hand(rig, number), Committed)
     rig.write(paths.inbox("n1", "guid"), InboxOrder(order=OrderKind.CANCEL, submission=number))
     assert rig.outcomes(number, 2)[1].state is State.CANCELLED
-    wait_for(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(60) is None, "the order crossed off")
+    eventually(lambda: rig.zk.stat(paths.inbox("n1", "guid")).result(60) is None, "the order crossed off")
 
 
 def test_what_an_older_incarnation_was_handed_fails_and_may_run_again(rig: Rig) -> None:
     first = rig.start()
     number = rig.submit(Command(argv=("true",)))
     rig.outcomes(number, 1)
-    wait_for(lambda: has_mark(rig), "the mark")
+    eventually(lambda: has_mark(rig), "the mark")
     first.stop()
     if not has_mark(rig):
         fence = rig.zk.stat(paths.node("n1")).result(60).version
         assert isinstance(rig.zk.commit(ops.mark_idle("n1", fence, idle=True)).result(60), Committed)
     assert isinstance(hand(rig, number), Committed)
     rig.start()
-    wait_for(lambda: rig.failed(number), "a failed attempt")
+    eventually(lambda: rig.failed(number), "a failed attempt")
     ((where, record),) = rig.failed(number).items()
     assert where == (1, 1, 1)
     assert str(record.reason) == "NODE_LOST"

@@ -21,7 +21,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, waiting
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import crossed_off, order, waiter
 
 
@@ -51,7 +52,7 @@ def test_a_placed_job_runs_where_the_leader_put_it_with_its_environment(rig: Rig
     assert (told["JOB_ID"], told["TASK_ID"]) == (str(number), f"{number}_0")
     crossed_off(rig, job.guid)
     assert rig.running() == []
-    wait_for(lambda: not Path(told["HOSTFILE"]).parent.exists(), "its private directory gone")
+    eventually(lambda: not Path(told["HOSTFILE"]).parent.exists(), "its private directory gone")
 
 
 def test_a_placed_call_returns_its_result(rig: Rig) -> None:
@@ -89,10 +90,10 @@ def test_a_seal_is_looked_at_when_its_block_was_read_and_when_its_record_has_com
     monkeypatch.setattr(Placings, "look", counted)
     number = rig.submit(Command(argv=("true",)), queue="batch")
     put(rig, number)
-    wait_for(lambda: shared.wake() or asked.count(number) >= 10, "turns of the loop in which its record is not there")
+    eventually(lambda: shared.wake() or asked.count(number) >= 10, "turns of the loop in which its record is not there")
     assert len(looked) == 1
     has_come.set()
-    wait_for(lambda: shared.wake() or len(looked) > 1, "its record")
+    eventually(lambda: shared.wake() or len(looked) > 1, "its record")
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
     assert len(looked) == 2
 
@@ -106,7 +107,7 @@ def test_an_order_whose_block_is_gone_or_of_an_older_incarnation_is_crossed_off(
     rig.start()
     rig.wait_registered(incarnation=2)
     crossed_off(rig, job.guid)
-    wait_for(lambda: rig.failed(number), "failed as a loss")
+    eventually(lambda: rig.failed(number), "failed as a loss")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
     stale = InboxOrder(order=OrderKind.START, submission=number, index=0, extra={"block": paths.block_name(job.running)})
     nonsense = InboxOrder(order=OrderKind.START, submission=number, index=0, extra={"block": "nonsense"})
@@ -120,11 +121,11 @@ def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_pa
     rig.wait_registered()
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"))
-    wait_for((tmp_path / "s-0").exists, "one core in use")
+    eventually((tmp_path / "s-0").exists, "one core in use")
     script = f"date +%s%N > {tmp_path}/job; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
     number = rig.submit(Command(argv=("sh", "-c", script)), queue="batch")
     job = put(rig, number, (("n1", 2),))
-    wait_for(lambda: any(key.submission == number for key in list(agent.blocks)), "the job to be known to its Starter")
+    eventually(lambda: any(key.submission == number for key in list(agent.blocks)), "the job to be known to its Starter")
     later = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/later")), [b""] * 4)
     end_s = time.monotonic() + 1.2
     while time.monotonic() < end_s:  # one core is free all the time
@@ -134,7 +135,7 @@ def test_nothing_is_pulled_while_an_assigned_job_waits_for_room(rig: Rig, tmp_pa
         assert [key.submission for key in rig.running()] in ([first, number], [number, first])
         time.sleep(0.02)
     go.touch()
-    wait_for((tmp_path / "job").exists, "the job to run")
+    eventually((tmp_path / "job").exists, "the job to run")
     crossed_off(rig, job.guid)
     assert [key.submission for key in rig.running()].count(later) == 0
     (tmp_path / "end").touch()
@@ -149,7 +150,7 @@ def test_jobs_that_were_planned_together_do_not_wait_for_each_other(rig: Rig, tm
     rig.wait_registered()
     go = tmp_path / "go"
     pulled = rig.submit(waiter(go, tmp_path / "s"))
-    wait_for((tmp_path / "s-0").exists, "one core in use")
+    eventually((tmp_path / "s-0").exists, "one core in use")
     tight = rig.submit(Command(argv=("true",)), queue="batch")
     put(rig, tight, (("n1", 3),))  # waits for the pulled one
     loose = rig.submit(Command(argv=("true",)), queue="batch")
@@ -166,7 +167,7 @@ def test_a_job_that_has_not_started_goes_back_to_its_queue_when_the_node_is_drai
     rig.wait_registered()
     go = tmp_path / "go"
     pulled = rig.submit(waiter(go, tmp_path / "s"))
-    wait_for((tmp_path / "s-0").exists, "the core in use")
+    eventually((tmp_path / "s-0").exists, "the core in use")
     number = rig.submit(Command(argv=("true",)), queue="batch")
     place = waiting(rig, number).seq
     job = put(rig, number)
@@ -188,7 +189,7 @@ def test_a_placed_job_is_cancelled_and_limited_as_any_other(rig: Rig, tmp_path: 
     limited = rig.submit(Command(argv=("sleep", "60")), queue="batch", grace_us=100_000, request=Request(time_limit_us=300_000))
     put(rig, number)
     put(rig, limited)
-    wait_for((tmp_path / "s-0").exists, "it to run")
+    eventually((tmp_path / "s-0").exists, "it to run")
     guid = order(rig, OrderKind.CANCEL, number, 0, detail="enough")
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.error) == (State.CANCELLED, "enough")

@@ -18,7 +18,8 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import CommandEnd
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -70,8 +71,8 @@ def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     (tmp_path / "go").touch()
     assert rig.outcomes(waits, 1)[0].reason is Reason.EXIT_CODE, "what ran beside it was told"
     runs = rig.submit(Command(argv=("sleep", "600")), [b""] * 2, blocks=2)
-    blocks = wait_for(lambda: [block for block in running.agent().blocks.values() if block.key.submission == runs and block.live])
-    wait_for(lambda: sum(block.live for block in running.agent().blocks.values()) == 2, "both cores are free for them")
+    blocks = eventually(lambda: [block for block in running.agent().blocks.values() if block.key.submission == runs and block.live])
+    eventually(lambda: sum(block.live for block in running.agent().blocks.values()) == 2, "both cores are free for them")
     blocks = [block for block in running.agent().blocks.values() if block.key.submission == runs]
     for block in blocks:
         running.parts.starter.ask(lambda block=block: running.agent().cancel(block, None, "enough", 0))

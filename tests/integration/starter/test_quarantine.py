@@ -25,7 +25,8 @@ from rmgr.model.cluster.node import OrderKind, Trouble
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command
 from tests.harness.fair_time import FairTimer
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import order
 
 
@@ -44,7 +45,7 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
     rig.write(paths.trouble("n1"), Trouble(node="n1", incarnation=0, kind="disk", reason="of an older life", since_us=1))
     running = rig.start()
     rig.wait_registered()
-    wait_for(lambda: trouble(rig) is None, "the old record to go")
+    eventually(lambda: trouble(rig) is None, "the old record to go")
     agent = running.agent()
 
     def strike() -> None:
@@ -52,12 +53,12 @@ def test_a_quarantine_is_published_until_it_is_over_and_one_of_an_older_life_is_
             agent.strikes.add("slot_not_opened", f"no memory {number}", time.monotonic())
 
     running.parts.starter.ask(strike)
-    told = wait_for(lambda: trouble(rig), "the quarantine to be published")
+    told = eventually(lambda: trouble(rig), "the quarantine to be published")
     assert (told.kind, told.incarnation) == ("quarantine", agent.incarnation)
     assert "slot_not_opened: no memory 4" in told.reason
     assert 50 < told.until_us / 1e6 - time.time() < 61
     running.parts.starter.ask(lambda: setattr(agent.strikes, "out_until_s", time.monotonic()))
-    wait_for(lambda: trouble(rig) is None, "its end to be published")
+    eventually(lambda: trouble(rig) is None, "its end to be published")
     assert not agent.is_draining
 
 
@@ -68,7 +69,7 @@ def test_a_node_one_of_whose_steps_raises_does_all_others_and_says_so(rig: Rig, 
     gate = tmp_path / "gate"
     short = rig.submit(Command(argv=("sh", "-c", f"while ! [ -e {gate} ]; do sleep 0.1; done")))
     endless = rig.submit(Command(argv=("sleep", "600")))
-    wait_for(lambda: agent.lanes.free_cores == 0, "both run")
+    eventually(lambda: agent.lanes.free_cores == 0, "both run")
 
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
@@ -79,14 +80,14 @@ def test_a_node_one_of_whose_steps_raises_does_all_others_and_says_so(rig: Rig, 
 
     with monkeypatch.context() as patch:
         patch.setattr(type(agent.puller), "run", broken)
-        reason = wait_for(lambda: told("other"), "its trouble to be published")
+        reason = eventually(lambda: told("other"), "its trouble to be published")
         assert re.fullmatch(r"its turns fail, test_quarantine.py:\d+: RuntimeError: a defect", reason)
         assert not agent.is_draining, "what it has stays, and takes no other node with it"
         gate.touch()
         assert rig.outcomes(short, 1)[0].state is State.COMPLETED
         order(rig, OrderKind.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
         assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
-    reason = wait_for(lambda: told("aside"), "it works again, and says what happened")
+    reason = eventually(lambda: told("aside"), "it works again, and says what happened")
     assert re.fullmatch(r"test_quarantine.py:\d+ was set aside: RuntimeError: a defect", reason)
     rig.outcomes(rig.submit(Command(argv=("true",))), 1)
 
@@ -150,7 +151,7 @@ def worn_out(rig: Rig, number: int, count: int) -> dict[int, Outcome]:
             rig.resubmit(number, where, failed)
         return rig.finals(number) >= count
 
-    wait_for(over, f"{count} outcomes of {number}")
+    eventually(over, f"{count} outcomes of {number}")
     return rig.outcomes(number, count)
 
 
@@ -158,7 +159,7 @@ def worn_out(rig: Rig, number: int, count: int) -> dict[int, Outcome]:
 def test_work_that_kills_its_slot_wears_out_its_own_attempts_and_not_the_node(rig: Rig, work: Command | Callable[[], None]) -> None:
     running = rig.start()
     bad = rig.submit(work, [b"" if isinstance(work, Command) else call()] * 6, blocks=6)
-    wait_for(lambda: rig.failed(bad), "the first of them to fail")
+    eventually(lambda: rig.failed(bad), "the first of them to fail")
     with FairTimer() as timer:
         good = rig.submit(Command(argv=("true",)), user="somebody else")
         assert rig.outcomes(good, 1)[0].state is State.COMPLETED
@@ -177,7 +178,7 @@ def test_work_that_stops_its_slot_is_ended_at_its_limit_and_when_it_is_cancelled
     limited = rig.submit(script, request=Request(cores=1, time_limit_us=500_000), grace_us=100_000)
     assert rig.outcomes(limited, 1)[0].reason is Reason.TIME_LIMIT
     endless = rig.submit(script)
-    (key,) = wait_for(rig.running, "it to run")
+    (key,) = eventually(rig.running, "it to run")
     order(rig, OrderKind.CANCEL, endless, 0, reason=Reason.USER_CANCEL)
     assert rig.outcomes(endless, 1)[0].state is State.CANCELLED
     assert key.submission == endless

@@ -18,7 +18,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Tail, Upload
 from tests.harness.hand_leader import BOTH, put, unhold
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 #: What is removed, below the work directory of the Starter; "" = all of it.
 OUTER = ("", "n1", "n1/run", "n1/run/cache", "n1/run/records", "n1/stage", "n1/jobs", "blobs")
@@ -96,7 +97,7 @@ def finished(rig: Rig, number: int) -> dict[int, Outcome]:
             rig.resubmit(number, where, failed)
         return rig.finals(number) >= count
 
-    wait_for(over, f"{count} outcomes of {number}")
+    eventually(over, f"{count} outcomes of {number}")
     return rig.outcomes(number, count)
 
 
@@ -135,7 +136,9 @@ def test_directories_removed_under_load_cost_no_task_its_success(rig: Rig, work:
         before = sum(map(rig.finals, numbers))
         remove(rig, kind)
         count = sum(total(rig, number) for number in numbers)  # a quick machine may be through with all of it
-        wait_for(lambda before=before, count=count: sum(map(rig.finals, numbers)) > min(before, count - 1) or any(map(rig.failed, numbers)))
+        eventually(
+            lambda before=before, count=count: sum(map(rig.finals, numbers)) > min(before, count - 1) or any(map(rig.failed, numbers))
+        )
     assert well({number: finished(rig, number) for number in numbers}) == []
     assert well(work.run(2)) == []
     assert not rig.starters[0].agent().drains
@@ -155,7 +158,7 @@ def placed_until_it_ends(rig: Rig, number: int, shares: tuple[tuple[str, int], .
     """As a leader does it: a job that was lost is placed again."""
     while True:
         placed = put(rig, number, shares)
-        wait_for(lambda: rig.finals(number) or rig.failed(number), f"the end of {number}")
+        eventually(lambda: rig.finals(number) or rig.failed(number), f"the end of {number}")
         unhold(rig, placed)
         if rig.finals(number):
             return rig.outcomes(number, 1)[0]
@@ -183,8 +186,8 @@ def test_a_job_whose_directory_is_removed_while_it_runs_is_lost_and_has_not_fail
     script = f"touch {tmp_path}/runs; while [ -d $RMGR_CHECKPOINT_DIR ]; do sleep 0.05; done; exec rmgr run true"
     number = placing.submit(Command(argv=("sh", "-c", script)), queue="batch")
     placed = put(placing, number, (("n1", 1), ("n2", 1)))
-    wait_for((tmp_path / "runs").exists, "it to run")
+    eventually((tmp_path / "runs").exists, "it to run")
     remove(placing, "")
-    ((failed,),) = [wait_for(lambda: list(placing.failed(number).values()), "its end")]
+    ((failed,),) = [eventually(lambda: list(placing.failed(number).values()), "its end")]
     assert failed.reason is Reason.NODE_LOST, failed
     unhold(placing, placed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,6 +10,7 @@ import rmgr
 from rmgr import TaskQueue
 from rmgr.dev.cluster import DevCluster
 from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 
 #: Says so when somebody else has the same piece at the same time.
@@ -46,13 +46,6 @@ def cluster(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def sh(cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return Shell(tmp_path_factory.mktemp("home"), cluster.environment())
-
-
-def eventually(condition: Callable[[], object], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
 
 
 def used(sh: Shell) -> dict[str, int]:

@@ -16,7 +16,8 @@ from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.errors import NotFound
 from rmgr.model.tasks.submission import Command
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_output_is_followed_while_it_grows_and_to_its_end(rig: Rig, tmp_path: Pa
     number = rig.submit(Command(argv=("sh", "-c", step(tmp_path, "one", 1) + step(tmp_path, "two", 2) + "echo three >&2; seq 2000")))
     with NodeClient(record.endpoint) as client:
         assert client.is_serving()
-        running = wait_for(lambda: client.running(number), "it runs")
+        running = eventually(lambda: client.running(number), "it runs")
         assert [(task.submission, task.index, task.attempt, task.node, task.cores) for task in running] == [(number, 0, 1, "n1", 1)]
         text = {"stdout": b"", "stderr": b"", "": b""}
         ended = threading.Event()
@@ -47,12 +48,12 @@ def test_output_is_followed_while_it_grows_and_to_its_end(rig: Rig, tmp_path: Pa
                 if piece.ended:
                     ended.set()
 
-        wait_for(lambda: b"one" in b"".join(piece.data for piece in client.logs(number, 0)), "the first line")
+        eventually(lambda: b"one" in b"".join(piece.data for piece in client.logs(number, 0)), "the first line")
         thread = threading.Thread(target=follow)
         thread.start()
-        wait_for(lambda: text["stdout"] == b"one\n", "the first line followed")
+        eventually(lambda: text["stdout"] == b"one\n", "the first line followed")
         (tmp_path / "go1").touch()
-        wait_for(lambda: text["stdout"] == b"one\ntwo\n", "the second line followed")
+        eventually(lambda: text["stdout"] == b"one\ntwo\n", "the second line followed")
         (tmp_path / "go2").touch()
         assert ended.wait(60)
         thread.join(60)
@@ -74,8 +75,8 @@ def test_a_python_task_is_followed_too_and_an_unknown_one_is_not_found(rig: Rig,
 
     number = rig.submit(work, [call(str(tmp_path / "go"))])
     with NodeClient(record.endpoint) as client:
-        wait_for(lambda: client.running(number), "it runs")
-        wait_for(lambda: b"".join(piece.data for piece in client.logs(number, 0)) == b"hello\n", "its line")
+        eventually(lambda: client.running(number), "it runs")
+        eventually(lambda: b"".join(piece.data for piece in client.logs(number, 0)) == b"hello\n", "its line")
         with pytest.raises(NotFound):
             list(client.logs(number, 5))
         stats = client.stats()

@@ -30,7 +30,8 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 NODES = ("n1", "n2", "n3")
 MIB = 1024 * 1024
@@ -128,7 +129,7 @@ def archive_of_links(size: int, links: int) -> bytes:
 
 
 def all_idle(rig: Rig) -> None:
-    wait_for(lambda: all(running.agent(name).idle.present for name, running in zip(NODES, rig.starters, strict=True)), "three idle nodes")
+    eventually(lambda: all(running.agent(name).idle.present for name, running in zip(NODES, rig.starters, strict=True)), "three idle nodes")
 
 
 def work(script: str, *uploads: Upload) -> Command:
@@ -167,14 +168,14 @@ def test_what_is_staged_when_its_task_is_cancelled_is_removed_and_its_room_given
     upload = Upload(name="tree", sha256=rig.upload(archive_of_links(MIB, 3) + uuid.uuid4().bytes), is_dir=True)
     all_idle(rig)
     number = rig.submit(work("true", upload), user=user.name)
-    name = wait_for(lambda: next((name for name in NODES if rig.running(name)), ""), "somebody has claimed it")
+    name = eventually(lambda: next((name for name in NODES if rig.running(name)), ""), "somebody has claimed it")
     agent = rig.starters[NODES.index(name)].agent(name)
     shared = agent._shared
-    block = wait_for(lambda: next(iter(agent.blocks.values()), None), "it is that node's")
-    wait_for(lambda: shared.fetcher.uploads.room.used_bytes >= 4 * 4096, "it is being staged")
+    block = eventually(lambda: next(iter(agent.blocks.values()), None), "it is that node's")
+    eventually(lambda: shared.fetcher.uploads.room.used_bytes >= 4 * 4096, "it is being staged")
     shared.post(lambda: agent.cancel(block, None, "not wanted", 0))
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
     rig.spool_is_empty(name)
-    wait_for(lambda: shared.io.is_idle, "nothing is under way")
+    eventually(lambda: shared.io.is_idle, "nothing is under way")
     kept = [*(rig.directory / "work" / name / "blobs" / "uploads").iterdir()]
     assert shared.fetcher.uploads.room.used_bytes == sum(disk_bytes(path) for path in kept)

@@ -33,7 +33,8 @@ from rmgr.model.tasks.block import KeyedPayload
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, PythonEnvironment, Upload
 from rmgr.model.wire.frames import MAX_INLINE_OUTPUT
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_one_call_comes_back_with_its_value(rig: Rig) -> None:
     number = rig.submit(lambda x: x + 1, [call(41)])
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, pickle.loads(outcome.value)) == (State.COMPLETED, 42)
-    wait_for(lambda: not rig.running(), "the block gone")
+    eventually(lambda: not rig.running(), "the block gone")
 
 
 def test_many_quick_calls_are_each_committed_once(rig: Rig) -> None:
@@ -72,7 +73,7 @@ def test_many_quick_calls_are_each_committed_once(rig: Rig) -> None:
     number = rig.submit(lambda x: x * x, [call(x) for x in range(600)], blocks=3)
     found = rig.outcomes(number, 600)
     assert {index: pickle.loads(outcome.value) for index, outcome in found.items()} == {x: x * x for x in range(600)}
-    wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+    eventually(lambda: not rig.running() and not rig.pending(), "nothing left")
 
 
 def test_an_exception_comes_back_with_its_traceback_and_the_others_go_on(rig: Rig) -> None:
@@ -231,7 +232,7 @@ def test_at_most_once_that_fails_leaves_no_output_and_frees_its_keys(rig: Rig) -
     rig.point("mine", rig.next_number(), 0, 0)
     number = rig.submit(lambda: 1 // 0, keyed=[KeyedPayload((), ("mine",))], resubmit=False)
     assert rig.outcomes(number, 1)[0].reason is Reason.EXCEPTION
-    wait_for(lambda: rig.store.head(keys.named("mine")) is None, "the key freed")
+    eventually(lambda: rig.store.head(keys.named("mine")) is None, "the key freed")
     assert rig.store.keys(keys.outputs_of(number)) == []
 
 
@@ -289,7 +290,7 @@ def test_large_output_is_kept_in_parts(rig: Rig) -> None:
 def test_output_of_a_long_task_is_in_the_store_while_it_runs(rig: Rig) -> None:
     rig.start()
     number = rig.submit(sh("echo early; while [ ! -e go ]; do sleep 0.05; done; echo late", cwd=str(rig.directory)))
-    wait_for(lambda: rig.store.keys(keys.logs_of(number)), "a flushed part")
+    eventually(lambda: rig.store.keys(keys.logs_of(number)), "a flushed part")
     (rig.directory / "go").touch()
     outcome = rig.outcomes(number, 1)[0]
     assert log_of(rig, number, outcome) == b"early\nlate\n"
@@ -302,9 +303,9 @@ def test_output_expires_as_the_clusters_settings_say_now(rig: Rig, monkeypatch: 
     found = rig.zk.get(paths.CONFIG).result(60)
     settings = replace(decode_record(found.data, ClusterSettings, paths.CONFIG), log_retention_us=days * 86_400_000_000)
     assert isinstance(rig.zk.commit(set_settings(settings, found.version)).result(60), Committed)
-    wait_for(lambda: running.parts.starter.settings.log_retention_us == settings.log_retention_us, "the Starter has the settings")
+    eventually(lambda: running.parts.starter.settings.log_retention_us == settings.log_retention_us, "the Starter has the settings")
     number = rig.submit(sh("echo early; while [ ! -e go ]; do sleep 0.05; done; yes | head -c 600000", cwd=str(rig.directory)))
-    wait_for(lambda: rig.store.keys(keys.logs_of(number)), "a part written while it runs")
+    eventually(lambda: rig.store.keys(keys.logs_of(number)), "a part written while it runs")
     (rig.directory / "go").touch()
     parts = rig.outcomes(number, 1)[0].log_parts[0]
     assert parts >= 2, "and some at its end"
@@ -381,12 +382,12 @@ def test_a_failure_that_may_run_again_waits_for_the_rule(rig: Rig) -> None:
     number = rig.submit(sh("echo out; exit $RMGR_ENTRY"), [b"0", b"1", b"2"], retries=1, backoff_us=7)
     found = rig.outcomes(number, 1)
     assert list(found) == [0]
-    failed = wait_for(lambda: (f := rig.failed(number)) and len(f) == 2 and f, "two failed attempts")
+    failed = eventually(lambda: (f := rig.failed(number)) and len(f) == 2 and f, "two failed attempts")
     record = failed[1, 1, 1]
     assert (record.reason, record.exit_code, record.backoff_us, record.log) == (Reason.EXIT_CODE, 1, 7, (b"out\n", b""))
     data = decode_block(record.block)
     assert (data.payloads, data.base, data.retries, data.failures) == ((b"1",), 1, 1, 0)
-    wait_for(lambda: not rig.running(), "the block gone")
+    eventually(lambda: not rig.running(), "the block gone")
     again = rig.resubmit(number, (2, 1, 1), failed[2, 1, 1])
     assert again is None
     outcome = rig.outcomes(number, 2)[2]

@@ -25,7 +25,8 @@ from rmgr.model.wire import frames, stream
 from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
-from tests.harness.starter_rig import Rig, Running, call, wait_for
+from tests.harness.starter_rig import Rig, Running, call
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def pids(ledger: Path) -> list[int]:
 
 
 def no_orphans(ledger: Path) -> None:
-    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}")
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids(ledger)), f"orphans of {pids(ledger)}")
 
 
 # -- sessions and fences -----------------------------------------------------------------------------------------------------------
@@ -76,13 +77,13 @@ def test_after_a_lost_session_running_work_is_adopted_and_its_result_committed(r
     rig.wait_registered()
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go), [b""] * 2)
-    wait_for(lambda: len(lines(ledger)) == 2, "both to run")
+    eventually(lambda: len(lines(ledger)) == 2, "both to run")
     odd = BlockKey(priority=0, seq=1, submission=number, first=0, count=1, attempt=7, cores=1, memory_mib=0)
     for path in (f"{paths.running_node('n1')}/noise", paths.running_block("n1", odd)):  # no blocks: submitters may create there
         rig.zk.commit(Multi(name="ODD", ops=(Create(path, b"\xc1"),), proof=Exists(path))).result(60)
     expire(rig, running)
     rig.wait_registered(incarnation=2)
-    wait_for(lambda: running.agent().incarnation == 2, "registered")
+    eventually(lambda: running.agent().incarnation == 2, "registered")
     go.touch()
     found = rig.outcomes(number, 2)
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
@@ -95,13 +96,13 @@ def test_a_lost_session_under_load_loses_and_doubles_nothing(rig: Rig) -> None:
     running = rig.start()
     number = rig.submit(lambda x: x, [call(x) for x in range(3000)], blocks=12)
     for incarnation in (2, 3):
-        wait_for(rig.running, "work claimed")
+        eventually(rig.running, "work claimed")
         expire(rig, running)
         rig.wait_registered(incarnation=incarnation)
     found = rig.outcomes(number, 3000)
     assert all(pickle.loads(found[x].value) == x for x in range(3000))
     assert rig.failed(number) == {}
-    wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+    eventually(lambda: not rig.running() and not rig.pending(), "nothing left")
 
 
 def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     record = rig.wait_registered()
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go))
-    wait_for(lambda: lines(ledger), "it to run")
+    eventually(lambda: lines(ledger), "it to run")
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
     found = rig.zk.get(paths.node("n1")).result(60)
     assert found is not None
@@ -118,10 +119,10 @@ def test_a_fenced_node_kills_its_work_and_registers_anew(rig: Rig, tmp_path: Pat
     again = rig.wait_registered(incarnation=2)
     assert again.guid != record.guid
     no_orphans(ledger)
-    wait_for(lambda: rig.failed(number), "its block failed")
+    eventually(lambda: rig.failed(number), "its block failed")
     assert [one.reason for one in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.running() == []
-    wait_for(lambda: running.parts.metrics.registrations._value.get() == 2, "the second registration to be counted")
+    eventually(lambda: running.parts.metrics.registrations._value.get() == 2, "the second registration to be counted")
     other = rig.submit(lambda: 1)
     rig.outcomes(other, 1)
 
@@ -140,7 +141,7 @@ def test_answers_lost_on_the_way_are_read_back(
                 number = rig.submit(lambda x: x, [call(x) for x in range(200)], blocks=2)
                 found = rig.outcomes(number, 200)
                 assert all(pickle.loads(found[x].value) == x for x in range(200))
-                wait_for(lambda: not rig.running() and not rig.pending(), "nothing left")
+                eventually(lambda: not rig.running() and not rig.pending(), "nothing left")
                 assert rig.failed(number) == {}
             assert proxy.cuts > 0
     finally:
@@ -159,7 +160,7 @@ def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(
             kept, killed, go = tmp_path / "kept", tmp_path / "killed", tmp_path / "go"
             keep = rig.submit(ledgered(kept, go))
             exclusive = rig.submit(ledgered(killed, go), on_disconnect=OnDisconnect.EXCLUSIVE)
-            wait_for(lambda: lines(kept) and lines(killed), "both to run")
+            eventually(lambda: lines(kept) and lines(killed), "both to run")
             with FairTimer() as timer:
                 proxy.refuse(True)
                 proxy.cut()
@@ -167,10 +168,10 @@ def test_zookeeper_away_keep_work_runs_on_exclusive_work_is_dead(
             assert timer.elapsed_s < 0.95 * 6.0 - 0.5
             assert psutil.pid_exists(pids(kept)[0])
             go.touch()
-            wait_for(lambda: "end" in kept.read_text(), "the kept one to finish")
+            eventually(lambda: "end" in kept.read_text(), "the kept one to finish")
             proxy.refuse(False)
             assert rig.outcomes(keep, 1)[0].state is State.COMPLETED
-            failed = wait_for(lambda: rig.failed(exclusive), "the loss told")
+            failed = eventually(lambda: rig.failed(exclusive), "the loss told")
             assert [one.reason for one in failed.values()] == [Reason.LEASE_LOST]
     finally:
         proxy.close()
@@ -195,7 +196,7 @@ def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig
     rig.wait_registered()
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go), [b""] * 2)
-    wait_for(lambda: len(lines(ledger)) == 2, "both to run")
+    eventually(lambda: len(lines(ledger)) == 2, "both to run")
     first.kill()
     first.wait(60)
     with FairTimer() as timer:
@@ -204,7 +205,7 @@ def test_a_starter_killed_and_restarted_takes_over_its_own_name_at_once(rig: Rig
     assert timer.elapsed_s < 4.0, "no waiting for the old session"
     no_orphans(ledger)
     assert record.incarnation == 2
-    failed = wait_for(lambda: len(rig.failed(number)) == 1 and rig.failed(number), "its block failed")
+    failed = eventually(lambda: len(rig.failed(number)) == 1 and rig.failed(number), "its block failed")
     assert list(failed) == [(0, 2, 1)] or sorted(failed) == [(0, 1, 1), (1, 1, 1)]
     assert {one.reason for one in failed.values()} == {Reason.NODE_LOST}
 
@@ -244,10 +245,10 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(rig: Rig, moment: str) 
         done = len(found)
         return done == 4
 
-    wait_for(ended, f"4 outcomes, there are {done}", end_s - time.monotonic())
+    eventually(ended, f"4 outcomes, there are {done}", within_s=end_s - time.monotonic())
     found = rig.outcomes(number, 4)
     assert {outcome.state for outcome in found.values()} == {State.COMPLETED}
-    wait_for(lambda: not rig.running() and not rig.pending() and not rig.failed(number), "nothing left")
+    eventually(lambda: not rig.running() and not rig.pending() and not rig.failed(number), "nothing left")
 
 
 def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path: Path) -> None:
@@ -255,17 +256,17 @@ def test_a_paused_starter_wakes_up_fenced_and_commits_nothing(rig: Rig, tmp_path
     record = rig.wait_registered()
     ledger, go = tmp_path / "ledger", tmp_path / "go"
     number = rig.submit(ledgered(ledger, go))
-    wait_for(lambda: lines(ledger), "it to run")
+    eventually(lambda: lines(ledger), "it to run")
     process.send_signal(signal.SIGSTOP)
     rig.write(paths.EPOCH, EpochRecord(epoch=1))
     found = rig.zk.get(paths.node("n1")).result(60)
     assert found is not None
     assert isinstance(rig.zk.commit(fence(0, record, found.version, "test")).result(60), Committed)
     go.touch()
-    wait_for(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")
+    eventually(lambda: "end" in ledger.read_text(), "the work to finish meanwhile")
     process.send_signal(signal.SIGCONT)
     rig.wait_registered(incarnation=2)
-    failed = wait_for(lambda: rig.failed(number), "failed, not committed")
+    failed = eventually(lambda: rig.failed(number), "failed, not committed")
     assert [one.reason for one in failed.values()] == [Reason.NODE_LOST]
     assert rig.outcomes(number, 0) == {}
 
@@ -296,7 +297,7 @@ def test_tasks_that_wait_for_tasks_give_their_slots_back(rig: Rig, tmp_path: Pat
 
     go = tmp_path / "go"
     first = rig.submit(outer, [call(str(go))] * 3)
-    wait_for(lambda: len([lane for lane in rig.starters[0].agent().lanes if lane.blocked_seq]) == 3, "three blocked on one core")
+    eventually(lambda: len([lane for lane in rig.starters[0].agent().lanes if lane.blocked_seq]) == 3, "three blocked on one core")
     second = rig.submit(inner, [call(str(go))])
     assert pickle.loads(rig.outcomes(second, 1)[0].value) == "inner"
     assert {pickle.loads(outcome.value) for outcome in rig.outcomes(first, 3).values()} == {"outer"}
@@ -324,7 +325,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
     rig.wait_registered()
     go, started = tmp_path / "go", tmp_path / "started"
     number = rig.submit(liar, [call(str(go), str(started))] * 30)
-    wait_for(lambda: agent.lanes.overdrawn, "cores counted again")
+    eventually(lambda: agent.lanes.overdrawn, "cores counted again")
     seen, until_s = len(started.read_text()), time.monotonic() + 5
     while time.monotonic() < until_s:  # nothing comes to pass: that is what is to be seen
         time.sleep(0.1)
@@ -333,7 +334,7 @@ def test_a_task_that_says_it_waits_and_computes_has_its_core_counted_again(rig: 
     assert agent.lanes.free_cores == 0
     go.touch()
     assert {outcome.state for outcome in rig.outcomes(number, 30).values()} == {State.COMPLETED}
-    wait_for(lambda: agent.lanes.free_cores == agent.lanes.cores, "all cores free")
+    eventually(lambda: agent.lanes.free_cores == agent.lanes.cores, "all cores free")
 
 
 def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
@@ -345,8 +346,8 @@ def test_a_store_that_is_away_delays_results_and_loses_none(rig: Rig) -> None:
     assert rig.outcomes(warm, 2)[0].state is State.COMPLETED
     broken.is_away = True
     small = rig.submit(make, [call(20_000)] * 10)
-    wait_for(lambda: running.parts.io.down_since_s is not None, "the store missed")
-    wait_for(lambda: sum(block.writing for block in running.agent().blocks.values()) >= 2, "results that wait")
+    eventually(lambda: running.parts.io.down_since_s is not None, "the store missed")
+    eventually(lambda: sum(block.writing for block in running.agent().blocks.values()) >= 2, "results that wait")
     assert rig.outcomes(small, 0) == {}
     broken.is_away = False
     found = rig.outcomes(small, 10)
@@ -362,8 +363,8 @@ def test_a_node_whose_spool_is_full_takes_nothing_new(rig: Rig) -> None:
     rig.outcomes(warm, 1)
     broken.is_away = True
     number = rig.submit(make, [call(20_000)] * 100, blocks=50)
-    wait_for(lambda: running.parts.io.pending_bytes >= 50_000, "the bound reached")
-    wait_for(lambda: running.agent().lanes.is_idle, "nothing runs")
+    eventually(lambda: running.parts.io.pending_bytes >= 50_000, "the bound reached")
+    eventually(lambda: running.agent().lanes.is_idle, "nothing runs")
     assert len(rig.pending()) > 10
     broken.is_away = False
     rig.outcomes(number, 100)
@@ -374,7 +375,7 @@ def test_a_full_disk_drains_the_node_and_space_brings_it_back(rig: Rig, monkeypa
     rig.wait_registered()
     disk = running.parts.disk
     monkeypatch.setattr(disk, "_check", lambda _factor: "the work directory is full")
-    wait_for(lambda: running.agent().is_draining, "drained")
+    eventually(lambda: running.agent().is_draining, "drained")
     number = rig.submit(lambda: 1)
     with pytest.raises(AssertionError):
         rig.outcomes(number, 1, 0.5)

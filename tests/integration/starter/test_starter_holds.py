@@ -19,7 +19,8 @@ from rmgr.model.cluster.node import Drain, OrderKind
 from rmgr.model.tasks.placing import NodeHold
 from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold, waiting
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_faults import expire
 from tests.integration.starter.test_starter_orders import crossed_off, delete, order, waiter
 
@@ -36,23 +37,23 @@ def test_a_hold_takes_its_cores_when_they_are_free_and_gives_them_back_when_it_g
     job = rig.submit(Command(argv=("true",)), queue="batch")
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"), [b""] * 2)
-    wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two cores in use")
+    eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two cores in use")
     rig.zk.ensure([paths.hold("n1")])  # by the leader, with the first hold: the node has run for long then
     path = paths.hold_of("n1", job, 0, 1)
     rig.write(path, NodeHold(head="elsewhere", key="its block there", cores=2, memory_mib=64, processes=2))
-    wait_for(lambda: agent.lanes.is_owed, "the hold to wait for room")
+    eventually(lambda: agent.lanes.is_owed, "the hold to wait for room")
     later = rig.submit(Command(argv=("true",)), [b""] * 3)
     with pytest.raises(AssertionError):
         rig.outcomes(later, 1, 0.3)  # though a core is free
     go.touch()
     rig.outcomes(first, 2)
-    wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its cores")
+    eventually(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its cores")
     rig.outcomes(later, 3)  # on the third core
     assert (agent.lanes.free_cores, agent.lanes.memory_mib - agent.lanes.free_memory_mib) == (1, 64)
     wide = rig.submit(Command(argv=("true",)), cores=3)
     delete(rig, path)
     rig.outcomes(wide, 1)
-    wait_for(lambda: agent.lanes.free_cores == 3 and not agent.jobs.holds, "all cores free")
+    eventually(lambda: agent.lanes.free_cores == 3 and not agent.jobs.holds, "all cores free")
 
 
 def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> None:
@@ -62,15 +63,15 @@ def test_a_hold_that_was_replaced_between_two_looks_is_taken_anew(rig: Rig) -> N
     rig.zk.ensure([paths.hold("n1")])
     path = paths.hold_of("n1", job, 0, 1)
     rig.write(path, NodeHold(head="n2", key="k", cores=1))
-    before = wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its core")
+    before = eventually(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the hold to have its core")
     data = encode_record(NodeHold(head="n3", key="k", cores=2))
     outcome = rig.zk.commit(Multi(name="TEST", ops=(Delete(path), Create(path, data)), proof=Holds(path, data))).result(60)
     assert isinstance(outcome, Committed)
     ready = rig.starters[0].parts.starter.ask(lambda: agent.jobs.holds.when_ready(f"{job}.0.1", head="n3", cores=2))
     assert ready.result(30) is not before
-    wait_for(lambda: agent.lanes.free_cores == 1, "the old one's core free")
+    eventually(lambda: agent.lanes.free_cores == 1, "the old one's core free")
     delete(rig, path)
-    wait_for(lambda: agent.lanes.free_cores == 3, "all cores free")
+    eventually(lambda: agent.lanes.free_cores == 3, "all cores free")
 
 
 def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -> None:
@@ -87,9 +88,9 @@ def test_what_is_no_hold_and_no_order_is_told_once_and_stops_nothing(rig: Rig) -
         events = [line["event"] for line in told]
         assert (events.count("hold_not_readable"), events.count("order_not_readable")) == (1, 1)
         delete(rig, spoilt[0])
-        wait_for(lambda: not list(agent.jobs.holds), "it to be forgotten")
+        eventually(lambda: not list(agent.jobs.holds), "it to be forgotten")
         rig.write(spoilt[0], NodeHold(head="n2", key="k", cores=1))
-        wait_for(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the good one of the same name to be taken")
+        eventually(lambda: agent.jobs.holds.get(f"{job}.0.1"), "the good one of the same name to be taken")
 
 
 def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> None:
@@ -100,11 +101,11 @@ def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> 
     rig.write(paths.drain("n1"), Drain(node="n1", reason="let n2 have it", user="op", since_us=1))
     go = tmp_path / "go"
     pulled = rig.submit(waiter(go, tmp_path / "s"))
-    wait_for((tmp_path / "s-0").exists, "the helper's core in use")
+    eventually((tmp_path / "s-0").exists, "the helper's core in use")
     delete(rig, paths.drain("n1"))
     number = rig.submit(Command(argv=("sh", "-c", 'echo "$RMGR_NODELIST $RMGR_NPROCS"; cat "$RMGR_HOSTFILE"')), queue="batch")
     job = put(rig, number, (("n1", 1), ("n2", 1)))
-    wait_for(lambda: any(block.seat is not None for block in head.blocks.values()), "the head's core taken")
+    eventually(lambda: any(block.seat is not None for block in head.blocks.values()), "the head's core taken")
     other = rig.submit(Command(argv=("true",)))  # on the head's other core
     rig.outcomes(other, 1)
     assert [key.submission for key in rig.running("n1")] == [number]
@@ -113,7 +114,7 @@ def test_a_job_starts_when_all_its_nodes_are_ready(rig: Rig, tmp_path: Path) -> 
     rig.outcomes(pulled, 1)
     assert helper.lanes.free_cores == 0  # until the leader says so
     unhold(rig, job)
-    wait_for(lambda: (head.lanes.free_cores, helper.lanes.free_cores) == (2, 1), "all cores free")
+    eventually(lambda: (head.lanes.free_cores, helper.lanes.free_cores) == (2, 1), "all cores free")
 
 
 def test_a_start_that_is_not_complete_in_time_is_revoked(
@@ -129,7 +130,7 @@ def test_a_start_that_is_not_complete_in_time_is_revoked(
         job = put(rig, number, (("n1", 1), ("n2", 1)))
         back = waiting(rig, number)
         assert (back.seq, back.attempt) == (place, 1)
-        wait_for(lambda: not rig.running("n1") and head.lanes.free_cores == 1, "nothing left of it")
+        eventually(lambda: not rig.running("n1") and head.lanes.free_cores == 1, "nothing left of it")
         unhold(rig, job)
         put(rig, number)
         rig.outcomes(number, 1)
@@ -140,7 +141,7 @@ def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goe
     rig.wait_registered("n1")
     runs = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), queue="batch")
     put(rig, runs)  # as far as the head can tell: it has started
-    wait_for((tmp_path / "s-0").exists, "it to run")
+    eventually((tmp_path / "s-0").exists, "it to run")
     rig.start("n2", cores=1)
     rig.wait_registered("n2")
     starts = rig.submit(Command(argv=("true",)), queue="batch")
@@ -148,7 +149,7 @@ def test_a_job_that_loses_a_node_ends_as_a_loss_and_one_that_has_not_started_goe
     crossed_off(rig, order(rig, OrderKind.LOST, runs, 0, reason="n2 is gone"))
     crossed_off(rig, order(rig, OrderKind.LOST, starts, 0, reason="n2 is gone"))
     assert waiting(rig, starts).attempt == 1
-    wait_for(lambda: rig.failed(runs), "its attempt failed")
+    eventually(lambda: rig.failed(runs), "its attempt failed")
     assert [record.reason for record in rig.failed(runs).values()] == [Reason.NODE_LOST]
     unhold(rig, job)
 
@@ -161,7 +162,7 @@ def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_a
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), queue="batch")
     job = put(rig, number, (("n1", 1), ("n2", 1)))
-    wait_for((tmp_path / "s-0").exists, "it to run")
+    eventually((tmp_path / "s-0").exists, "it to run")
     expire(rig, helper)
     again = rig.wait_registered("n2", incarnation=first.incarnation + 1)
     assert again.life == first.life
@@ -173,7 +174,7 @@ def test_a_helper_that_only_registers_again_keeps_its_part_and_one_that_begins_a
     data = encode_record(replace(again, incarnation=again.incarnation + 1, life="another"))
     multi = Multi(name="TEST", ops=(Set(paths.node("n2"), data, found.version),), proof=Holds(paths.node("n2"), data))
     assert isinstance(rig.zk.commit(multi).result(60), Committed)
-    wait_for(lambda: rig.failed(number), "its attempt failed")
+    eventually(lambda: rig.failed(number), "its attempt failed")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
     assert rig.wait_registered("n2", incarnation=again.incarnation + 2).life not in {first.life, "another"}
     unhold(rig, job)

@@ -20,7 +20,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.node import Drain, InboxOrder, OrderKind
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.submission import Command
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def order(rig: Rig, what: OrderKind, submission: int, index: int = -1, node: str
 
 
 def crossed_off(rig: Rig, guid: str, node: str = "n1") -> None:
-    wait_for(lambda: rig.zk.stat(paths.inbox(node, guid)).result(60) is None, "the order crossed off")
+    eventually(lambda: rig.zk.stat(paths.inbox(node, guid)).result(60) is None, "the order crossed off")
 
 
 def delete(rig: Rig, path: str) -> None:
@@ -56,21 +57,21 @@ def delete(rig: Rig, path: str) -> None:
 def test_a_cancel_kills_what_runs_and_ends_what_waits(rig: Rig, tmp_path: Path) -> None:
     rig.start()
     number = rig.submit(waiter(tmp_path / "never", tmp_path / "s"), [b""] * 2, serial=True, grace_us=100_000)
-    wait_for((tmp_path / "s-0").exists, "the first one to run")
+    eventually((tmp_path / "s-0").exists, "the first one to run")
     guid = order(rig, OrderKind.CANCEL, number, detail="not needed")
     found = rig.outcomes(number, 2)
     assert {(outcome.state, outcome.reason, outcome.error) for outcome in found.values()} == {
         (State.CANCELLED, Reason.USER_CANCEL, "not needed")
     }
     crossed_off(rig, guid)
-    wait_for(lambda: not rig.running(), "the block gone")
+    eventually(lambda: not rig.running(), "the block gone")
 
 
 def test_a_cancel_of_one_task_leaves_the_others_alone(rig: Rig, tmp_path: Path) -> None:
     rig.start()
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 2, grace_us=100_000)
-    wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "both to run")
+    eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "both to run")
     guid = order(rig, OrderKind.CANCEL, number, 1)
     assert rig.outcomes(number, 1)[1].state is State.CANCELLED
     crossed_off(rig, guid)
@@ -87,7 +88,7 @@ def test_a_cancel_reaches_a_python_task(rig: Rig) -> None:
         time.sleep(60)
 
     number = rig.submit(work, grace_us=500_000)
-    wait_for(lambda: any(lane.worker.running()[0] for lane in rig.starters[0].agent().lanes if lane.worker), "it to run")
+    eventually(lambda: any(lane.worker.running()[0] for lane in rig.starters[0].agent().lanes if lane.worker), "it to run")
     order(rig, OrderKind.CANCEL, number)
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
 
@@ -102,7 +103,7 @@ def test_a_signal_reaches_the_command(rig: Rig, tmp_path: Path) -> None:
     rig.start()
     script = f'trap "echo got it; exit 0" USR1; touch "{tmp_path}/up"; while :; do sleep 0.02; done'
     number = rig.submit(Command(argv=("sh", "-c", script)))
-    wait_for((tmp_path / "up").exists, "the trap")
+    eventually((tmp_path / "up").exists, "the trap")
     crossed_off(rig, order(rig, OrderKind.SIGNAL, number, signal=int(signal.SIGUSR1)))
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, outcome.log[0]) == (State.COMPLETED, b"got it\n")
@@ -112,7 +113,7 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
     rig.start()
     ticks = tmp_path / "ticks"
     number = rig.submit(Command(argv=("sh", "-c", f'while [ ! -e "{tmp_path}/go" ]; do echo >> "{ticks}"; sleep 0.01; done')))
-    wait_for(lambda: ticks.exists() and ticks.stat().st_size > 3, "ticks")
+    eventually(lambda: ticks.exists() and ticks.stat().st_size > 3, "ticks")
     crossed_off(rig, order(rig, OrderKind.SUSPEND, number))
 
     def still() -> bool:
@@ -120,7 +121,7 @@ def test_suspended_work_stands_still_until_it_is_resumed(rig: Rig, tmp_path: Pat
         time.sleep(0.1)
         return ticks.stat().st_size == before
 
-    wait_for(still, "no more ticks")
+    eventually(still, "no more ticks")
     (tmp_path / "go").touch()
     crossed_off(rig, order(rig, OrderKind.RESUME, number))
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
@@ -133,12 +134,12 @@ def test_a_drained_node_finishes_returns_the_rest_and_takes_nothing_new(rig: Rig
     rig.start()
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 6, serial=True)
-    wait_for((tmp_path / "s-0").exists, "it to run")
+    eventually((tmp_path / "s-0").exists, "it to run")
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
-    wait_for(lambda: [(key.first, key.count) for key in rig.pending()] == [(1, 5)], f"the rest returned: {rig.pending()}")
+    eventually(lambda: [(key.first, key.count) for key in rig.pending()] == [(1, 5)], f"the rest returned: {rig.pending()}")
     go.touch()
     assert list(rig.outcomes(number, 1)) == [0]
-    wait_for(lambda: not rig.running(), "nothing claimed")
+    eventually(lambda: not rig.running(), "nothing claimed")
     assert len(rig.pending()) == 1
     delete(rig, paths.drain("n1"))
     rig.outcomes(number, 6)
@@ -148,10 +149,10 @@ def test_what_a_drained_node_returns_of_a_held_submission_is_set_aside(rig: Rig,
     rig.start()
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 3, serial=True)
-    wait_for((tmp_path / "s-0").exists, "it to run")
+    eventually((tmp_path / "s-0").exists, "it to run")
     delete(rig, paths.gate(number))
     rig.write(paths.drain("n1"), Drain(node="n1", reason="repair", user="op", since_us=1))
-    wait_for(lambda: rig.zk.children(paths.held("default")).result(60), "set aside")
+    eventually(lambda: rig.zk.children(paths.held("default")).result(60), "set aside")
     assert rig.pending() == []
     go.touch()
     rig.outcomes(number, 1)
@@ -172,9 +173,9 @@ def test_sigterm_finishes_what_runs_and_ends_the_session_at_once(rig: Rig, tmp_p
     rig.wait_registered()
     go = tmp_path / "go"
     number = rig.submit(waiter(go, tmp_path / "s"), [b""] * 4)
-    wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two to run")
+    eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two to run")
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "stopping" in rig.log_of("n1"), "the signal")
+    eventually(lambda: "stopping" in rig.log_of("n1"), "the signal")
     go.touch()
     assert process.wait(60) == 0, rig.log_of("n1")
     found = rig.outcomes(number, 2)
@@ -189,7 +190,7 @@ def test_work_that_outlives_the_grace_is_failed_as_a_loss(rig: Rig, tmp_path: Pa
     rig.wait_registered()
     number = rig.submit(waiter(tmp_path / "never", tmp_path / "s"))
     once = rig.submit(waiter(tmp_path / "never", tmp_path / "t"), resubmit=False)
-    wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "t-0").exists(), "both to run")
+    eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "t-0").exists(), "both to run")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, rig.log_of("n1")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
@@ -227,9 +228,9 @@ def test_a_large_task_is_not_starved_by_small_ones_behind_it(rig: Rig, tmp_path:
     rig.wait_registered()
     go = tmp_path / "go"
     first = rig.submit(waiter(go, tmp_path / "s"))
-    wait_for((tmp_path / "s-0").exists, "one core in use")
+    eventually((tmp_path / "s-0").exists, "one core in use")
     large = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/large")), cores=2)
-    wait_for(lambda: any(key.submission == large for key in rig.running()), "claimed to drain for it")
+    eventually(lambda: any(key.submission == large for key in rig.running()), "claimed to drain for it")
     small = rig.submit(Command(argv=("sh", "-c", f"date +%s%N > {tmp_path}/small")))
     with pytest.raises(AssertionError):
         rig.outcomes(small, 1, 0.5)
@@ -248,7 +249,7 @@ def test_small_tasks_pass_a_large_one_where_the_queue_allows_it(
         rig.wait_registered()
         go = tmp_path / "go"
         first = rig.submit(waiter(go, tmp_path / "s"))
-        wait_for((tmp_path / "s-0").exists, "one core in use")
+        eventually((tmp_path / "s-0").exists, "one core in use")
         large = rig.submit(Command(argv=("true",)), cores=2)
         small = rig.submit(Command(argv=("true",)))
         rig.outcomes(small, 1)
@@ -287,7 +288,7 @@ def test_at_most_once_is_never_claimed_beyond_the_free_slots(rig: Rig, tmp_path:
     quick = rig.submit(lambda: None, [call()] * 50, resubmit=False)
     rig.outcomes(quick, 50)
     number = rig.submit(waiter(tmp_path / "go", tmp_path / "s"), [b""] * 20, resubmit=False)
-    wait_for(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two to run")
+    eventually(lambda: (tmp_path / "s-0").exists() and (tmp_path / "s-1").exists(), "two to run")
     assert sum(key.count for key in rig.running()) == 2
     assert sum(key.count for key in rig.pending()) == 18
     (tmp_path / "go").touch()
@@ -332,10 +333,10 @@ def test_a_hungry_node_gets_half_of_what_another_has_claimed(rig: Rig, tmp_path:
         return os.environ["RMGR_NODELIST"]
 
     number = rig.submit(work, [call(str(go), x) for x in range(400)], blocks=4)
-    wait_for(lambda: rig.running("n1") and not rig.pending(), "all claimed by the first")
+    eventually(lambda: rig.running("n1") and not rig.pending(), "all claimed by the first")
     rig.start("n2", cores=1)
-    wait_for(lambda: first.parts.metrics.given_back._value.get() > 0, "a split")
-    wait_for(lambda: rig.running("n2"), "the second has some of them")
+    eventually(lambda: first.parts.metrics.given_back._value.get() > 0, "a split")
+    eventually(lambda: rig.running("n2"), "the second has some of them")
     go.touch()
     found = rig.outcomes(number, 400)
     assert {pickle.loads(found[index].value) for index in range(300, 400)} == {"n1", "n2"}
@@ -356,4 +357,4 @@ def test_many_nodes_share_many_tasks_and_each_is_committed_once(rig: Rig) -> Non
     found = rig.outcomes(number, 400)
     assert {pickle.loads(outcome.value) for outcome in found.values()} == {"v-0", "v-1", "v-2", "w"}
     for node in ("v-0", "v-1", "v-2", "w"):
-        wait_for(lambda node=node: not rig.running(node), f"{node} has nothing left")
+        eventually(lambda node=node: not rig.running(node), f"{node} has nothing left")

@@ -26,7 +26,8 @@ from rmgr.model.tasks.submission import Command
 from tests.harness.hand_leader import BOTH, put, unhold
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 from tests.integration.starter.test_starter_orders import order
 
 #: What a user types, and what he gets from the whole command line.
@@ -164,7 +165,7 @@ def test_slots_and_ranks_have_processors_of_their_own(
             return sorted(os.sched_getaffinity(0)), os.environ["RMGR_CPU_BIND"]
 
         calls = rig.submit(bound, [call(str(tmp_path / "go"))] * 2, blocks=2)
-        wait_for(lambda: agent.lanes.free_cores == 0, "both to run")
+        eventually(lambda: agent.lanes.free_cores == 0, "both to run")
         (tmp_path / "go").touch()
         values = [pickle.loads(outcome.value) for outcome in rig.outcomes(calls, 2).values()]
         assert sorted(values) == [([first], str(first)), ([second], str(second))]
@@ -181,7 +182,7 @@ def test_one_bad_rank_ends_the_others_and_signals_reach_them_all(rig: Rig, tmp_p
     {RUN} sh {tmp_path}/user.sh & pid=$!
     wait $pid; wait $pid; echo "code $?" """
     number, placed = job(rig, script)
-    wait_for(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "all traps")
+    eventually(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(3)), "all traps")
     order(rig, OrderKind.SIGNAL, number, signal=10)
     rig.outcomes(number, 1)
     assert told(rig) == ["code 0", "code 7"], complaints(rig)
@@ -194,7 +195,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
     tick = f"while [ ! -e {tmp_path}/go ]; do echo >> {tmp_path}/ticks-$RMGR_RANK; sleep 0.01; done"
     number, placed = job(rig, f"{RUN} sh -c {shlex.quote(tick)}")
     files = [tmp_path / f"ticks-{rank}" for rank in range(3)]
-    wait_for(lambda: all(file.exists() and file.stat().st_size > 3 for file in files), "ticks")
+    eventually(lambda: all(file.exists() and file.stat().st_size > 3 for file in files), "ticks")
     order(rig, OrderKind.SUSPEND, number)
 
     def still() -> bool:
@@ -202,7 +203,7 @@ def test_a_suspended_job_stands_still_on_all_its_nodes(rig: Rig, tmp_path: Path)
         time.sleep(0.2)
         return [file.stat().st_size for file in files] == before
 
-    wait_for(still, "no more ticks")
+    eventually(still, "no more ticks")
     (tmp_path / "go").touch()
     order(rig, OrderKind.RESUME, number)
     assert rig.outcomes(number, 1)[0].state is State.COMPLETED
@@ -215,14 +216,14 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
     while [ ! -e {tmp_path}/first-child-0 -o ! -e {tmp_path}/first-child-2 ]; do sleep 0.02; done; kill -9 $pid
     touch {tmp_path}/killed; {RUN} {stay} second; echo "code $?"; {RUN} -n 1 {stay} third"""
     number, placed = job(rig, script, (("n1", 1), ("n2", 2)), resubmit=False)
-    wait_for((tmp_path / "killed").exists, "the first launch killed")
-    wait_for(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
-    wait_for(lambda: all((tmp_path / f"second-child-{rank}").exists() for rank in range(3)), "the second to run")
+    eventually((tmp_path / "killed").exists, "the first launch killed")
+    eventually(lambda: not lives(tmp_path / "first-2") and not lives(tmp_path / "first-child-2"), "its ranks gone")
+    eventually(lambda: all((tmp_path / f"second-child-{rank}").exists() for rank in range(3)), "the second to run")
     helper = rig.starters[1].agent("n2")
     unhold(rig, placed)  # type: ignore[arg-type]  # as if the leader had lost the head
-    wait_for(lambda: not lives(tmp_path / "second-1") and not lives(tmp_path / "second-child-1"), "ranks of the hold gone")
-    wait_for(lambda: helper.lanes.free_cores == 2, "its cores free")
-    wait_for((tmp_path / "third-child-0").exists, "the script to go on")
+    eventually(lambda: not lives(tmp_path / "second-1") and not lives(tmp_path / "second-child-1"), "ranks of the hold gone")
+    eventually(lambda: helper.lanes.free_cores == 2, "its cores free")
+    eventually((tmp_path / "third-child-0").exists, "the script to go on")
     order(rig, OrderKind.CANCEL, number)
     outcome = rig.outcomes(number, 1)[0]
     assert (outcome.state, told(rig)) == (State.CANCELLED, ["code 125"])
@@ -231,12 +232,12 @@ def test_ranks_end_with_their_launch_with_their_hold_and_with_the_job(rig: Rig, 
 
 def test_a_cancel_that_comes_between_the_scripts_end_and_the_word_of_its_nodes_is_obeyed(rig: Rig, tmp_path: Path) -> None:
     number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 3", (("n1", 1), ("n2", 1)))
-    wait_for((tmp_path / "up").exists, "the script")
+    eventually((tmp_path / "up").exists, "the script")
     head, helper = (running.agent(node) for running, node in zip(rig.starters, ("n1", "n2"), strict=True))
     unhold(rig, placed)  # type: ignore[arg-type]  # n2 cannot say that all is well there
-    wait_for(lambda: not helper.jobs.holds, "the hold gone")
+    eventually(lambda: not helper.jobs.holds, "the hold gone")
     (tmp_path / "go").touch()
-    wait_for(lambda: len(head.jobs.verdicts) == 1, "its end to be in doubt")
+    eventually(lambda: len(head.jobs.verdicts) == 1, "its end to be in doubt")
     order(rig, OrderKind.CANCEL, number)
     outcome = rig.outcomes(number, 1, 40.0)[0]
     assert (outcome.state, outcome.exit_code) == (State.CANCELLED, 3)
@@ -252,13 +253,13 @@ def test_a_job_whose_helper_died_is_lost_though_its_script_failed_first(
         rig.wait_registered("n2")
         script = f"{RUN} sh -c 'touch {tmp_path}/up-$RMGR_RANK; sleep 600'; code=$?; echo $code; touch {tmp_path}/failed; exit $code"
         number, placed = job(rig, script, (("n1", 1), ("n2", 1)))
-        wait_for(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists(), "both ranks")
+        eventually(lambda: (tmp_path / "up-0").exists() and (tmp_path / "up-1").exists(), "both ranks")
         helper.kill()
-        wait_for((tmp_path / "failed").exists, "the script to fail")
+        eventually((tmp_path / "failed").exists, "the script to fail")
         assert told(rig) == ["125"]
         assert rig.failed(number) == {}  # why is not known yet
         rig.spawn("n2", cores=1)  # another process by that name; nobody has fenced the first
-        wait_for(lambda: rig.failed(number), "its end told")
+        eventually(lambda: rig.failed(number), "its end told")
         assert [(record.reason, record.exit_code) for record in rig.failed(number).values()] == [(Reason.NODE_LOST, 125)]
         unhold(rig, placed)  # type: ignore[arg-type]
 
@@ -267,19 +268,19 @@ def test_ranks_that_the_system_ends_are_a_loss_and_those_that_the_work_ends_are_
     stay = f"sh -c 'touch {tmp_path}/$0-$RMGR_RANK; sleep 600'"
     # The hold goes while its ranks run: the script fails of it.
     number, placed = job(rig, f"{RUN} {stay} lost", (("n1", 1), ("n2", 1)))
-    wait_for((tmp_path / "lost-1").exists, "both ranks")
+    eventually((tmp_path / "lost-1").exists, "both ranks")
     unhold(rig, placed)  # type: ignore[arg-type]
-    wait_for(lambda: rig.failed(number), "its end told")
+    eventually(lambda: rig.failed(number), "its end told")
     (record,) = rig.failed(number).values()
     assert (record.reason, record.exit_code) == (Reason.NODE_LOST, 125)
     assert record.error.startswith("node n2 lost ranks of the job: its processes were ended"), record.error
     # No rank starts any more where the hold has gone; the script had none running there.
     number, placed = job(rig, f"touch {tmp_path}/up; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; {RUN} true", (("n1", 1), ("n2", 1)))
-    wait_for((tmp_path / "up").exists, "the script")
+    eventually((tmp_path / "up").exists, "the script")
     unhold(rig, placed)  # type: ignore[arg-type]
-    wait_for(lambda: not rig.starters[1].agent("n2").jobs.holds, "the hold gone")
+    eventually(lambda: not rig.starters[1].agent("n2").jobs.holds, "the hold gone")
     (tmp_path / "go").touch()
-    wait_for(lambda: rig.failed(number), "its end told")
+    eventually(lambda: rig.failed(number), "its end told")
     assert [record.reason for record in rig.failed(number).values()] == [Reason.NODE_LOST]
     # A rank kills what runs it.
     number, placed = job(rig, f"{RUN} sh -c '[ $RMGR_RANK = 0 ] || kill -9 $PPID'", (("n1", 1), ("n2", 1)))
@@ -305,7 +306,7 @@ def test_ranks_are_their_users_and_no_other_socket_is_reached_through_them(
                 script = f"""{AGENT} n2 id -un; {AGENT} n1 id -un; touch {directory}/first
                 while [ ! -e {directory}/go ]; do sleep 0.02; done; {AGENT} n2 true; echo "code $?" """
                 number, placed = job(rig, script, (("n1", 1), ("n2", 1)), user=anna.name)
-                wait_for((directory / "first").exists, "two commands run")
+                eventually((directory / "first").exists, "two commands run")
                 hold = helper.jobs.holds.get(f"{number}.0.1")
                 assert hold.place.stat().st_uid == anna.uid
                 (hold.place / "ranks").unlink()  # as he might

@@ -15,8 +15,9 @@ from rmgr.coord.protocol import keys
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import KeyedPayload
-from tests.harness.starter_rig import Rig, wait_for
+from tests.harness.starter_rig import Rig
 from tests.harness.store_adapters import flip_bit, value_file
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_outputs_become_values_without_being_copied(rig: Rig, monkeypatch: pytes
         b"a" * 600_000, ["b" * 600_000], b"c" * 2_000_000
     ]  # fmt: skip
     files = [value_file(rig.directory / "store.db", row) for row in rows]
-    wait_for(lambda: [file.stat().st_nlink for file in files if file is not None] == [1, 1, 1], "no other name left")
+    eventually(lambda: [file.stat().st_nlink for file in files if file is not None] == [1, 1, 1], "no other name left")
     assert {file.stat().st_mode & 0o777 for file in files if file is not None} == {0o400}
     number = rig.submit(lambda: b"c" * 2_000_000)  # nor where it stands under no key
     outcome = rig.outcomes(number, 1)[0]

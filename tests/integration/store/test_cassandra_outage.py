@@ -20,7 +20,8 @@ from rmgr.coord.protocol.ports import Encoding, Store
 from rmgr.dev.cassandra import CassandraNode
 from rmgr.errors import ConfigError, PermissionDenied, StoreUnavailable
 from tests.harness.fair_time import FairTimer
-from tests.harness.store_adapters import pattern, wait_until
+from tests.harness.store_adapters import pattern
+from tests.harness.waiting import eventually
 
 _SETTINGS = {"authenticator": "PasswordAuthenticator", "authorizer": "CassandraAuthorizer"}
 #: How fast a call is refused while the store is known to be away (s); the network is not asked.
@@ -135,7 +136,7 @@ def assert_refused_fast(store: Store) -> None:
 def freeze(pid: int) -> None:
     """SIGSTOP; on a busy machine it takes a moment until the last thread has stopped."""
     os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
+    eventually(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")))
 
 
 def test_a_password_that_is_wrong_is_told_apart_from_a_store_that_is_away(root: str, as_user: Callable[..., str]) -> None:
@@ -203,8 +204,8 @@ def test_a_store_works_again_when_its_node_was_killed_and_started(root: str, nod
         certificates.renew()
         node.start(wait_s=90)
         with FairTimer() as timer:
-            wait_until(lambda: works(store))
-            wait_until(lambda: works(late))
+            eventually(lambda: works(store))
+            eventually(lambda: works(late))
         assert timer.elapsed_s < 10
         for one in (store, late):
             assert one.health() is None
@@ -218,7 +219,7 @@ def test_tls_checks_the_authority_and_the_address(root: str, node: CassandraNode
         certificates.renew()
         node.restart(wait_s=90)
     with opened(f"{root}&ca={certificates.ca}") as store:
-        wait_until(lambda: works(store))
+        eventually(lambda: works(store))
     with opened(f"{root}&ca={certificates.other_ca}") as store, pytest.raises(ConfigError, match="certificate is not accepted"):
         store.get("k")
 
@@ -235,7 +236,7 @@ def test_a_node_that_hangs_is_refused_soon_and_used_again(root: str, node: Cassa
             assert_refused_fast(store)
         finally:
             os.kill(node.pid, signal.SIGCONT)
-        wait_until(lambda: works(store))
+        eventually(lambda: works(store))
         assert store.get("kept") == (b"1", Encoding.RAW)
 
 
@@ -264,7 +265,7 @@ def test_a_call_ends_at_its_own_deadline(root: str, node: CassandraNode) -> None
             assert timer.elapsed_s < 1.5
         finally:
             os.kill(node.pid, signal.SIGCONT)
-        wait_until(lambda: works(store))
+        eventually(lambda: works(store))
 
 
 def test_a_store_is_closed_while_its_cluster_is_away(tmp_path: Path) -> None:

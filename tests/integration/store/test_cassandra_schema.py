@@ -25,7 +25,8 @@ from rmgr.runtime.store_watch import WatchedStore
 from tests.harness import cassandra_keyspaces
 from tests.harness.cassandra_keyspaces import behind
 from tests.harness.cassandra_nodes import SharedNode
-from tests.harness.store_adapters import pattern, run_threads, start, wait_until
+from tests.harness.store_adapters import pattern, run_threads, start
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture
@@ -60,14 +61,14 @@ def test_a_store_without_a_schema_says_what_to_type_and_works_once_that_was_done
         with pytest.raises(ConfigError, match="1 nodes are up in datacenter1, replication factor 3"):
             init_store(target, replication_factor=3)
         init_store(target, migrations=MIGRATIONS[:1])  # as an older release would have
-        wait_until(lambda: f"needs {NEWEST}" in (store.health() or ""))
+        eventually(lambda: f"needs {NEWEST}" in (store.health() or ""))
         with pytest.raises(ConfigError, match=f"schema version 1, this rmgr needs {NEWEST}"):
             store.get("k")
         with behind(url) as run:
             run("INSERT INTO {ks}.info (name, value) VALUES ('old', 'row')")
         upgraded = init_store(target)
         assert (upgraded.version, bool(upgraded.statements)) == (NEWEST, True)
-        wait_until(lambda: store.health() is None)  # nobody had to open it again
+        eventually(lambda: store.health() is None)  # nobody had to open it again
         store.put("k", b"1", overwrite=False)
         assert store.get("k") == (b"1", Encoding.RAW)
     with behind(url) as run:
@@ -152,7 +153,7 @@ def test_a_deleted_value_is_a_marker_that_expires_and_its_index_entry_is_gone(st
     found = run("SELECT manifest, TTL(manifest) FROM {ks}.value")
     assert len(found) == 50
     assert all(manifest[0] == -1 and 0 < ttl <= 86_400 for manifest, ttl in found)
-    wait_until(lambda: run("SELECT key FROM {ks}.key_index") == [])
+    eventually(lambda: run("SELECT key FROM {ks}.key_index") == [])
 
 
 def test_chunks_of_replaced_deleted_and_abandoned_values_are_freed_and_live_ones_are_not(
@@ -176,7 +177,7 @@ def test_chunks_of_replaced_deleted_and_abandoned_values_are_freed_and_live_ones
         freed += store.sweep()
         return len([data for (data,) in run("SELECT data FROM {ks}.chunk") if data]) == 2
 
-    wait_until(are_freed)
+    eventually(are_freed)
     assert freed >= 3  # one that is noted twice, as written and as replaced, may be counted twice
     assert store.get("replaced") == (live, Encoding.RAW)
     assert store.sweep() == 0
@@ -186,7 +187,7 @@ def test_a_scope_without_keys_leaves_the_register_a_day_after_its_last_write(sto
     store.put_many([(f"out/{sub:010d}/x", b"1") for sub in (1, 2, 3)])
     for sub in (1, 3):
         store.delete(f"out/{sub:010d}/x")
-    wait_until(lambda: store.keys("out/") == ["out/0000000002/x"])
+    eventually(lambda: store.keys("out/") == ["out/0000000002/x"])
     assert store.sweep() == 0, "they were written to just now"
     for sub in (1, 2):
         run("UPDATE {ks}.scope SET since_ms = 1 WHERE family = 'out/' AND scope = %s", f"out/{sub:010d}/")
@@ -195,7 +196,7 @@ def test_a_scope_without_keys_leaves_the_register_a_day_after_its_last_write(sto
     def registered() -> list[str]:
         return [scope for (scope,) in run("SELECT scope FROM {ks}.scope WHERE family = 'out/'")]
 
-    wait_until(lambda: registered() == ["out/0000000002/", "out/0000000003/"])
+    eventually(lambda: registered() == ["out/0000000002/", "out/0000000003/"])
     assert store.keys("out/") == ["out/0000000002/x"]
 
 
@@ -205,7 +206,7 @@ def test_a_key_whose_writer_died_before_the_value_can_be_deleted(store: Cassandr
     assert store.keys() == ["other"]  # the index was written, the value never
     assert store.get("other") is None
     assert store.delete("other") is False
-    wait_until(lambda: store.keys() == [])
+    eventually(lambda: store.keys() == [])
 
 
 def test_a_writer_whose_clock_is_behind_replaces_and_deletes_all_the_same(store: CassandraStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_tables_that_were_emptied_are_noticed_and_not_used(store: CassandraStore
     try:
         watched.belong_to("one")
         cassandra_keyspaces.use("").empty()
-        wait_until(lambda: "the data store is empty, but cluster one" in watched.trouble)
+        eventually(lambda: "the data store is empty, but cluster one" in watched.trouble)
     finally:
         watched._closing.set()
     with pytest.raises(WrongCluster, match="the data store is empty"):

@@ -30,7 +30,8 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.views import JobView
 from rmgr.model.wire.frames import Output
 from rmgr.procedures.history import ended_before, forget, oldest_end
-from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads, wait_until
+from tests.harness.store_adapters import ADAPTERS, Adapter, open_adapter, pattern, ready, run_threads
+from tests.harness.waiting import eventually
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -409,7 +410,7 @@ def test_a_value_with_a_time_to_live_goes_and_is_swept(adapter: Adapter, store: 
     store.put("long", b"2", ttl_s=3600)
     store.put("short", pattern(CHUNK_BYTES + 1), ttl_s=0.15)
     store.put_many([("many/1", b"3")], ttl_s=0.15)
-    wait_until(lambda: store.get("short") is None and store.get("many/1") is None)
+    eventually(lambda: store.get("short") is None and store.get("many/1") is None)
     assert store.keys() == ["long", "stays"]
     assert store.usage() == (2, 2)
     assert store.head("short") is None
@@ -423,7 +424,7 @@ def test_a_value_with_a_time_to_live_goes_and_is_swept(adapter: Adapter, store: 
 
 def test_an_expired_key_may_be_created_again(store: Store) -> None:
     store.put("k", pattern(CHUNK_BYTES + 1), ttl_s=0.1)
-    wait_until(lambda: store.head("k") is None)
+    eventually(lambda: store.head("k") is None)
     store.put("k", b"new", overwrite=False)
     assert store.get("k") == (b"new", Encoding.RAW)
     store.put("k", b"for ever")
@@ -470,7 +471,7 @@ def test_what_was_written_and_read_is_let_go_without_the_garbage_collector(store
         for number in range(8):
             store.put(f"k{number % 2}", value)
             assert store.get("k") is not None
-        wait_until(lambda: tracemalloc.get_traced_memory()[0] - before < 6 * 2**20)  # the driver's timers last 2 s
+        eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 6 * 2**20)  # the driver's timers last 2 s
     finally:
         tracemalloc.stop()
         gc.enable()

@@ -40,7 +40,8 @@ from rmgr.runner.host import home
 from tests.harness.fair_time import FairTimer
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, Running, call, wait_for
+from tests.harness.starter_rig import Rig, Running, call
+from tests.harness.waiting import eventually
 from tests.harness.work_node import WorkNode
 from tests.integration.commands import Shell
 
@@ -169,7 +170,7 @@ def test_a_set_uid_program_gains_nothing(rig: Rig, node: Running, anna: Account,
 
 def test_the_starter_and_other_users_are_out_of_reach(rig: Rig, node: Running, anna: Account, ben: Account, place: Path) -> None:
     long = rig.submit(sh("umask; echo secret > mine; pwd > $HOME/where; exec sleep 60"), user=anna.name)
-    where = Path(wait_for(lambda: Path(anna.home, "where").exists() and Path(anna.home, "where").read_text().strip(), "anna's task runs"))
+    where = Path(eventually(lambda: Path(anna.home, "where").exists() and Path(anna.home, "where").read_text().strip(), "anna's task runs"))
     try:
         assert where.stat().st_uid == anna.uid
         home = place / "work" / "n1"  # the Starter's
@@ -416,10 +417,10 @@ def test_work_of_other_users_is_contained_and_nothing_stays(place: Path, anna: A
         worker = node.worker(slots[0])
         assert node.result(node.call(worker, os.getuid)) == anna.uid
         seq = node.shell(slots[1], "sleep 300")
-        wait_for(lambda: slots[1].live_output(seq, "stdout", 0) is not None, "it runs")
+        eventually(lambda: slots[1].live_output(seq, "stdout", 0) is not None, "it runs")
         with FairTimer() as timer:
             os.kill(slots[1].pid, signal.SIGKILL)
-            wait_for(lambda: slots[1].is_lost, "the slot is lost")
+            eventually(lambda: slots[1].is_lost, "the slot is lost")
         assert timer.elapsed_s < 10
 
 
@@ -429,7 +430,7 @@ def test_a_tree_too_deep_to_be_walked_is_removed_all_the_same(place: Path, anna:
         script = f"cd {slot.directory}; i=0; while [ $i -lt 1500 ]; do mkdir -p d && cd -P d || break; i=$((i+1)); done; echo $i"
         assert node.end_of(node.shell(slot, script)).out.data == b"1500\n"
         slot.close()
-        wait_for(lambda: slot.is_lost and not slot.directory.exists(), "it is gone")
+        eventually(lambda: slot.is_lost and not slot.directory.exists(), "it is gone")
 
 
 def test_what_a_spawner_per_user_costs(place: Path, anna: Account) -> None:

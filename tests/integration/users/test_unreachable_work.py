@@ -20,7 +20,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.runner.host import home
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import wait_for as eventually
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell
 from tests.places import ROOT
 
@@ -110,7 +110,9 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
         pulled = user.submit("--", "id", "-un")
         placed = user.submit("-q", "batch", "--", "id", "-un")
         for number in (pulled, placed):
-            eventually(lambda number=number: command in user("explain", number).out, f"explain {number} names the command", _LIMIT_S)
+            eventually(
+                lambda number=number: command in user("explain", number).out, f"explain {number} names the command", within_s=_LIMIT_S
+            )
             told = user("explain", number).out
             assert f"node n1: {closed} is closed" in told, told
         told = operator("doctor")
@@ -129,22 +131,22 @@ def test_work_that_its_user_cannot_reach_waits_and_everybody_says_what_to_type(
 
         operator.ok("drain", "n2")
         waits = user.submit("--", "id", "-un")
-        eventually(lambda: command in user("explain", waits).out, "explain names the command again", _LIMIT_S)
+        eventually(lambda: command in user("explain", waits).out, "explain names the command again", within_s=_LIMIT_S)
         subprocess.run(command, shell=True, check=True)
         assert user("wait", waits).code == 0, "it is looked at again every few seconds"
         assert user.ok("logs", waits).out == f"{anna.name}\n"
-        eventually(lambda: command not in operator("doctor").out, "doctor is content", _LIMIT_S)
+        eventually(lambda: command not in operator("doctor").out, "doctor is content", within_s=_LIMIT_S)
         assert cluster.log_file("n1").read_text().count('"user_refused"') == 1
         assert user.ok("submit", "--wait", "-q", "batch", "--", "hostname").code == 0
 
         # Closed while his slot is open: it is seen when the next one does not come up.
         script = f'[ "$RMGR_ATTEMPT" -gt 1 ] || {{ until [ -e {place}/closed-now ]; do sleep 0.05; done; kill -9 $PPID; }}; id -un'
         broken = user.submit("--", "sh", "-c", script)
-        eventually(lambda: "RUNNING" in user("tasks", broken).out, "it runs", _LIMIT_S)
+        eventually(lambda: "RUNNING" in user("tasks", broken).out, "it runs", within_s=_LIMIT_S)
         (place / "n1").chmod(0o700)
         (place / "closed-now").touch()
         command = f"chmod o+x {place / 'n1'}"
-        eventually(lambda: command in user("explain", broken).out, "explain names the command once more", _LIMIT_S)
+        eventually(lambda: command in user("explain", broken).out, "explain names the command once more", within_s=_LIMIT_S)
         assert [node["state"] for node in operator.ok("nodes", "--json", "n1").json["nodes"]] == ["up"]
         subprocess.run(command, shell=True, check=True)
         assert user("wait", broken).code == 0

@@ -21,7 +21,8 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.submission import Command, Upload
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
-from tests.harness.starter_rig import Rig, call, wait_for
+from tests.harness.starter_rig import Rig, call
+from tests.harness.waiting import eventually
 
 MIB = 1024 * 1024
 
@@ -71,7 +72,7 @@ def canary(rig: Rig, ben: Account) -> Iterator[None]:
         os.chmod(place, 0o755)
         begun = Path(ben.home, uuid.uuid4().hex)
         number = rig.submit(sh(f"touch {begun}; until [ -e {place}/go ]; do sleep 0.05; done; echo on"), user=ben.name)
-        wait_for(begun.exists, "the canary runs")
+        eventually(begun.exists, "the canary runs")
         yield
         Path(place, "go").touch()
         assert rig.outcomes(number, 1)[0].log[0] == b"on\n"
@@ -170,7 +171,7 @@ def test_what_a_task_has_closed_to_itself_does_not_stay(rig: Rig, anna: Account,
     home = rig.directory / "work" / "n1" / "n1"
     if where != "of a call":  # a worker is kept for a while, and its directory with it
         left: list[Path] = []
-        wait_for(lambda: not _left(home, left), f"nothing of it is left of {left}")
+        eventually(lambda: not _left(home, left), f"nothing of it is left of {left}")
     for slot in rig.starters[0].agent().lanes.slots():
         slot.close()
-    wait_for(lambda: not [*home.glob("run/s*/*/a"), *home.glob("run/s*/a")], "nothing of it is left with its slot")
+    eventually(lambda: not [*home.glob("run/s*/*/a"), *home.glob("run/s*/a")], "nothing of it is left with its slot")

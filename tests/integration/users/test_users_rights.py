@@ -28,8 +28,8 @@ from rmgr.model.base.states import Reason
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.node import InboxOrder, OrderKind
 from rmgr.model.tasks.submission import Phase, Submission
-from tests.harness.coordinators import wait_for
 from tests.harness.gateway_process import GatewayProcess
+from tests.harness.waiting import eventually
 from tests.integration.commands import Shell, wait_line
 
 PEOPLE = {"anna": Role.USER, "ben": Role.USER, "olga": Role.OPERATOR}
@@ -215,7 +215,7 @@ def test_the_python_api_works_with_the_users_own_rights(connections: dict[str, C
     with pytest.raises(PermissionDenied, match="anna"):
         ben.store.get("rights/shared")
     anna.store.share("rights/shared", "ben")
-    wait_for(lambda: _shared(ben) == b"value")  # a share counts within 2 s
+    eventually(lambda: _shared(ben) == b"value")  # a share counts within 2 s
     assert anna.store.delete("rights/shared")
 
 
@@ -296,7 +296,7 @@ def test_a_users_work_survives_the_death_of_his_gateway(
     with TaskQueue(noted, connection=connections["anna"], resubmit=False) as queue:
         futures = [queue.submit_call(number) for number in range(60)]
         queue.flush(30)
-        wait_for(lambda: ledger.exists() and len(ledger.read_text().split()) >= 10, 30)
+        eventually(lambda: ledger.exists() and len(ledger.read_text().split()) >= 10)
         gateway.kill()
         gateway.start()
         futures += [queue.submit_call(number) for number in range(60, 80)]

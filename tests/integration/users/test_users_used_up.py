@@ -24,7 +24,7 @@ from rmgr.dev.zookeeper import ZooKeeperServer
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
 from tests.harness.starter_rig import Rig, Running
-from tests.harness.starter_rig import wait_for as eventually
+from tests.harness.waiting import eventually
 from tests.integration.users.test_run_as_user import sh, told
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="users' rights take root")

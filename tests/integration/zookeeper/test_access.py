@@ -20,7 +20,7 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord
 from rmgr.procedures.bootstrap import bootstrap, verify
 from tests.harness.bundles import session_bundles
-from tests.harness.coordinators import wait_for
+from tests.harness.waiting import eventually
 
 Opened = Callable[..., ZkCoordinator]
 
@@ -165,9 +165,9 @@ def test_new_secrets_are_used_for_what_is_made_as_soon_as_they_are_published(tre
     other = session_bundles("other-cluster").ca
     both = {Role.STARTER.value: (ids["starter"], other.roles["starter"])}
     admin.commit(multi(Set("/acl", encode_record(AclRecord(generation=1, roles=both)), -1))).result(60)
-    wait_for(lambda: starter.lists.ids[Role.STARTER] == both["starter"])
+    eventually(lambda: starter.lists.ids[Role.STARTER] == both["starter"])
     assert isinstance(starter.commit(multi(Create("/idle/n1"))).result(60), Committed)
-    wait_for(lambda: tree.lists.ids[Role.STARTER] == both["starter"])
+    eventually(lambda: tree.lists.ids[Role.STARTER] == both["starter"])
     assert check_tree(tree, mend=True).mended > 0
     newcomer = opened(Role.STARTER, secret=f"starter:{other.secrets['starter']}")
     assert newcomer.get("/idle/n1").result(60) is not None

@@ -30,8 +30,9 @@ from rmgr.coord.protocol.multi import (
 )
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.errors import CoordinationUnavailable, RequestTooLarge
-from tests.harness.coordinators import MemoryWorld, States, World, ZkWorld, wait_for
+from tests.harness.coordinators import MemoryWorld, States, World, ZkWorld
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 
@@ -254,7 +255,7 @@ def test_a_watch_fires_once_on_the_next_change(coord: SessionCoordinator, read: 
         coord.ensure([f"{path}/child"])
     else:
         coord.commit(multi(Set(path, b"1", -1))).result(60)
-    wait_for(lambda: fired == [1])
+    eventually(lambda: fired == [1])
     coord.commit(multi(Set(path, b"2", -1), Create(f"{path}/another"))).result(60)
     assert coord.sync().result(60) is None
     assert fired == [1]
@@ -267,7 +268,7 @@ def test_a_watch_fires_on_deletion(coord: SessionCoordinator) -> None:
     coord.children("/a/w", watch=lambda: fired.append("children")).result(60)
     coord.children("/a", watch=lambda: fired.append("parent")).result(60)
     coord.commit(multi(Delete("/a/w"))).result(60)
-    wait_for(lambda: sorted(fired) == ["children", "get", "parent"])
+    eventually(lambda: sorted(fired) == ["children", "get", "parent"])
 
 
 def test_watches_fire_when_the_connection_is_lost(world: World, coord: SessionCoordinator) -> None:
@@ -276,7 +277,7 @@ def test_watches_fire_when_the_connection_is_lost(world: World, coord: SessionCo
     coord.get("/absent", watch=lambda: fired.append("absent")).result(60)
     coord.children("/a", watch=lambda: fired.append("children")).result(60)
     world.cut(coord)
-    wait_for(lambda: sorted(fired) == ["absent", "children", "get"])
+    eventually(lambda: sorted(fired) == ["absent", "children", "get"])
 
 
 # -- lost answers ---------------------------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ def test_what_was_committed_before_the_session_ended_is_found(world: World, coor
     if isinstance(world, ZkWorld):
         world.proxy(coord).black_hole(to_client=True, to_server=False)
         commit = coord.commit(enqueue(1), timeout_s=20)
-        wait_for(lambda: other.stat("/names/1").result(60))
+        eventually(lambda: other.stat("/names/1").result(60))
         world.expire(coord)
         world.silence(coord, silent=False)
     else:

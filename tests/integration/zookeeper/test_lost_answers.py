@@ -15,8 +15,9 @@ import pytest
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.coord.protocol.multi import Committed, Conflict, Create, Exists, GoneOrHolds, Multi, Set
 from rmgr.dev.zookeeper import ZooKeeperServer
-from tests.harness.coordinators import States, wait_for
+from tests.harness.coordinators import States
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import eventually
 
 THREADS, SECONDS = 4, 5.0
 
@@ -52,7 +53,7 @@ def test_lost_answers_under_load(zookeeper: ZooKeeperServer, chroot: str) -> Non
             fault = rng.choice([proxy.lose_reply, proxy.lose_request, lambda _nth: proxy.cut()])
             cuts = proxy.cuts
             fault(rng.randrange(1, 40))
-            wait_for(lambda cuts=cuts: proxy.cuts > cuts or time.monotonic() > until)
+            eventually(lambda cuts=cuts: proxy.cuts > cuts or time.monotonic() > until)
             threading.Event().wait(rng.uniform(0, 0.3))
         for thread in threads:
             thread.join(60)
@@ -97,6 +98,6 @@ def test_a_server_dies_with_whoever_started_it(zookeeper_parts: None, tmp_path: 
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         server = psutil.Process(int(parent.stdout.readline()))
-        wait_for(lambda: "java" in server.name(), what="the exec of java")
+        eventually(lambda: "java" in server.name(), "the exec of java")
         parent.kill()
-    wait_for(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, what="the server's end")
+    eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the server's end")

@@ -15,10 +15,11 @@ from rmgr.coord.protocol.multi import Committed, Create, Delete, Exists, Multi, 
 from rmgr.coord.protocol.ports import SessionState
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, free_port
 from rmgr.errors import CoordinationUnavailable, NotConnected, Unavailable
-from tests.harness.coordinators import States, wait_for
+from tests.harness.coordinators import States
 from tests.harness.ended_sessions import end_session
 from tests.harness.fair_time import FairTimer
 from tests.harness.proxy import Proxy
+from tests.harness.waiting import eventually
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 
@@ -75,12 +76,12 @@ def test_a_server_killed_and_started_again_under_load_loses_and_doubles_nothing(
     load.start()
     for round_ in (1, 2):
         seen = len(load.outcomes)
-        wait_for(lambda seen=seen: len(load.outcomes) > seen + 20)
+        eventually(lambda seen=seen: len(load.outcomes) > seen + 20)
         server.restart()
         states.wait(SUSPENDED, CONNECTED)
         assert states.seen.count(SUSPENDED) >= round_
     seen = len(load.outcomes)
-    wait_for(lambda: len(load.outcomes) > seen + 20)
+    eventually(lambda: len(load.outcomes) > seen + 20)
     outcomes = load.stop()
     assert all(isinstance(outcome, Committed) for outcome in outcomes)
     assert len(coord.children("/queue").result(60) or []) == len(outcomes)
@@ -144,7 +145,7 @@ def test_silence_is_noticed_while_requests_keep_going_out(proxied: tuple[ZkCoord
 def test_the_lease_stands_still_when_answers_do_not_come(proxied: tuple[ZkCoordinator, Proxy]) -> None:
     coord, proxy = proxied
     first = coord.last_answer_s()
-    wait_for(lambda: coord.last_answer_s() > first)  # idle: pings count
+    eventually(lambda: coord.last_answer_s() > first)  # idle: pings count
     proxy.black_hole(to_client=True, to_server=False)
     cut_s = time.monotonic()
     assert not threading.Event().wait(1.5)
@@ -224,21 +225,21 @@ def test_an_ensemble_loses_single_servers_and_no_session(zookeeper_parts: None, 
         coord.ensure(["/queue", "/names"])
         states, load = States(coord), Load(coord)
         load.start()
-        wait_for(lambda: len(load.outcomes) > 20)
+        eventually(lambda: len(load.outcomes) > 20)
         leader = ensemble.leader()
         assert leader is not None
         leader.kill()
         seen = len(load.outcomes)
-        wait_for(lambda: len(load.outcomes) > seen + 20)
+        eventually(lambda: len(load.outcomes) > seen + 20)
         leader.start(wait_s=60)
-        wait_for(ensemble.is_whole)
+        eventually(ensemble.is_whole)
         for server in ensemble.servers:  # whichever the client is on falls silent, and is left for another
             server.pause()
             seen = len(load.outcomes)
-            wait_for(lambda seen=seen: len(load.outcomes) > seen + 20)
+            eventually(lambda seen=seen: len(load.outcomes) > seen + 20)
             server.resume()
             server.wait_ready(60)
-            wait_for(ensemble.is_whole)
+            eventually(ensemble.is_whole)
         outcomes = load.stop()
         gaps = [later - earlier for earlier, later in zip(load.times_s, load.times_s[1:], strict=False)]
         assert all(isinstance(outcome, Committed) for outcome in outcomes)

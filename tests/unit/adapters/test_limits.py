@@ -385,11 +385,11 @@ def test_the_book_does_not_grow_with_names(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_counting_thread_tells_when_the_minute_is_over_and_ends() -> None:
-    from tests.harness.coordinators import wait_for
+    from tests.harness.waiting import eventually
 
     told: list[Any] = []
     book = AuditBook(1, window_s=0.05)
     for _ in range(5):
         book.admits("mallory", told.append)
-    wait_for(lambda: sum(told) == 4)
-    wait_for(lambda: book._thread is None)
+    eventually(lambda: sum(told) == 4)
+    eventually(lambda: book._thread is None)

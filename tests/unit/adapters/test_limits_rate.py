@@ -12,7 +12,7 @@ from rmgr.adapters.access.strain import StrainMeter
 from rmgr.adapters.gateway.bounds import CHANGE_COST, Booking
 from rmgr.errors import PermissionDenied, QueueFull, Throttled
 from rmgr.model.cluster.limits import UserLimits
-from tests.harness.work_node import until
+from tests.harness.waiting import eventually
 
 
 class Clock:
@@ -191,7 +191,7 @@ def test_how_late_threads_get_their_turn_is_told_while_many_ask() -> None:
             told.append((late_s, busy_part))
 
     meter = StrainMeter(Noted()).start()
-    until(lambda: len(told) > 1)
+    eventually(lambda: len(told) > 1)
     meter.stop()
     assert all(late_s >= 0 and busy >= 0 for late_s, busy in told)
 

@@ -13,9 +13,9 @@ from rmgr.coord.protocol.records import decode_record
 from rmgr.errors import Infeasible, StateConflict
 from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.procedures.asking import ask_each_to_move
-from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 
 def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
@@ -29,7 +29,7 @@ def test_jobs_are_asked_at_once_and_each_gets_its_own_answer() -> None:
 
     def lead() -> None:
         """Answers once all three stand there, the last first."""
-        wait_for(lambda: len(coordinator.children(paths.REQUESTS).result(60) or []) == 3, 60.0, "three requests")
+        eventually(lambda: len(coordinator.children(paths.REQUESTS).result(60) or []) == 3, "three requests")
         found = []
         for guid in coordinator.children(paths.REQUESTS).result(60) or []:
             stamped = coordinator.get(paths.request(guid)).result(60)

@@ -24,9 +24,9 @@ from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import Revocation
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from tests.harness.bundles import session_bundles
-from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 VALUE = Fragment(node="n1", base_us=0, outcomes=(Outcome(index=3, value=b"v"),))
 FAILED = Fragment(node="n1", outcomes=(Outcome(index=3, state=State.FAILED, reason=Reason.EXIT_CODE),))
@@ -159,7 +159,7 @@ def test_a_revocation_that_comes_while_another_is_read_is_known_soon(world: Worl
     revoke(nodes[1])
     assert told.wait(60)
     held.set_result(here.get(paths.revoked(nodes[0].identity.key_id)).result(60))
-    wait_for(lambda: all(trust.is_revoked(node.identity.key_id) for node in nodes))
+    eventually(lambda: all(trust.is_revoked(node.identity.key_id) for node in nodes))
 
 
 def test_a_certificate_must_have_been_valid_when_it_signed(world: World) -> None:

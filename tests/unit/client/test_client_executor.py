@@ -7,7 +7,6 @@ import concurrent.futures as stdlib
 import gc
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -23,17 +22,11 @@ from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.outcome import INITIALIZER_FAILED, Outcome
 from tests.harness.client_cluster import Cluster, running
+from tests.harness.waiting import eventually
 
 
 def square(x: int) -> int:
     return x * x
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        threading.Event().wait(0.005)
 
 
 @pytest.fixture
@@ -107,7 +100,7 @@ def test_map_stops_at_its_timeout_and_cancels_the_rest(cluster: Cluster) -> None
         results = executor.map(square, range(3), timeout=0.1)
         with pytest.raises(TimeoutError):
             next(results)
-        until(lambda: not cluster.pending())
+        eventually(lambda: not cluster.pending())
         executor.shutdown()
 
 
@@ -147,12 +140,12 @@ def test_arguments_and_results_are_let_go() -> None:
         gone = weakref.ref(thing)
         executor.submit(id, thing)
         del thing
-        until(lambda: gc.collect() >= 0 and gone() is None)  # a thread of the client may hold it for a moment
+        eventually(lambda: gc.collect() >= 0 and gone() is None)  # a thread of the client may hold it for a moment
         future = executor.submit(square, 3)
         kept = weakref.ref(future)
         assert future.result(60) == 9
         del future
-        until(lambda: gc.collect() >= 0 and kept() is None)
+        eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 
 def test_a_dropped_executor_still_ends_its_calls_and_completes_its_submission() -> None:
@@ -164,7 +157,7 @@ def test_a_dropped_executor_still_ends_its_calls_and_completes_its_submission() 
         gc.collect()
         assert list(results) == [x * x for x in range(30)]
         assert number is not None
-        until(lambda: connection.submitter._handles.get(number) is None)  # type: ignore[attr-defined]
+        eventually(lambda: connection.submitter._handles.get(number) is None)  # type: ignore[attr-defined]
         assert cluster.pending() == []
 
 
@@ -200,7 +193,7 @@ def test_no_more_blocks_than_the_cap_are_ever_on_the_way(cluster: Cluster) -> No
         futures = [executor.submit(square, x) for x in range(500)]
         largest = 0
         while not all(future.done() for future in futures):
-            until(lambda: cluster.pending() or all(future.done() for future in futures))
+            eventually(lambda: cluster.pending() or all(future.done() for future in futures))
             waiting = cluster.pending()
             assert len(waiting) <= 3
             if waiting:
@@ -405,10 +398,10 @@ def test_inside_of_a_task_every_kind_of_wait_gives_the_slot_back(cluster: Cluste
 
         for wait in waits():
             futures = [executor.submit(square, x) for x in range(3)]
-            until(lambda: sum(key.count for key in cluster.pending()) == 3)
+            eventually(lambda: sum(key.count for key in cluster.pending()) == 3)
             waiter = threading.Thread(target=wait, args=(futures,), daemon=True)
             waiter.start()
-            until(lambda: told)
+            eventually(lambda: told)
             assert told == ["blocked"]
             while cluster.pending():
                 cluster.run_one()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -27,19 +27,13 @@ from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Command, Work
 from tests.harness.client_cluster import Cluster, running
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.waiting import eventually
 
 TRUE = Command(argv=("true",))
 
 
 def double(x: int) -> int:
     return 2 * x
-
-
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -172,7 +166,7 @@ def test_while_zookeeper_is_away_waits_end_in_time_and_go_on_afterwards() -> Non
         coordinator.auto = False
         coordinator.cut()
         future = queue.submit_call(2)
-        until(connection.trouble)
+        eventually(connection.trouble)
         with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):
             future.result(0.2)
         with pytest.raises(DeadlineExceeded, match="ZooKeeper does not answer"):

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -31,6 +31,7 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.model.tasks.submission import Submission, Tail
 from tests.harness.client_cluster import Cluster, running
+from tests.harness.waiting import eventually
 
 
 def double(x: int) -> int:
@@ -44,13 +45,6 @@ def cluster() -> Iterator[Cluster]:
     made = Cluster()
     yield made
     made.stop()
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        threading.Event().wait(0.005)
 
 
 def record_of(cluster: Cluster, number: int) -> Submission:
@@ -106,8 +100,8 @@ def test_a_task_that_may_run_once_fails_at_its_loss_and_leaves_no_output(cluster
         queue.submit(["in"], ["out"])
         counts, failed = queue.wait_all(timeout=60)
         assert (counts["FAILED"], failed) == (1, [f"{queue.id}_0"])
-        until(lambda: connection.submitter.store.keys("out/") == [])
-        until(lambda: connection.submitter.store.head(keys.named("out")) is None)
+        eventually(lambda: connection.submitter.store.keys("out/") == [])
+        eventually(lambda: connection.submitter.store.head(keys.named("out")) is None)
 
 
 # -- lost answers, lost sessions
@@ -266,7 +260,7 @@ def test_a_finished_queue_is_let_go_and_the_leader_closes_it_unasked() -> None:
         with TaskQueue(double, connection=connection) as queue:
             queue.submit_call(1)
         queue.wait_all(timeout=60)
-        until(lambda: not connection.submitter._handles)
+        eventually(lambda: not connection.submitter._handles)
         assert record_of(cluster, queue.id).owner == connection.submitter.guid
 
 
@@ -277,7 +271,7 @@ def test_a_queue_that_nobody_holds_is_completed_and_its_tasks_still_end() -> Non
         del queue
         gc.collect()
         assert [future.result(60) for future in futures] == [2 * x for x in range(10)]
-        until(lambda: tail_of(cluster, number).complete)
+        eventually(lambda: tail_of(cluster, number).complete)
 
 
 def test_a_closed_connection_breaks_waits_off_instead_of_letting_them_hang(cluster: Cluster) -> None:

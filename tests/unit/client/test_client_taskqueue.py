@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -33,6 +32,7 @@ from rmgr.model.tasks.placing import Rigid
 from rmgr.model.tasks.submission import Phase, Submission, Tail
 from rmgr.procedures.control import cancel_submission, hold_submission, release_submission
 from tests.harness.client_cluster import Cluster, running
+from tests.harness.waiting import eventually
 
 QUEUES = ClusterSettings(
     queues=(
@@ -64,13 +64,6 @@ def cluster() -> Iterator[Cluster]:
     made = Cluster(QUEUES)
     yield made
     made.stop()
-
-
-def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        threading.Event().wait(0.005)
 
 
 def record_of(cluster: Cluster, number: int) -> Submission:
@@ -111,7 +104,7 @@ def test_calls_of_a_place_queue_have_a_block_each(cluster: Cluster) -> None:
         queue = TaskQueue(double, queue="placed", cores=2, connection=connection)
         queue.map(None, range(5))
         queue.close()
-        until(lambda: len(cluster.pending("placed")) == 5)
+        eventually(lambda: len(cluster.pending("placed")) == 5)
         assert {(key.first, key.count, key.cores) for key in cluster.pending("placed")} == {(index, 1, 2) for index in range(5)}
         assert record_of(cluster, 1).rigid == Rigid()
         queue.cancel()
@@ -121,7 +114,7 @@ def test_tasks_of_several_processes_are_placed_without_naming_a_queue(cluster: C
     with cluster.connect() as connection:
         queue = TaskQueue(double, cores=2, processes=2, connection=connection)
         queue.submit_call(1)
-        until(lambda: len(cluster.pending("placed")) == 1)
+        eventually(lambda: len(cluster.pending("placed")) == 1)
         assert (record_of(cluster, 1).queue, record_of(cluster, 1).rigid) == ("placed", Rigid(processes=2, launch="ranks"))
         queue.cancel()
         assert TaskQueue(double, nodes=1, connection=connection)._handle.submission.rigid == Rigid(processes=1, nodes=1)
@@ -168,7 +161,7 @@ def test_tasks_of_both_kinds_may_stand_in_one_queue() -> None:
         counts, failed = queue.wait_all(timeout=60)
         assert (counts["COMPLETED"], failed) == (1, [f"{queue.id}_1"])
         assert connection.store.get("out/good") == 8
-        until(lambda: connection.store.keys("out/") == ["out/good"])
+        eventually(lambda: connection.store.keys("out/") == ["out/good"])
 
 
 # -- values by key
@@ -345,7 +338,7 @@ def test_nothing_can_be_added_after_close_or_cancel(cluster: Cluster) -> None:
             queue.submit_call(2)
         other = TaskQueue(double, connection=connection)
         other.cancel("changed my mind")
-        until(lambda: other._handle.submission.phase is Phase.CANCELLED)
+        eventually(lambda: other._handle.submission.phase is Phase.CANCELLED)
         with pytest.raises(StateConflict, match="was cancelled"):
             other.submit_call(2)
         with pytest.raises(StateConflict, match="was cancelled"):
@@ -361,7 +354,7 @@ def test_a_full_queue_is_told_and_goes_on_when_it_drains() -> None:
             queue.submit_call(x)
             queue.flush(60)
         third = queue.submit_call(2)
-        until(lambda: queue._handle._sender.full)
+        eventually(lambda: queue._handle._sender.full)
         with pytest.raises(QueueFull, match="queue default holds its maximum of 2 waiting blocks"):
             queue.flush(0.3)
         connection.store.put("in", 3)
@@ -430,7 +423,7 @@ def test_cancelling_the_queue_ends_what_was_not_sent_and_completes_it(cluster: C
         queue._handle._records.look()  # the record is read before anything is sent
         futures = [queue.submit_call(x) for x in range(3)]
         go.set()
-        until(lambda: tail().complete)
+        eventually(lambda: tail().complete)
         assert [future.cancelled() for future in futures] in ([True] * 3, [False] * 3)  # sent before the news came, or not at all
         assert tail().next in {0, 3}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from rmgr.model.cluster.queue import ClusterSettings, QueueSpec
 from rmgr.model.tasks.submission import Tail
 from tests.harness.client_cluster import Cluster
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.waiting import eventually
 
 
 class Recording(MemoryCoordinator):
@@ -51,13 +51,6 @@ class Recording(MemoryCoordinator):
         return asked
 
 
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
-
 def double(x: int) -> int:
     return x * 2
 
@@ -73,9 +66,9 @@ def connect(cluster: Cluster) -> tuple[Connection, Recording]:
     coordinator = Recording(cluster.tree)
     engine = Engine(coordinator, cluster.store)
     connection = Connection(engine, Config(), coordinator)
-    until(lambda: engine.session_state is SessionState.CONNECTED)
+    eventually(lambda: engine.session_state is SessionState.CONNECTED)
     engine.thread.post(engine._entry.want)
-    until(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
+    eventually(lambda: cluster.coordinator.children(paths.SUBMITTERS).result(60))  # so that what is lost below is a SUBMIT
     return connection, coordinator
 
 
@@ -117,7 +110,7 @@ def test_a_queue_that_is_never_used_is_never_recorded_unless_somebody_asks_for_i
         assert unused.name == "taskq-0000000001"
         with pytest.raises(StateConflict, match="is complete"):
             unused.submit_call(1)
-        until(lambda: tail(cluster, 1).complete)
+        eventually(lambda: tail(cluster, 1).complete)
 
 
 @pytest.mark.parametrize("fate", ["request lost", "reply lost"])
@@ -157,7 +150,7 @@ def test_into_a_full_queue_go_no_first_tasks_but_they_wait_for_room() -> None:
             future = second.submit_call(2)
             assert coordinator.names == ["SUBMIT", "SUBMIT"]
             assert len(cluster.pending()) == 1
-            until(lambda: second._handle._sender.full)
+            eventually(lambda: second._handle._sender.full)
             with pytest.raises(QueueFull):
                 second.flush(0.3)
             cluster.start()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from rmgr.coord.protocol.ports import Encoding
 from rmgr.errors import ConfigError, StoreUnavailable, WrongCluster
 from rmgr.runtime.store_watch import WatchedStore
 from tests.harness.memory_store import MemoryStore
+from tests.harness.waiting import eventually
 
 
 class Server:
@@ -51,13 +51,6 @@ def watched(server: Server, events: list[str]) -> Iterator[WatchedStore]:
     store.close()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end_s, "not within 60 s"
-        time.sleep(0.005)
-
-
 def test_a_store_that_serves_is_bound_and_used(server: Server, watched: WatchedStore) -> None:
     assert watched.meet() is None
     watched.belong_to("ours")
@@ -80,7 +73,7 @@ def test_away_at_the_start_is_no_error_and_calls_fail_at_once_until_it_is_back(
     assert str(facts["problem"]).startswith("away since ")
     assert watched.note().startswith("data store away since ")
     server.refusal = None
-    until(lambda: watched.is_up)
+    eventually(lambda: watched.is_up)
     watched.put("in/1", b"v")
     assert events == ["store_away", "store_back"]
 
@@ -89,10 +82,10 @@ def test_a_store_that_goes_later_is_noticed_and_comes_back(server: Server, watch
     watched.meet()
     watched.belong_to("ours")
     server.inner.outage = "a digger cut the cable"
-    until(lambda: not watched.is_up)
+    eventually(lambda: not watched.is_up)
     assert "digger" in watched.trouble
     server.inner.outage = ""
-    until(lambda: watched.is_up)
+    eventually(lambda: watched.is_up)
     assert events == ["store_away", "store_back"]
 
 
@@ -115,7 +108,7 @@ def test_writes_that_nobody_waits_for_reach_the_store_and_one_that_fails_has_it_
     server.inner.outage = "gone"
     done(StoreUnavailable("gone"))
     assert [str(end) for end in ends] == ["None", "gone"]
-    until(lambda: watched.trouble)
+    eventually(lambda: watched.trouble)
 
 
 def test_a_store_of_another_cluster_ends_the_start(server: Server, watched: WatchedStore) -> None:
@@ -133,7 +126,7 @@ def test_a_store_that_turns_out_to_be_another_clusters_when_it_is_back_is_never_
     watched.belong_to("ours")
     server.inner.bind_cluster("theirs")
     server.refusal = None
-    until(lambda: "theirs" in watched.trouble)
+    eventually(lambda: "theirs" in watched.trouble)
     with pytest.raises(StoreUnavailable, match="theirs"):
         watched.put("in/1", b"v")
     assert server.inner.get("in/1") is None
@@ -148,7 +141,7 @@ def test_what_no_waiting_heals_ends_the_start_and_is_only_told_later(server: Ser
     watched.meet(wait_s=0.0)
     watched.belong_to("ours")
     server.refusal = ConfigError("there is no keyspace 'rmgr'", hint="rmgr admin init-store")
-    until(lambda: "init-store" in watched.trouble)
+    eventually(lambda: "init-store" in watched.trouble)
     with pytest.raises(StoreUnavailable, match="init-store"):
         watched.get("in/1")
 
@@ -165,13 +158,13 @@ def test_a_store_that_is_emptied_or_comes_back_empty_is_not_used(server: Server,
     watched.meet()
     watched.belong_to("ours")
     server.inner.delete(CLUSTER_ID_KEY)
-    until(lambda: "is empty" in watched.trouble)
+    eventually(lambda: "is empty" in watched.trouble)
     with pytest.raises(StoreUnavailable, match="it was emptied"):
         watched.get("in/1")
     server.inner.outage = "restarting"
-    until(lambda: "restarting" in watched.trouble)
+    eventually(lambda: "restarting" in watched.trouble)
     server.inner.outage = ""
-    until(lambda: "is empty" in watched.trouble)
+    eventually(lambda: "is empty" in watched.trouble)
     server.inner.bind_cluster("ours")  # restored
-    until(lambda: watched.is_up)
+    eventually(lambda: watched.is_up)
     watched.put("in/1", b"v")

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from rmgr.cli.main import run
 from rmgr.cli.sim.sweep import parse_seeds
 from rmgr.errors import UsageError
+from tests.harness.waiting import eventually
 
 WORDS = ["sim", "sweep", "--policy", "fcfs,easy", "--load", ".7", "--seeds", "1-2", "lublin99", "--count", "1500", "--jobs", "2"]
 Captured = pytest.CaptureFixture[str]
@@ -26,19 +26,12 @@ def digests(directory: Path) -> dict[str, str]:
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def until(happened: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def test_a_sweep_that_was_interrupted_goes_on_to_the_same_bytes(tmp_path: Path, capsys: Captured) -> None:
     for attempt in range(10):
         out = tmp_path / f"stopped{attempt}"
         words = [sys.executable, "-m", "rmgr.cli.main", *WORDS, "--out", str(out)]
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-            until(lambda out=out, process=process: list(out.glob("runs/[!.]*")) or process.poll() is not None)
+            eventually(lambda out=out, process=process: list(out.glob("runs/[!.]*")) or process.poll() is not None)
             process.send_signal(signal.SIGINT)
             _, told = process.communicate(timeout=120)
         if process.returncode != 0:  # else it was through before it heard of it: we were held up

@@ -20,6 +20,7 @@ from rmgr.adapters.store_rules import CallDeadline
 from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.errors import ConfigError, DataLost, StoreUnavailable
 from tests.harness.fair_time import FairTimer
+from tests.harness.waiting import eventually
 
 _READ, _WRITE = ask("value", "k"), ask("set_info", "n", "v", 1, 0)
 _FOR_EVER = Lifetime(expires_ms=None, ttl_s=0)
@@ -90,13 +91,6 @@ def link(cluster: FakeCluster, links: list[CassandraLink]) -> Callable[[], Cassa
 
 def ask_for(link: CassandraLink, *, is_write: bool = False, timeout_s: float = 60.0) -> Any:
     return link.connection(CallDeadline(timeout_s), "read 'k'", is_write=is_write)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def outage(_: StatementRequest) -> Any:

@@ -19,9 +19,9 @@ from rmgr.model.cluster.identity import Identity, Role
 from rmgr.model.cluster.joining import Revocation, RevokedWork
 from rmgr.procedures.securing import revoke
 from tests.harness.bundles import session_bundles
-from tests.harness.coordinators import wait_for
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_tree import MemoryTree
+from tests.harness.waiting import eventually
 
 
 class World:
@@ -126,7 +126,7 @@ def test_streams_of_a_revoked_key_end_and_no_others() -> None:
             who = Identity(name=name, role=Role.USER, cluster="c", key_id=name)
             made.watch(method, who, calls[name, method])  # type: ignore[arg-type]
     revoked.add("ann")
-    wait_for(lambda: bool(told), what="the end of a stream")
+    eventually(lambda: bool(told), "the end of a stream")
     assert {key for key, call in calls.items() if call.is_cancelled} == {("ann", "/rmgr.v1.Node/Logs")}, "sessions end by themselves"
     assert told == [("/rmgr.v1.Node/Logs", "ann")]
 

@@ -21,7 +21,7 @@ from rmgr.errors import PermissionDenied, Unavailable
 from rmgr.model.cluster.identity import Identity, Role
 from rmgr.runtime.stall import StallGuard
 from tests.harness.bundles import session_bundles
-from tests.harness.work_node import until
+from tests.harness.waiting import eventually
 
 _START = threading.Thread.start
 
@@ -93,7 +93,7 @@ def test_a_starter_that_is_mute_says_so_again_and_again_and_goes_on() -> None:
         guard._limit_s = 2.0
         check = VoiceCheck(lambda _timeout_s: True, guard, pause_s=0.02, answer_s=0.5).start()
         try:
-            until(lambda: len(lines) > 1)
+            eventually(lambda: len(lines) > 1)
             assert check.trouble.startswith("its server has answered no call for")
         finally:
             check.stop()

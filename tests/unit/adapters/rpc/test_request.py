@@ -18,7 +18,7 @@ from rmgr.adapters.rpc.server import RpcServer
 from rmgr.errors import Throttled
 from rmgr.v1 import gateway_pb2 as pb
 from tests.harness.gateways import OpenGate
-from tests.harness.work_node import until
+from tests.harness.waiting import eventually
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
@@ -78,8 +78,8 @@ def test_who_has_come_leaves_room_and_leaves_once() -> None:
 def test_nobody_waits_for_ever() -> None:
     room = WaitingRoom(4, 0.1)
     [call] = entered(room, "a")
-    until(lambda: call.is_ended, timeout_s=30)
-    until(lambda: not room._looks, timeout_s=30)
+    eventually(lambda: call.is_ended)
+    eventually(lambda: not room._looks)
     assert len(room) == 0
 
 
@@ -112,7 +112,7 @@ def test_calls_without_a_request_leave_threads_to_others(server: RpcServer) -> N
         for _ in range(20):
             reply = asked(health_pb2.HealthCheckRequest().SerializeToString(), timeout=20)
             assert health_pb2.HealthCheckResponse.FromString(reply).status == health_pb2.HealthCheckResponse.SERVING
-        until(lambda: sum(call.done() for call in calls) >= 126, timeout_s=30)
+        eventually(lambda: sum(call.done() for call in calls) >= 126)
         told = [call.details() for call in calls if call.done() and call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED]
         assert any("wait for what they ask" in words for words in told)
         over.set()
@@ -145,9 +145,9 @@ def test_a_call_that_waits_too_long_is_ended_and_one_that_is_cut_off_leaves() ->
             assert late.code() is grpc.StatusCode.CANCELLED
             assert channel.unary_unary("/t/Echo")(b"", timeout=20) == b""
             gone = _silent(channel, over, lambda some: some.stream_unary("/t/Echo").future)
-            until(lambda: len(one._room) == 1, timeout_s=30)
+            eventually(lambda: len(one._room) == 1)
             gone.cancel()
-            until(lambda: len(one._room) == 0, timeout_s=30)
+            eventually(lambda: len(one._room) == 0)
     finally:
         over.set()
         made.stop(0)
@@ -170,12 +170,12 @@ def test_values_that_are_begun_and_never_ended_leave_places_to_others() -> None:
             for channel, user in ((one, "mallory"), (two, "eve")):
                 write = channel.stream_unary("/rmgr.v1.Store/Write")
                 calls += [write.future(begun(f"{user}/{at}"), metadata=((USER_KEY, user),)) for at in range(24)]
-                until(lambda: len(rows._room) >= 24, timeout_s=30)
-            until(lambda: sum(call.done() for call in calls) >= 19, timeout_s=30)  # the others have places
+                eventually(lambda: len(rows._room) >= 24)
+            eventually(lambda: sum(call.done() for call in calls) >= 19)  # the others have places
             head = hers.unary_unary("/rmgr.v1.Store/Head")
             for _ in range(10):
                 head(pb.KeyRequest(key="a").SerializeToString(), timeout=20, metadata=((USER_KEY, "ann"),))
-            until(lambda: len(rows._uploads) <= 24, timeout_s=30)
+            eventually(lambda: len(rows._uploads) <= 24)
             over.set()
     finally:
         over.set()

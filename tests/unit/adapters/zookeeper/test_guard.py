@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from rmgr.adapters.zookeeper.guard import Guard
 from rmgr.errors import RmgrError
 from tests.harness.memory import MemoryCoordinator
+from tests.harness.waiting import eventually
 
 _DEADLINE_S = 30.0
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 class Looks:
@@ -57,15 +50,15 @@ class Looks:
 def test_it_sleeps_until_what_is_due_first_and_then_until_somebody_says_more() -> None:
     looks = Looks()
     looks.guard.start()
-    wait_until(lambda: len(looks.times_s) == 1)
+    eventually(lambda: len(looks.times_s) == 1)
     looks.at(1000.0)
     due_s = looks.at(0.3)  # earlier than what it sleeps for
     looks.at(2000.0)
-    wait_until(lambda: len(looks.times_s) == 2)
+    eventually(lambda: len(looks.times_s) == 2)
     assert looks.times_s[1] >= due_s
     assert looks.guard.until_s == float("inf")
     due_s = looks.at(0.2)
-    wait_until(lambda: len(looks.times_s) == 3)
+    eventually(lambda: len(looks.times_s) == 3)
     assert looks.times_s[2] >= due_s
     looks.stop()
 
@@ -74,7 +67,7 @@ def test_many_deadlines_one_after_the_other_are_looked_at_together_and_a_look_th
     looks = Looks(again_s=0.0)
     looks.raises = 2
     looks.guard.start()
-    wait_until(lambda: len(looks.times_s) >= 5)
+    eventually(lambda: len(looks.times_s) >= 5)
     looks.stop()
     assert all(later - earlier >= 0.09 for earlier, later in zip(looks.times_s, looks.times_s[1:], strict=False))
 
@@ -82,7 +75,7 @@ def test_many_deadlines_one_after_the_other_are_looked_at_together_and_a_look_th
 def test_an_operation_given_to_an_idle_client_ends_at_its_deadline() -> None:
     client = MemoryCoordinator()
     client.get("/").result(_DEADLINE_S)
-    wait_until(lambda: client._guard.until_s > time.monotonic() + 5)  # it sleeps for long
+    eventually(lambda: client._guard.until_s > time.monotonic() + 5)  # it sleeps for long
     client.pause()
     given_s = time.monotonic()
     slow, fast = client.get("/", timeout_s=1000.0), client.get("/", timeout_s=0.3)

@@ -9,7 +9,7 @@ import pytest
 
 from rmgr.daemons.gateway import submit_turns as subject
 from rmgr.daemons.gateway.submit_turns import LAPSE_S, PAUSE_S, TURN_S, TURNS, WAIT_S, SubmitTurns
-from tests.harness.work_node import until
+from tests.harness.waiting import eventually
 
 LOOPS = [f"loop{at}" for at in range(TURNS)]
 
@@ -46,7 +46,7 @@ class Place:
         before = len(self.turns._waiting)
         thread.start()
         self._threads.append(thread)
-        until(lambda: told or len(self.turns._waiting) > before, what="he neither waits nor has gone on")
+        eventually(lambda: told or len(self.turns._waiting) > before, "he neither waits nor has gone on")
         return told
 
     def later(self, seconds: float) -> None:
@@ -84,7 +84,7 @@ def test_a_loop_waits_while_all_turns_are_taken_and_goes_on_when_one_is_over(pla
     told = place.enters("late")
     assert told == []
     place.turns.made(LOOPS[0])
-    until(lambda: told, what="it is not his turn")
+    eventually(lambda: told, "it is not his turn")
     assert told == [True]
 
 
@@ -112,7 +112,7 @@ def test_of_those_who_paused_who_came_first_goes_first(place: Place) -> None:
     waiting = [place.enters(last), place.enters(before)]
     assert waiting == [[], []]
     place.turns.made(first[0])
-    until(lambda: waiting[1], what="the one who came before the other does not go on")
+    eventually(lambda: waiting[1], "the one who came before the other does not go on")
     assert waiting == [[], [True]]
 
 
@@ -125,7 +125,7 @@ def test_who_waits_in_vain_is_too_late(place: Place) -> None:
         for user in LOOPS:
             place.turns.lost(user)  # they go on trying
         place.later(TURN_S / 2)
-    until(lambda: told, what="he is not told")
+    eventually(lambda: told, "he is not told")
     assert told == [False]
     assert not place.turns.enter("late", waits=False)
 

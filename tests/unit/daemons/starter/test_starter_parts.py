@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -28,14 +27,7 @@ from rmgr.errors import CoordinationUnavailable, DataLost, PermissionDenied, Sto
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import MAX_INLINE_FUNCTION
 from tests.harness.memory_store import MemoryStore
-
-
-def until(condition: Callable[[], object], deadline_s: float = 60.0) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
+from tests.harness.waiting import eventually
 
 # -- strikes -----------------------------------------------------------------------------------------------------------------------
 
@@ -137,14 +129,14 @@ def test_jobs_wait_for_a_store_that_is_away_and_errors_are_handed_over() -> None
     work = StoreIO(Away(inner, 2), messages.append, threads=1)  # type: ignore[arg-type]
     found: list[Any] = []
     work.run(lambda store: store.get("k"), found.append, size=10)
-    until(lambda: work.down_since_s is not None)
+    eventually(lambda: work.down_since_s is not None)
     assert work.pending_bytes == 10
-    until(lambda: messages)
+    eventually(lambda: messages)
     messages.popleft()()
     assert found[0][0] == b"v"
     assert (work.down_since_s, work.pending_bytes) == (None, 0)
     work.run(lambda _store: 1 // 0, found.append)
-    until(lambda: messages)
+    eventually(lambda: messages)
     messages.popleft()()
     assert isinstance(found[1], ZeroDivisionError)
     work.close()
@@ -164,17 +156,17 @@ def test_every_job_meets_an_absent_store_once_and_all_go_on_when_it_is_back() ->
 
     for number in range(20):  # more than there are threads: none of them is held by the outage
         work.run(partial(job, number), lambda _result: None, size=1, is_read=number == 7)
-    until(lambda: set(tried) == set(range(20)))
+    eventually(lambda: set(tried) == set(range(20)))
     assert work.pending_bytes == 20
     assert work.starved_since_s is not None
     local: list[Any] = []
     work.run(lambda _store: 1, local.append)  # does not ask the store, and says nothing about it
-    until(lambda: messages)
+    eventually(lambda: messages)
     messages.popleft()()
     assert local == [1]
     assert work.down_since_s is not None
     inner.outage = ""
-    until(lambda: len(messages) == 20)
+    eventually(lambda: len(messages) == 20)
     assert (work.pending_bytes, work.down_since_s, work.starved_since_s) == (0, None, None)
     work.close()
 
@@ -192,11 +184,11 @@ def test_results_do_not_wait_for_slow_staging(tmp_path: Path) -> None:
         work.run(slow, lambda _: None, is_long=True)
     for _ in range(5):
         work.run(lambda _: None, lambda _: None)
-    until(lambda: len(messages) == 5 and len(begun) == 2)
+    eventually(lambda: len(messages) == 5 and len(begun) == 2)
     assert not work.is_idle
     gate.set()
-    until(lambda: len(messages) == 10)
-    until(lambda: work.is_idle)
+    eventually(lambda: len(messages) == 10)
+    eventually(lambda: work.is_idle)
     work.close()
 
 
@@ -208,11 +200,11 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
     before, together, told = set(threading.enumerate()), threading.Barrier(8), list[Any]()
     for _ in range(8):
         work.run(lambda _: together.wait(60), told.append, is_synced=True)
-    until(lambda: len(messages) == 8)
+    eventually(lambda: len(messages) == 8)
     while messages:
         messages.popleft()()
     assert sorted(told) == list(range(8)), "all of them were under way at once"
-    until(lambda: set(threading.enumerate()) <= before)
+    eventually(lambda: set(threading.enumerate()) <= before)
     gate, begun = threading.Event(), list[int]()
 
     def stands(_store: Any) -> None:
@@ -221,15 +213,15 @@ def test_jobs_that_only_wait_have_more_threads_for_a_while(monkeypatch: pytest.M
 
     for _ in range(100):
         work.run(stands, told.append)
-    until(lambda: len(begun) == 2)
+    eventually(lambda: len(begun) == 2)
     assert set(threading.enumerate()) <= before, "there are helpers only for what waits for the disk"
     for _ in range(100):
         work.run(stands, told.append, is_synced=True)
-    until(lambda: len(begun) == 14)
+    eventually(lambda: len(begun) == 14)
     assert len([one for one in threading.enumerate() if one not in before]) == 12
     gate.set()
-    until(lambda: len(messages) == 200)
-    until(lambda: work.is_idle)
+    eventually(lambda: len(messages) == 200)
+    eventually(lambda: work.is_idle)
     work.close()
 
 
@@ -241,8 +233,8 @@ def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.Monk
     together = threading.Barrier(14)
     for _ in range(14):
         work.run(lambda _: together.wait(60), lambda _: None, is_synced=True)
-    until(lambda: len(messages) == 14)
-    until(lambda: work.is_idle)
+    eventually(lambda: len(messages) == 14)
+    eventually(lambda: work.is_idle)
     gate, begun = threading.Event(), list[int]()
 
     def stands(_store: Any) -> None:
@@ -251,12 +243,12 @@ def test_helpers_that_rest_come_back_however_much_waits(monkeypatch: pytest.Monk
 
     for _ in range(100):
         work.run(stands, lambda _: None)
-    until(lambda: len(begun) == 2)
+    eventually(lambda: len(begun) == 2)
     for _ in range(20):
         work.run(stands, lambda _: None, is_synced=True)
-    until(lambda: len(begun) == 14)
+    eventually(lambda: len(begun) == 14)
     gate.set()
-    until(lambda: len(messages) == 134)
+    eventually(lambda: len(messages) == 134)
     work.close()
 
 
@@ -285,13 +277,13 @@ def test_who_has_nothing_under_way_does_not_wait_for_the_long_jobs_of_another(is
     for user in ("ann", "bob"):
         for _ in range(20):
             work.run(partial(stands, user=user), lambda _: None, user=user, is_long=is_long)
-    until(lambda: {"ann", "bob"} <= set(begun))
+    eventually(lambda: {"ann", "bob"} <= set(begun))
     work.run(lambda _: begun.append("cyd"), lambda _: None, user="cyd", is_long=is_long)
-    until(lambda: "cyd" in begun)
+    eventually(lambda: "cyd" in begun)
     assert len(begun) <= 6, "two threads, a helper for each who came later; and what the last of them takes then"
     gate.set()
-    until(lambda: len(messages) == 41)
-    until(lambda: work.is_idle)
+    eventually(lambda: len(messages) == 41)
+    eventually(lambda: work.is_idle)
     work.close()
 
 
@@ -305,7 +297,7 @@ def test_what_work_needs_is_fetched_once_and_absence_is_told(tmp_path: Path) -> 
 
     def get(key: str) -> Any:
         if (found := fetcher.blobs.get(key)) is None:
-            until(lambda: messages)
+            eventually(lambda: messages)
             messages.popleft()()
             found = fetcher.blobs.get(key)
         return found
@@ -329,7 +321,7 @@ def test_files_that_no_work_needs_any_more_are_removed_by_their_bytes(tmp_path: 
 
     def get(key: str) -> str:
         while (found := fetcher.files.get(key)) is None:
-            until(lambda: messages)
+            eventually(lambda: messages)
             messages.popleft()()
         assert isinstance(found, str)
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.daemons.starter.jobs.ranks import Door, Places
 from rmgr.runner.ranks import ranks
+from tests.harness.waiting import eventually
 
 
 class Nodes:
@@ -49,13 +49,6 @@ def door(nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     made.close()
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
-    end_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
-
-
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
@@ -71,20 +64,20 @@ def test_a_job_has_so_many_connections_and_the_next_one_is_told(door: Door, node
     for _ in range(8):
         held.append(ranks.connect(str(tmp_path / "door")))
         held[-1].sendall(b'{"node": "n2"}\n')
-    until(lambda: nodes.launched == 8, "all are served")
+    eventually(lambda: nodes.launched == 8, "all are served")
     before = descriptors()
     for _ in range(50):
         assert b"may have no more" in words(ranks.connect(str(tmp_path / "door")))
     assert descriptors() <= before + 2
     assert nodes.launched == 8
     held.pop().close()
-    until(lambda: len(door._links) == 7, "the place is given back")
+    eventually(lambda: len(door._links) == 7, "the place is given back")
     held.append(ranks.connect(str(tmp_path / "door")))
     held[-1].sendall(b'{"node": "n2"}\n')
-    until(lambda: nodes.launched == 9, "the next one is served")
+    eventually(lambda: nodes.launched == 9, "the next one is served")
     for link in held:
         link.close()
-    until(lambda: not door._links, "all are given back")
+    eventually(lambda: not door._links, "all are given back")
 
 
 def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +86,7 @@ def test_a_connection_that_never_says_for_which_node_it_is_ends(door: Door, tmp_
     trickles = ranks.connect(str(tmp_path / "door"))
     trickles.sendall(b"{")
     assert words(silent) == words(trickles) == b""
-    until(lambda: not door._links, "they are given back")
+    eventually(lambda: not door._links, "they are given back")
 
 
 @pytest.mark.parametrize("line", [b"[" * 4000, b'{"node": ' + b"9" * 4000 + b"}", b"\xff\xfe", b"[]", b"{}"])
