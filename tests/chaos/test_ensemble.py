@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from breakable import LONG_T, RECOVERY_S, TICK, Chaos, T, eventually
 from ledger import read_ledger
-from sessions import sessions as entries
 
 from rmgr.coord.protocol import paths
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+from tests.harness.ended_sessions import sessions as entries
 from tests.harness.fair_time import FairTimer
 
 pytestmark = pytest.mark.chaos

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from breakable import RECOVERY_S, Chaos, T, eventually
 from ledger import read_ledger, work
-from sessions import expire, sessions
 
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.model.base.states import State
+from tests.harness.ended_sessions import expire, sessions
 
 pytestmark = pytest.mark.chaos
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from rmgr.coord.protocol import paths
 from rmgr.dev.cluster import DevCluster
+from tests.harness.ended_sessions import expire_all, sessions
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.waiting import eventually
 from tests.integration.commands import Ended, Shell
@@ -146,11 +148,12 @@ def test_entries_that_need_several_commits_run_with_the_rest_or_not_at_all(sh: S
 
 
 @pytest.mark.parametrize("moment", ["list.before_entries", "submitter.after_submit", "list.before_release", "list.after_release"])
-def test_a_client_that_is_killed_leaves_all_or_nothing(sh: Shell, tmp_path: Path, moment: str) -> None:
+def test_a_client_that_is_killed_leaves_all_or_nothing(live: DevCluster, sh: Shell, tmp_path: Path, moment: str) -> None:
     file = sh.file("killed.toml", DIAMOND.format(tmp_path))
-    known = set(jobs_of(sh))
+    known, others = set(jobs_of(sh)), sessions(live.coordinator)
     ended = with_failpoint(sh, f"{moment}=kill", "submit", "--from", file)
     assert ended.code == -signal.SIGKILL, ended
+    expire_all(live.zookeeper.hosts, live.coordinator, others)
 
     def all_ended() -> bool:
         mine = [job for number, job in jobs_of(sh).items() if number not in known]
@@ -169,9 +172,10 @@ def test_a_client_that_is_killed_leaves_all_or_nothing(sh: Shell, tmp_path: Path
 
 def test_a_leader_that_is_killed_between_changes_nothing(live: DevCluster, direct: Shell, tmp_path: Path) -> None:
     file = direct.file("failover.toml", DIAMOND.format(tmp_path))
-    known = set(jobs_of(direct))
+    known, others = set(jobs_of(direct)), [path for path in sessions(live.coordinator) if not path.startswith(paths.WATCHDOGS)]
     assert with_failpoint(direct, "list.before_release=kill", "submit", "--from", file).code == -signal.SIGKILL
     live.kill("w1")
+    expire_all(live.zookeeper.hosts, live.coordinator, others)
     live.start_watchdog("w1")
     live.wait_healthy(nodes=3, deadline_s=60.0)
 
