@@ -2,7 +2,7 @@
 # Installs what is missing, then runs all checks and tests; the last line is pytest's own summary, the exit code is its verdict.
 # Before it stand the ten tests that took longest, and those that needed another go.
 #
-#   tests/run.sh                     everything
+#   tests/run.sh                     everything but what is marked `long`
 #   tests/run.sh --changed           what the change since HEAD can break (--changed=REV: since REV)
 #   tests/run.sh -k store -x         any arguments of pytest
 #   tests/run.sh -m ""               what is marked `long`, too, which tests/long.sh runs alone

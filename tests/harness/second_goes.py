@@ -23,6 +23,7 @@ import pytest
 #: Trees of tests with real processes; what is computed has one go.
 REAL = ("tests/chaos/", "tests/integration/")
 MOST_VARIABLE = "RMGR_MOST_RERUNS"
+STALLED_VARIABLE = "RMGR_STALLED"  #: set where stalls are made on purpose: they excuse nothing
 _IS_AGAIN = "RMGR_SECOND_GO"  #: set in the process of a second go, which has none of its own
 _MOST = 10
 _GOES, _EXCUSED_GOES = 2, 3
@@ -95,6 +96,7 @@ class SecondGoes:
         self.excused: set[str] = set()
         self._seen: dict[str, _Seen] = {}
         self._witness = Witness()
+        self._excuses = STALLED_VARIABLE not in os.environ
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keeps failures and when they were."""
@@ -119,12 +121,16 @@ class SecondGoes:
         finally:
             self._witness.stop()
 
+    def is_excused(self, begin_s: float, end_s: float) -> bool:
+        """Whether the machine stood still meanwhile, and nobody wanted it to."""
+        return self._excuses and self._witness.saw(begin_s, end_s)
+
     def _again(self, session: pytest.Session, name: str, seen: _Seen) -> None:
         first = seen.failures[0]
         self.causes[name] = cause_of(first)
         begin_s, end_s = seen.begin_s, seen.end_s
         for number in range(2, _EXCUSED_GOES + 1):
-            is_stall = self._witness.saw(begin_s, end_s)
+            is_stall = self.is_excused(begin_s, end_s)
             if is_stall and number == 2:
                 self.excused.add(name)
             if number > _GOES and not is_stall:
