@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from rmgr.dev import cassandra as cassandra_server
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer, missing_parts
 from rmgr.runner.host import dispositions
-from tests.harness import affected, run_stages, second_goes
+from tests.harness import affected, costs, run_stages, second_goes
 
 if TYPE_CHECKING:
     from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -42,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests of real processes that fail have another go at the end; stages come one after another."""
     second_goes.pytest_configure(config)
     run_stages.pytest_configure(config)
+    costs.pytest_configure(config)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
