@@ -10,14 +10,15 @@ from breakable import TICK, Chaos, T
 
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.cluster.limits import UserLimits
+from tests.conftest import UNSYNCED
 from tests.harness.flooded import Flooded
 
 
 @pytest.fixture(scope="session")
 def breakable_zookeeper(zookeeper_parts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One server for all these tests. It may be killed and paused, and keeps its data."""
-    where, longest = tmp_path_factory.mktemp("breakable"), {"maxSessionTimeout": 60_000}  # for tests in which nobody is to be lost
-    with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=longest, die_with_parent=True) as server:
+    where, lines = tmp_path_factory.mktemp("breakable"), UNSYNCED | {"maxSessionTimeout": 60_000}  # for tests in which nobody is to be lost
+    with ZooKeeperServer(where, tick_ms=round(TICK * 1000), config=lines, die_with_parent=True) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""Blocks of README.md and its guide run as printed, twice in a row, on the cluster that they start; others are parsed."""
+"""Blocks of README.md and its guide run as printed on the cluster that they start (twice in a row: tests/long.sh); others are parsed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_commands_for_other_machines_exist_with_their_options(block: Block) -> N
             check_exists(words)
 
 
-def test_the_blocks_run_as_printed_twice_in_a_row(zookeeper_parts: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_the_blocks_run_as_printed_and_again_on_the_same_machine(zookeeper_parts: None, tmp_path: Path, times: int) -> None:
     home, here = tmp_path / "home", tmp_path / "rmgr"
     for directory in (home, here, here / ".venv" / "bin"):
         directory.mkdir(parents=True)
@@ -155,7 +156,7 @@ def test_the_blocks_run_as_printed_twice_in_a_row(zookeeper_parts: None, tmp_pat
     ran = [block for block in blocks() if not block.elsewhere]
     assert "rmgr dev --detach" in ran[0].text
     try:
-        for _ in range(2):
+        for _ in range(times):
             for block in ran:
                 if block.language == "python":
                     (here / "program.py").write_text(PRELUDE + block.text)
