@@ -1,7 +1,7 @@
 """What a user's processes may do with the socket of his spawner, done by a program that stands in the spawner's place.
 
 Started as the interpreter of a slot: HOSTILE -P -m rmgr.runner.spawner FD closed. What it does is in its environment (LC_RMGR_ATTACK).
-Needs nothing but the standard library and `rmgr.model`, `rmgr.runner` of PYTHONPATH.
+Needs the standard library, msgspec, and `rmgr.model`, `rmgr.runner` of PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -12,11 +12,24 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
+
+import msgspec
 
 from rmgr.model.wire import frames, stream
 from rmgr.runner.host.board import create_board
 
 DEVNULL = os.open(os.devnull, os.O_RDWR)
+#: In what is said, stands for its own process id (as nine bytes of MessagePack).
+OWN_PID = b"\xcf" + b"\xfd" * 8
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """One message. is_up: an honest first one goes before all. fds: descriptors that it carries (a socket and a board, in this order)."""
+
+    is_up: bool
+    data: bytes
+    fds: int
 
 
 def send(control: socket.socket, data: bytes, fds: list[int]) -> None:
@@ -28,12 +41,24 @@ def for_ever(control: socket.socket, data: bytes, fds: list[int]) -> None:
         send(control, data, fds)
 
 
+def say(control: socket.socket, messages: list[Said]) -> None:
+    if messages[0].is_up:
+        send(control, stream.encode(frames.SpawnerUp(pid=os.getpid())), [create_board()])
+    own = b"\xcf" + os.getpid().to_bytes(8, "big")
+    for message in messages:
+        data = message.data.replace(OWN_PID, own)
+        given = [socket.socketpair()[0].detach(), create_board()][: message.fds]
+        send(control, data[:1], given)  # an ancillary message needs one byte; the rest may be long
+        control.sendall(data[1:])
+
+
 def main() -> None:
     control = socket.socket(fileno=int(next(word for word in reversed(sys.argv) if word.isdigit())))
     control.recv(1 << 16)
     attack = os.environ["LC_RMGR_ATTACK"]
     up = stream.encode(frames.SpawnerUp(pid=os.getpid()))
-    send(control, up, [create_board()])
+    if attack != "said":
+        send(control, up, [create_board()])
     surprise = stream.encode(frames.Surprise("leftovers", "x"))
     match attack:
         case "descriptors":  # with every message
@@ -56,6 +81,10 @@ def main() -> None:
                 send(control, stream.encode(frames.Surprise(f"word-{number}")), [])
         case "deaf":
             time.sleep(60)
+        case "said":  # what a file has; after an honest beginning, or instead of it
+            say(control, msgspec.msgpack.decode(Path(os.environ["LC_RMGR_SAID"]).read_bytes(), type=list[Said]))
+            time.sleep(1)
+            return
         case "orphan":  # the spawner dies, its socket stays open in a process that nobody finds
             if os.fork():
                 os._exit(0)

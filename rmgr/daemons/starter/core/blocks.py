@@ -117,6 +117,7 @@ class ClaimedBlock:
     seat: Any = None  #: the lane that a job of several nodes holds until all of them are ready
     line: Any = None  #: of the client that announced it, who is told early what is committed of it
     claims: ClaimStage = ClaimStage.HERE  #: of output keys that its Submitter has left to this node
+    in_vain: int = 0  #: workers and slots that have died in a row with tasks of it, of which none had begun
     is_revoked: bool = False  #: its start was not complete in time: it goes back to its queue
 
     def cancel_words(self, index: int) -> str | None:

@@ -64,6 +64,9 @@ from rmgr.runtime.logger import Log
 _COMMAND_S = 0.001
 #: A spawner that cannot start workers (no memory, no processes). Work can bring its spawner there, too: a fresh one tells.
 _FORK_FAILED = "fork_failed"
+#: Workers and slots that may die in a row with tasks of a block of which none has begun. An interpreter that its user chose can go on so
+#: for ever, and a worker can say on its board that what it runs has not begun; both cost the node a process each time.
+MOST_IN_VAIN = 5
 
 
 class EndServices(Protocol):
@@ -226,6 +229,7 @@ class Ends:
             self._settle_quick(current, quick, now_s)
         self._lanes.left(lane, now_s)
         for block, (count, busy_us, others) in busy.items():
+            block.in_vain = 0
             self._times.observe(block.kind, count, busy_us / 1e6)
             if count > others:
                 self._on_end(State.COMPLETED, count - others, busy_us / 1e6 / count)
@@ -270,8 +274,9 @@ class Ends:
             block, index = tasks.pop(event.seq)
             do = partial(self._flushed, block, index, event.seq, of_worker(event), now_s)
             self._contained(block, index, Reason.WORKER_LOST, do, now_s)
+            block.in_vain = 0
         if refusal is None:
-            self.returned(list(tasks.values()), now_s)
+            self._unbegun(list(tasks.values()), event.detail or "its worker has died", now_s)
             return
         for block, index in tasks.values():
             self._contained(block, index, Reason.START_FAILED, partial(self.ended, block, index, refusal, now_s), now_s)
@@ -312,6 +317,7 @@ class Ends:
         for outcomes in filter(None, plain.values()):
             self._on_end(State.COMPLETED, len(outcomes), sum([one.elapsed_us for one in outcomes]) / 1e6 / len(outcomes))
         for block, (count, busy_us) in busy.items():
+            block.in_vain = 0
             self._times.observe(block.kind, count, busy_us / 1e6 + _COMMAND_S * count)
 
     def _command_ended(self, event: CommandsEnded, end: CommandEnd, block: ClaimedBlock, index: int, now_s: float) -> None:
@@ -353,14 +359,30 @@ class Ends:
                 )
                 do = partial(self._flushed, block, index, seq, ending, now_s)
                 self._contained(block, index, Reason.WORKER_LOST, do, now_s)
-        self.returned([task for seq, task in tasks.items() if seq not in running], now_s)
+                block.in_vain = 0
+        unbegun = [task for seq, task in tasks.items() if seq not in running]
         if event.expected:
+            self.returned(unbegun, now_s)
             self.reopening.closed(event.slot, now_s)
-        elif not chosen:
+        else:
+            self._unbegun(unbegun, lost_words(event.why), now_s)
+        if not event.expected and not chosen:
             self._log.warning("slot_lost", slot=event.slot.number, why=event.why, running=len(running))
             self.reopening.lost(event.slot, event.why, now_s)
         if isinstance(owner, HeldPart) and owner.seq in event.running:
             owner.lost(lost_words(event.why))
+
+    def _unbegun(self, tasks: list[Task], why: str, now_s: float) -> None:
+        """What was to run them has died. They wait again; after too many deaths in a row without a task that begins they are lost."""
+        blocks = list({id(block): block for block, _ in tasks}.values())
+        for block in blocks:
+            block.in_vain += 1
+        self.returned([task for task in tasks if task[0].in_vain < MOST_IN_VAIN], now_s)
+        for block, index in tasks:
+            if block.in_vain >= MOST_IN_VAIN:
+                error = f"what was to run it died {block.in_vain} times before it began, the last time: {why}"
+                do = partial(self.ended, block, index, Ending(reason=Reason.WORKER_LOST, error=error, started_us=machine.wall_us()), now_s)
+                self._contained(block, index, Reason.WORKER_LOST, do, now_s)
 
     # -- what becomes of an attempt --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import structlog
 
 from rmgr.adapters.host.workevents import CommandsEnded, SlotLost, TasksEnded, TasksReturned, WorkerBlocked, WorkerEnded
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
-from rmgr.daemons.starter.execution.ends import Ends
+from rmgr.daemons.starter.execution.ends import MOST_IN_VAIN, Ends
 from rmgr.daemons.starter.staging.outputs import Written
 from rmgr.model.base.states import Reason, State
 from rmgr.model.cluster.queue import ClusterSettings
@@ -52,6 +52,11 @@ class Lanes:
         return lane
 
     drop_slot = drop_worker
+
+    def again(self, block: ClaimedBlock) -> None:
+        """What waits of the block is given to another worker."""
+        self.lane = Lane()
+        self.lane.tasks = {index + 1: (block, index) for index in block.hand_out(len(block.ready))}
 
     def has_chosen_python(self, _slot: object) -> bool:
         return False
@@ -241,3 +246,44 @@ def test_files_of_commands_are_named_and_not_looked_at() -> None:
     node.stored[0].done(Written(bad_output="its output file '/far/x' cannot be stored: Permission denied"))
     assert told(block) == [(0, BAD)]
     assert "/far/x" in block.arrived[0].error
+
+
+def worker_lost(node: Node, seq: int = 0) -> WorkerEnded:
+    return WorkerEnded(node.slot, None, seq, LOST, None, 9, "", 1, 1, 1, 1, NO_OUTPUT, NO_OUTPUT, ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["worker", "slot"])
+def test_tasks_whose_workers_always_die_before_they_begin_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    monkeypatch.setattr(node.ends.reopening, "lost", lambda *_: None)
+    block = node.give()
+    block.data = BlockData(resubmit=False)
+    tries = 0
+    while block.unfinished and tries < 100:
+        node.ends.take([worker_lost(node) if kind == "worker" else SlotLost(node.slot, "killed", (), (1, 2, 3), expected=False)])
+        tries += 1
+        node.lanes.again(block)
+    assert tries == MOST_IN_VAIN
+    assert told(block) == [(0, LOST), (1, LOST), (2, LOST)]
+    assert "before it began" in block.arrived[0].error
+
+
+def test_tasks_behind_those_that_kill_their_worker_are_begun_as_often_as_it_takes() -> None:
+    node = Node()
+    block = node.give(4 * MOST_IN_VAIN)
+    block.data = BlockData(resubmit=False)
+    for seq in range(1, 4 * MOST_IN_VAIN + 1):
+        node.ends.take([worker_lost(node, seq)])
+        node.lanes.again(block)
+    assert [(one.index, one.reason) for one in block.arrived] == [(index, LOST) for index in range(4 * MOST_IN_VAIN)]
+    assert not any("before it began" in one.error for one in block.arrived)
+
+
+def test_a_slot_that_was_closed_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    monkeypatch.setattr(node.ends.reopening, "closed", lambda *_: None)
+    block = node.give()
+    for _ in range(4 * MOST_IN_VAIN):
+        node.ends.take([SlotLost(node.slot, "closed", (), (1, 2, 3), expected=True)])
+        node.lanes.again(block)
+    assert not block.arrived
