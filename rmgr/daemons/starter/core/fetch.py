@@ -199,7 +199,7 @@ class Fetcher:
         if blob.size > most:
             error = _too_large(key, blob.size, most)
             return FetchFailure.of(error, error.message)
-        return blob.data or Path(blob.path).read_bytes()
+        return Path(blob.path).read_bytes() if blob.path and not blob.data else blob.data  # nothing at all has no file
 
     def forget_lost(self) -> None:
         """After directories were removed. Owner's thread only."""

@@ -298,6 +298,8 @@ class Dispatcher:
             script = self._fetcher.content(keys.upload(command.script_sha256), _MOST_SCRIPT_BYTES, info.record.user)
             if script is None or isinstance(script, FetchFailure):
                 return script
+            if not script:
+                return FetchFailure(Reason.START_FAILED, "its script is empty: submit one with a line in it", blames_node=False)
             launch.script = script.decode(errors="surrogateescape")
         if command.stdin_sha256:
             stdin = self._fetcher.blobs.get(keys.upload(command.stdin_sha256), info.record.user)

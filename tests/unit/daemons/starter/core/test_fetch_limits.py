@@ -97,3 +97,8 @@ def test_what_goes_into_messages_has_less(node: Node) -> None:
     assert isinstance(failure, FetchFailure)
     assert (failure.reason, failure.blames_node) == (Reason.START_FAILED, False)
     assert failure.error == f"{key} has 524,288 bytes; the limit is 1,000"
+
+
+def test_what_is_empty_has_no_file_and_is_read_all_the_same(node: Node) -> None:
+    key, _ = node.put("file", 0)
+    assert node.wait(lambda: node.fetcher.content(key, MIB)) == b""
