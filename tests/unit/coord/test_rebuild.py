@@ -171,6 +171,7 @@ FREE_SUBMISSION = {
         "rigid",
         "spec_sha256",
         "ends_with_owner",
+        "umask",
     ),
     "work",
 }
