@@ -301,6 +301,6 @@ def _is_refusal(outcome: Outcome) -> bool:
 def _raised(outcome: Outcome) -> BaseException | None:
     try:
         error = pickle.loads(outcome.value) if outcome.value else None  # noqa: S301 - raised by the user's own initializer
-    except Exception:  # noqa: BLE001 - code of users
+    except (Exception, SystemExit, GeneratorExit):  # noqa: BLE001 - code of users
         error = None
     return error if isinstance(error, BaseException) else RemoteTraceback(outcome.error)

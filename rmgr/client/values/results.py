@@ -24,6 +24,8 @@ TAIL_LINES = 10
 
 #: What a call raises to end its own process is no order to end this one.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+#: What unpickling raises, which runs code of users; Ctrl-C is another's word.
+_RAISED = (Exception, SystemExit, GeneratorExit)
 
 
 class Settled(msgspec.Struct, eq=False, gc=False):
@@ -63,7 +65,7 @@ def value_of(settled: Settled, where: Where, timeout_s: float | None) -> object:
         return None  # a command, or the keyed form: there is nothing to return
     try:
         return pickle.loads(outcome.value)  # noqa: S301 - results of the user's own functions, decoded in the user's process
-    except Exception as error:  # code of users: __setstate__ may raise anything
+    except _RAISED as error:  # code of users: __setstate__ may raise anything
         raise _unreadable(f"the result of task {where.number}_{outcome.index}", error) from error
 
 
@@ -85,11 +87,11 @@ def load(data: bytes, encoding: Encoding, what: str) -> object:
         return data
     try:
         return pickle.loads(data)  # noqa: S301 - as above
-    except Exception as error:  # as above
+    except _RAISED as error:  # as above
         raise _unreadable(what, error) from error
 
 
-def _unreadable(what: str, error: Exception) -> PickleFailed:
+def _unreadable(what: str, error: BaseException) -> PickleFailed:
     why = f"{what} cannot be unpickled here: {type(error).__name__}: {error}"
     return PickleFailed(why, hint="is the module that defines it importable here?")
 
@@ -128,7 +130,7 @@ def _raised(outcome: Outcome) -> BaseException | None:
         return None
     try:
         error = pickle.loads(outcome.value)  # noqa: S301 - as above
-    except Exception:  # noqa: BLE001 - as above; its summary is in the outcome
+    except _RAISED:  # as above; its summary is in the outcome
         return None
     return error if isinstance(error, BaseException) else None
 

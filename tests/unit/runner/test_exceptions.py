@@ -6,14 +6,17 @@ import json
 import pickle
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmgr.client.values.results import Settled, error_of
-from rmgr.errors import RemoteError, RemoteTraceback, TaskFailed
+from rmgr.client.values.results import Settled, error_of, load, value_of
+from rmgr.coord.protocol.ports import Encoding
+from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback, TaskFailed
 from rmgr.model.base.states import Reason, State
 from rmgr.model.tasks.outcome import Outcome
 from rmgr.runner.remote import dump_exception
@@ -240,6 +243,19 @@ def test_what_would_end_the_client_arrives_as_a_failure(kind: type[BaseException
     assert type(error.__cause__) is kind
     assert error.__cause__.args == (3,)
     assert "7_2" in str(error)
+
+
+class EndsWhoReadsIt:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return sys.exit, (3,)
+
+
+def test_a_result_that_would_end_who_reads_it_is_an_error() -> None:
+    with pytest.raises(PickleFailed, match="SystemExit: 3"):
+        load(pickle.dumps(EndsWhoReadsIt()), Encoding.PICKLE, "the result of task 7_2")
+    outcome = Outcome(index=2, state=State.COMPLETED, value=pickle.dumps(EndsWhoReadsIt()), pickled=True)
+    with pytest.raises(PickleFailed, match="SystemExit: 3"):
+        value_of(Settled(outcome, "n1", 1), SimpleNamespace(number=7, store=None), 1.0)  # type: ignore[arg-type]
 
 
 def test_a_cancelled_task_is_a_cancelled_error() -> None:
