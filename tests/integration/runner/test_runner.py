@@ -207,6 +207,14 @@ def _raise_unpicklable() -> None:
     raise NoPickleError(1, 2)
 
 
+def _raise_unsayable() -> None:
+    class NoPickleError(Exception):
+        def __reduce__(self) -> str:
+            raise RuntimeError("never")
+
+    raise NoPickleError("1 and 2")
+
+
 class NeedsTwoError(Exception):
     """Pickles, but cannot be built again from its args."""
 
@@ -255,8 +263,16 @@ def test_an_exception_with_half_a_character_keeps_type_and_worker(node: WorkNode
     assert node.result(node.call(worker, int, "7")) == 7
 
 
-def test_an_exception_that_cannot_travel_keeps_its_name_message_and_traceback(node: WorkNode, worker: Worker) -> None:
+def test_an_exception_with_an_attribute_that_cannot_travel_arrives_without_it(node: WorkNode, worker: Worker) -> None:
     error = error_of(node.ended(node.call(worker, _raise_unpicklable)))
+    assert type(error).__name__ == "NoPickleError"
+    assert str(error) == "1 and 2"
+    assert not hasattr(error, "lock")
+    assert isinstance(error.__cause__, RemoteTraceback)
+
+
+def test_an_exception_that_cannot_travel_keeps_its_name_message_and_traceback(node: WorkNode, worker: Worker) -> None:
+    error = error_of(node.ended(node.call(worker, _raise_unsayable)))
     assert isinstance(error, RemoteError)
     assert "1 and 2" in str(error)
     assert error.type_name.endswith("NoPickleError")
