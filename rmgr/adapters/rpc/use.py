@@ -16,6 +16,7 @@ from rmgr.adapters.rpc.server import OPTIONS
 from rmgr.errors import RmgrError, Unavailable
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.limits import UserLimits
+from rmgr.model.wire.decoders import json_decoder
 from rmgr.model.wire.stream import UNREADABLE
 from rmgr.v1 import limits_pb2, limits_pb2_grpc
 
@@ -82,7 +83,7 @@ class UseClient:
             raise rebuild(error, self.endpoint) from None
         found = {one.user: UserUse(used=dict(one.used), refused=dict(one.refused)) for one in reply.users}
         try:
-            limits = msgspec.json.decode(reply.settings, type=UserLimits) if reply.settings else UserLimits()
+            limits = json_decoder(UserLimits).decode(reply.settings) if reply.settings else UserLimits()
         except UNREADABLE as error:
             raise Unavailable(f"the limits of {self.endpoint} cannot be read: {error}", hint="rmgr version there and here") from None
         return UseAnswer(users=found, age_s=reply.age_s, limits=limits, problem=reply.problem)

@@ -24,6 +24,7 @@ from rmgr.coord.protocol.ports import About, Encoding
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal.tree import NotSealed
 from rmgr.errors import PermissionDenied, RmgrError
+from rmgr.model.wire.decoders import json_decoder
 
 #: With whom everybody shares at once; no user has that name.
 ALL = "*"
@@ -171,7 +172,7 @@ def decode_share(row: str, data: bytes) -> ValueShare:
     """The reverse of `encode_share`, of what lies in `row`. Raises NotSealed."""
     try:
         owner, user = keys.parse_share(row)
-        told = msgspec.json.decode(data, type=_Written)
+        told = json_decoder(_Written).decode(data)
     except (*UNREADABLE, RmgrError):
         raise NotSealed(f"{row} is no share") from None
     share = ValueShare(owner=owner, user=user, key=told.key, is_prefix=told.prefix, write=told.write)

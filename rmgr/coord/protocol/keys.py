@@ -36,6 +36,7 @@ import msgspec
 
 from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.errors import DataLost, UsageError
+from rmgr.model.wire.decoders import json_decoder
 
 #: Largest key of a user (bytes of UTF-8): with its family it stays below the store's 1,024.
 MAX_USER_KEY_BYTES = 1000
@@ -329,7 +330,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
 def decode_pointer(data: bytes) -> Pointer:
     """The reverse of `encode_pointer`. Raises: `DataLost`."""
     try:
-        return msgspec.json.decode(data, type=Pointer)
+        return json_decoder(Pointer).decode(data)
     except UNREADABLE as error:
         raise DataLost(f"the pointer {data[:80]!r} cannot be read: {error}") from None
 

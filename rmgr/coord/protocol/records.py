@@ -13,6 +13,7 @@ from rmgr.errors import WrongCluster
 from rmgr.model.tasks.block import MAX_TASKS, BlockData, KeyedPayload
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.wire import stream
+from rmgr.model.wire.decoders import json_decoder
 
 T = TypeVar("T")
 
@@ -25,7 +26,6 @@ UNREADABLE = stream.UNREADABLE
 _WIDE = 1 << 63
 
 _json = msgspec.json.Encoder(order="sorted")
-_json_decoders: dict[object, msgspec.json.Decoder[object]] = {}
 _pack = msgspec.msgpack.Encoder()
 _block = msgspec.msgpack.Decoder(BlockData)
 _fragment = msgspec.msgpack.Decoder(Fragment)
@@ -62,11 +62,8 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
 
     Raises: WrongCluster naming `path` when they are something else.
     """
-    decoder = _json_decoders.get(kind)
-    if decoder is None:
-        decoder = _json_decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        record = decoder.decode(data)
+        record = json_decoder(kind).decode(data)
         is_newer = getattr(record, "format", FORMAT) > FORMAT
         if not is_newer:
             skew.keep(record, data)
@@ -75,7 +72,7 @@ def decode_record(data: bytes, kind: type[T], path: str = "") -> T:
         raise WrongCluster(told, hint="rmgr version; rmgr doctor") from error
     if is_newer:
         raise WrongCluster(f"the record at {path} was written by a newer release of rmgr", hint="rmgr version; upgrade this installation")
-    return record  # type: ignore[return-value]
+    return record
 
 
 class _WideBlock(BlockData, frozen=True, array_like=True, kw_only=True):

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import msgspec
-
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import reign_of
@@ -24,6 +22,7 @@ from rmgr.model.base.states import State
 from rmgr.model.tasks.outcome import Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
+from rmgr.model.wire.decoders import json_decoder
 
 #: Deletes of one multi, beside its checks.
 DELETES = 180
@@ -50,7 +49,7 @@ def history_rows(view: JobView) -> list[tuple[str, bytes]]:
 def decode_summary(data: bytes) -> JobView:
     """A history row. Raises DataLost."""
     try:
-        return msgspec.json.decode(data, type=JobView)
+        return json_decoder(JobView).decode(data)
     except UNREADABLE as error:
         raise DataLost(f"a row of the history cannot be read: {error}") from None
 

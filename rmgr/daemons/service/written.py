@@ -15,6 +15,7 @@ from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
 from rmgr.coord.protocol.records import UNREADABLE, cut
 from rmgr.errors import DataLost, RmgrError
+from rmgr.model.wire.decoders import json_decoder
 from rmgr.procedures.bounded import row_of
 from rmgr.runtime import machine
 from rmgr.runtime.logger import Log
@@ -40,7 +41,7 @@ class WrittenToday(msgspec.Struct, frozen=True):
 def decode_written(data: bytes) -> WrittenToday:
     """The row as a gateway wrote it. Raises DataLost."""
     try:
-        return msgspec.json.decode(data, type=WrittenToday)
+        return json_decoder(WrittenToday).decode(data)
     except UNREADABLE as error:
         raise DataLost(f"what users have written today cannot be read: {cut(error)}") from None
 

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from rmgr.errors import UNREADABLE_TEXT
+from rmgr.model.wire.decoders import msgpack_decoder
 
 #: Largest frame either side accepts; a longer one means a broken stream.
 MAX_FRAME = 64 * 1024 * 1024
@@ -77,7 +78,7 @@ class FrameReader(Generic[F]):
     """Cuts a byte stream into frames of one direction (`kind`: a struct, or a union of structs with tags)."""
 
     def __init__(self, kind: object) -> None:
-        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._decode = msgpack_decoder(kind).decode
         self._buffer = bytearray()
 
     @property

@@ -23,6 +23,7 @@ from rmgr.coord.protocol.records import UNREADABLE
 from rmgr.coord.seal.checkpoint import CheckpointSeal
 from rmgr.errors import DataLost, StateConflict, ValueTooLarge
 from rmgr.model.base.units import format_size
+from rmgr.model.wire.decoders import json_decoder
 from rmgr.runner.host.removal import remove_all
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ def _encode(listed: object) -> bytes:
 
 def _decode(data: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except UNREADABLE as error:
         raise DataLost(f"its list of files cannot be read: {error}") from None
 
