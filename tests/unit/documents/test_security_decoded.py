@@ -9,8 +9,8 @@ from tests.harness.decoders import DECODERS
 from tests.places import ROOT
 
 HEAD = "| what | decoder | bytes | depth | values | what cannot be read |"
-_MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml"}
-_FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler"}
+_MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml", "rmgr.model.wire.decoders"}
+_FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler", "json_decoder", "msgpack_decoder"}
 #: Of objects: protobuf, struct.
 _METHODS = {"ParseFromString", "MergeFromString", "FromString", "unpack", "unpack_from", "iter_unpack", "literal_eval"}
 
@@ -72,8 +72,6 @@ def decodes(source: str) -> bool:
         if isinstance(node, ast.Attribute):
             if node.attr in _METHODS or (node.attr in _FUNCTIONS and ast.unparse(node.value) in _MODULES):
                 return True
-        elif isinstance(node, ast.ImportFrom) and node.module == "rmgr.model.wire.decoders":
-            return True
         elif isinstance(node, ast.ImportFrom) and node.module in _MODULES | {"struct", "ast"} and names_in(node) & (_FUNCTIONS | _METHODS):
             return True
     return False
