@@ -699,11 +699,15 @@ _GLOBAL_OPS = frozenset(
 
 def mentions(data: bytes | bytearray) -> bool:
     """Whether a pickle may name something that only its program has. Cost: 0.3 ms a MiB."""
-    program = mine()
+    program = mine() if _mine is None else _mine
     if not program.is_here:
         return any(module.encode() in data for module in program.modules())
-    _unimportable()
-    return any(module in data for module in _encoded)
+    if len(sys.modules) != _looked[0]:
+        _unimportable()
+    for module in _encoded:  # noqa: SIM110 - written out: every call is asked this
+        if module in data:
+            return True
+    return False
 
 
 def dumps(value: object) -> bytes:

@@ -45,7 +45,7 @@ class Functions:
         """
         if not callable(function):
             raise UsageError(f"{function!r} is not a function", hint="give a function, or the id that connect().register(f) returned")
-        if type(function) is not types.FunctionType:
+        if type(function) is not types.FunctionType and not _is_of_module(function):
             return self._upload(dump_function(function)[0], function, timeout_s)
         refers = _refers(function)
         with self._lock:
@@ -105,8 +105,15 @@ class Functions:
                 self._stored.popitem(last=False)
 
 
-def _refers(function: types.FunctionType) -> tuple[Any, ...]:
+def _is_of_module(function: object) -> bool:
+    """A function of a module in C: it has no state of its own."""
+    return type(function) is types.BuiltinFunctionType and isinstance(function.__self__, types.ModuleType)
+
+
+def _refers(function: Callable[..., Any]) -> tuple[Any, ...]:
     """What of the function itself changes its pickle; the function is left out (no cycle)."""
+    if not isinstance(function, types.FunctionType):
+        return ()
     code = function.__code__
     cells = [_content(cell) for cell in function.__closure__ or ()]
     return tuple(None if value is function else value for value in (code, function.__defaults__, function.__kwdefaults__, *cells))

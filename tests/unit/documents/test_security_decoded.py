@@ -9,7 +9,8 @@ from tests.harness.decoders import DECODERS
 from tests.places import ROOT
 
 HEAD = "| what | decoder | bytes | depth | values | what cannot be read |"
-_MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml", "rmgr.model.wire.decoders"}
+_MODULES = {"json", "tomllib", "pickle", "cloudpickle", "marshal", "msgspec", "msgspec.json", "msgspec.msgpack", "yaml"}
+_MODULES |= {"rmgr.model.wire.decoders"}
 _FUNCTIONS = {"loads", "load", "decode", "Decoder", "convert", "Unpickler", "json_decoder", "msgpack_decoder"}
 #: Of objects: protobuf, struct.
 _METHODS = {"ParseFromString", "MergeFromString", "FromString", "unpack", "unpack_from", "iter_unpack", "literal_eval"}
