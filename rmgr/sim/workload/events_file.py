@@ -40,7 +40,7 @@ from rmgr.sim.workload.events import (
     Window,
 )
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _LATEST_S = 10**12
 _HINT = "rmgr sim run --help shows one line of each kind"
 

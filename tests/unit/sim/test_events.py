@@ -282,6 +282,8 @@ def test_events_are_read_from_lines_of_json(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ('{"at": 1, "event": "fail", "nodes": "0-"}', "line 2, field nodes: '0-' is not possible"),
+        ('{"at": 1, "event": "fail", "nodes": "%s"}' % ("9" * 5001), "line 2, field nodes: '999"),
+        ('{"at": 1, "event": "fail", "nodes": "\u0663"}', "line 2, field nodes: "),
         ('{"at": -1, "event": "fail", "nodes": "0"}', "line 2, field at: '-1'"),
         ('{"at": "soon", "event": "fail", "nodes": "0"}', "line 2, field at: 'soon'"),
         ('{"at": true, "event": "fail", "nodes": "0"}', "line 2, field at: 'True'"),
