@@ -6,7 +6,6 @@ The Executor holds the core, never the other way round: dropping an Executor shu
 from __future__ import annotations
 
 import concurrent.futures as stdlib
-import pickle
 import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -23,6 +22,7 @@ from rmgr.client.throttle import OutgoingTask, Throttle
 from rmgr.client.values import content
 from rmgr.client.values.modules import ship
 from rmgr.client.values.pickling import dump_call, dump_function
+from rmgr.client.values.results import raised_by
 from rmgr.client.values.scattered import Payload
 from rmgr.client.waiting import giving_slot_back
 from rmgr.coord.protocol.ports import Store
@@ -184,7 +184,8 @@ class Core(Tasks):
     def _fail(self, outcome: Outcome) -> None:
         """No worker can be made: every call ends with the same error, and so do those to come."""
         error = BrokenExecutor(f"the initializer of the workers failed: {outcome.error}", hint=f"rmgr logs {self.number}_{outcome.index}")
-        error.__cause__ = _raised(outcome)
+        raised = raised_by(outcome)
+        error.__cause__ = raised if raised is not None else RemoteTraceback(outcome.error)
         self.broken = error
         for future in self._throttle.take_back() if self._throttle is not None else ():
             future.break_off(self._break(error))
@@ -298,9 +299,3 @@ def _is_refusal(outcome: Outcome) -> bool:
     return outcome.state is State.FAILED and outcome.reason is Reason.START_FAILED and outcome.error.startswith(INITIALIZER_FAILED)
 
 
-def _raised(outcome: Outcome) -> BaseException | None:
-    try:
-        error = pickle.loads(outcome.value) if outcome.value else None  # noqa: S301 - raised by the user's own initializer
-    except (Exception, SystemExit, GeneratorExit):  # noqa: BLE001 - code of users
-        error = None
-    return error if isinstance(error, BaseException) else RemoteTraceback(outcome.error)

@@ -16,7 +16,6 @@ import builtins
 import contextvars
 import dis
 import functools
-import importlib.util
 import io
 import os
 import pickle
@@ -46,15 +45,19 @@ Name = tuple[str, str]
 _MAIN = "__main__"
 _MISSING = object()
 _LRU = type(functools.lru_cache(None)(id))
-#: What `functools.update_wrapper` and `lru_cache` set anew.
-_OF_WRAPPERS = frozenset((*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters"))
+#: What `functools.update_wrapper`, `lru_cache` and `singledispatch` set anew.
+_OF_WRAPPERS = frozenset(
+    (*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters", "register", "dispatch", "registry", "_clear_cache")
+)
 _lock = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Names that were pickled together, so that what they share stays shared. needs: every name that one of them mentions."""
+    """Names that were pickled together, so that what they share stays shared. at: how many were made before it. needs: every name that one
+    of them mentions."""
 
+    at: int
     versions: tuple[tuple[str, str, int], ...]
     data: bytes
     needs: frozenset[Name]
@@ -91,10 +94,9 @@ class Program:
         self.is_here = is_here
         self.is_own = is_own
         self._bound: dict[Name, _Bound] = {}
-        self._left_out: dict[Name, tuple[object, str]] = {}  # what cannot be pickled, and why
+        self._left_out: dict[Name, object] = {}  # what cannot be pickled
         self._modules: dict[str, types.ModuleType] = {}  # that were made here
-        self._groups = 0
-        self._order: dict[_Group, int] = {}
+        self._groups = 0  # made so far
         self._last_version = 0
 
     # -- names -------------------------------------------------------------------------------------------------------
@@ -199,13 +201,12 @@ class Program:
             if fresh:
                 self._make_group(fresh, must)
                 return self.groups_of(needs, strict)
-            groups = {self._bound[name].group for name in seen if name in self._bound} - {None}
+            groups = {group for name in seen if name in self._bound and (group := self._bound[name].group) is not None}
             bound_now = tuple((self.namespace(name[0]), name[1], value) for name, value in seen.items())
-            return sorted(groups, key=self._order.__getitem__), Snapshot(bound_now)  # type: ignore[arg-type]
+            return sorted(groups, key=lambda group: group.at), Snapshot(bound_now)
 
     def _is_left_out(self, name: Name, value: object) -> bool:
-        left = self._left_out.get(name)
-        return left is not None and left[0] is value
+        return self._left_out.get(name, _MISSING) is value
 
     def _make_group(self, names: set[Name], must: set[Name]) -> None:
         """Pickles names together, with those that they turn out to need. Raises: PickleFailed."""
@@ -223,15 +224,12 @@ class Program:
             if not more:
                 break
             names = names | more
-        group = _Group(tuple((*name, versions[name]) for name in values), data, frozenset(found | names))
+        group = _Group(self._groups, tuple((*name, versions[name]) for name in values), data, frozenset(found | names))
         self._groups += 1
-        self._order[group] = self._groups
         for name, value in values.items():
             self._bound[name] = _Bound(value, versions[name], group)
         for name in [name for name in self._bound if name[1] not in self.namespace(name[0])]:
             del self._bound[name]  # it may be large
-        living = {id(bound.group) for bound in self._bound.values()}
-        self._order = {group: at for group, at in self._order.items() if id(group) in living}
 
     def _is_fresh(self, name: Name) -> bool:
         value = self.namespace(name[0]).get(name[1], _MISSING)
@@ -270,7 +268,7 @@ class Program:
                         f"{name[1]}, a {type(value).__qualname__} of {name[0]}, cannot be pickled: {type(why).__name__}: {why}",
                         hint="make it in the function, or in an initializer of an Executor: it cannot travel",
                     ) from why
-                self._left_out[name] = value, f"{type(why).__name__}: {why}"
+                self._left_out[name] = value
                 bad.add(name)
         if not bad:
             raise error
@@ -384,9 +382,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _named, (self._program.number, module, qualname)
 
     def _reduce_other(self, thing: Any, kind: type) -> Any:
-        if (
-            hasattr(thing, "__qualname__") and (name := self._program.name_of(thing)) is not None
-        ):  # what a decorator of a class has made, ...
+        name = self._program.name_of(thing) if hasattr(thing, "__qualname__") else None
+        if name is not None:  # made by a decorator that is a class, ...
             if not self._defines(name):
                 return self._name(*name)
             if kind is typing.NewType:
@@ -450,17 +447,12 @@ _EACH_ITS_OWN: dict[type, Callable[[], object]] = {
     threading.local: threading.local,
     random.SystemRandom: random.SystemRandom,
 }
-
-
 #: They hold a reference to themselves, which cannot be pickled.
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
 
 def _own(wrapper: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(wrapper).items() if name not in _OF_WRAPPERS and name not in _OF_DISPATCH}
-
-
-_OF_DISPATCH = frozenset({"register", "dispatch", "registry", "_clear_cache"})
+    return {name: value for name, value in vars(wrapper).items() if name not in _OF_WRAPPERS}
 
 
 # -- what pickles call ----------------------------------------------------------------------------------------------------
@@ -633,17 +625,10 @@ def _unimportable() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def _is_private_file(name: str, origin: str) -> bool:
     try:
-        found = importlib.util.find_spec(name) if name not in sys.modules else _find_spec(name)
+        found = next((spec for finder in sys.meta_path if (spec := finder.find_spec(name, None)) is not None), None)
     except Exception:  # noqa: BLE001 - finders of others
         return False
     return found is None or found.origin is None or not _same_file(found.origin, origin)
-
-
-def _find_spec(name: str) -> Any:
-    for finder in sys.meta_path:
-        if (found := finder.find_spec(name, None)) is not None:
-            return found
-    return None
 
 
 def _same_file(one: str, other: str) -> bool:
@@ -702,12 +687,20 @@ def mentions(data: bytes | bytearray) -> bool:
     program = mine() if _mine is None else _mine
     if not program.is_here:
         return any(module.encode() in data for module in program.modules())
-    if len(sys.modules) != _looked[0]:
-        _unimportable()
+    _unimportable()
     for module in _encoded:  # noqa: SIM110 - written out: every call is asked this
         if module in data:
             return True
     return False
+
+
+def plain_or_own(value: object) -> bytes:
+    """What the plain pickler makes of an object where that will do, else as `dumps`. Raises: as `dumps`."""
+    try:
+        data = pickle.dumps(value, PROTOCOL)
+    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+        return dumps(value)
+    return dumps(value) if mentions(data) else data
 
 
 def dumps(value: object) -> bytes:

@@ -13,11 +13,8 @@ from typing import Any
 from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.runner import program
 
-_PROTOCOL = 5
 #: Frames of the runner itself, left out of tracebacks.
 _OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py")
-
-
 #: Exceptions of a chain that travel: more is told by the traceback's text.
 _CHAIN = 50
 #: A class that has one of these says itself how it is pickled.
@@ -142,22 +139,12 @@ def _travels(value: object) -> bool:
 
 def _pickled(error: BaseException, text: str, *, checks: bool) -> bytes | None:
     """The pickle of an exception with its traceback, or None where what comes out of it is not of the type of `error`."""
-    for dumps in (_plain, program.dumps):
-        try:
-            data = dumps(_Travelling(_Carrier(checks=checks).carry(error), text))
-            if type(pickle.loads(data)).__name__ == type(error).__name__:  # noqa: S301 - our own bytes: does it survive?
-                return data
-        except BaseException:  # noqa: BLE001, S112 - classes of users raise anything here, SystemExit too
-            continue
-    return None
-
-
-def _plain(value: object) -> bytes:
-    """As the plain pickler does it. Raises: PickleFailed where another process would look for what only its program has."""
-    data = pickle.dumps(value, _PROTOCOL)
-    if program.mentions(data):
-        raise PickleFailed("it mentions what only its program has")
-    return data
+    try:
+        data = program.plain_or_own(_Travelling(_Carrier(checks=checks).carry(error), text))
+        survives = type(pickle.loads(data)).__name__ == type(error).__name__  # noqa: S301 - our own bytes
+    except BaseException:  # noqa: BLE001 - classes of users raise anything here, SystemExit too
+        return None
+    return data if survives else None
 
 
 def dump_value(value: object) -> bytes:
@@ -166,16 +153,12 @@ def dump_value(value: object) -> bytes:
     Raises: PickleFailed, saying what and why.
     """
     try:
-        data = pickle.dumps(value, _PROTOCOL)
-        return program.dumps(value) if program.mentions(data) else data
-    except Exception:  # noqa: BLE001 - __reduce__ of user classes may raise anything
-        try:
-            return program.dumps(value)
-        except Exception as error:  # noqa: BLE001 - as above
-            raise PickleFailed(
-                f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",
-                hint="return plain data, or write a file and return its name",
-            ) from None
+        return program.plain_or_own(value)
+    except Exception as error:  # noqa: BLE001 - __reduce__ of user classes may raise anything
+        raise PickleFailed(
+            f"the result, a {_name(type(value))}, cannot be pickled: {type(error).__name__}: {error}",
+            hint="return plain data, or write a file and return its name",
+        ) from None
 
 
 def dump_exception(error: BaseException) -> tuple[bytes, str]:
@@ -191,7 +174,7 @@ def dump_exception(error: BaseException) -> tuple[bytes, str]:
         if data is not None:
             return data, line
     carrier = RemoteError(line, type_name=_name(type(error)), traceback=text)
-    return pickle.dumps(_Travelling(carrier, text), _PROTOCOL), line
+    return pickle.dumps(_Travelling(carrier, text), program.PROTOCOL), line
 
 
 def format_traceback(error: BaseException) -> str:

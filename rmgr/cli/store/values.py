@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from rmgr.cli.display.render import printable
 from rmgr.cli.session.context import Session
+from rmgr.client.specs import current_umask
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Coordinator, Encoding, Note, Store
 from rmgr.errors import DataLost, NotConnected, NotFound, PermissionDenied, StateConflict, StoreUnavailable, UsageError
@@ -318,9 +319,7 @@ def write_file(found: FoundValue, target: Path) -> int:
         with open(descriptor, "wb") as out:
             for part in found.parts():
                 size += out.write(part)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
+        os.chmod(name, 0o666 & ~current_umask())
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(OSError):

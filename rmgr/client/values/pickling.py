@@ -80,12 +80,7 @@ def dump_value(value: Any, what: str) -> Payload:
     """Any object. Raises PickleFailed naming `what`; ValueTooLarge."""
     data: Payload
     try:
-        if is_large((value,)):
-            data = scattered(value, PROTOCOL)
-        else:
-            data = pickle.dumps(value, PROTOCOL)
-            if program.mentions(data):
-                data = program.dumps(value)
+        data = scattered(value, PROTOCOL) if is_large((value,)) else program.plain_or_own(value)
     except Exception:  # noqa: BLE001 - as above
         try:
             data = program.dumps(value)

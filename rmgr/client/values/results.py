@@ -107,7 +107,7 @@ def error_of(settled: Settled, number: int, *, loses: bool = False, request: Req
     outcome = settled.outcome
     if outcome.state is State.CANCELLED:
         return CancelledError(f"task {number}_{outcome.index} was cancelled")
-    raised = _raised(outcome)
+    raised = raised_by(outcome)
     if raised is not None and not loses and not isinstance(raised, _ENDS):
         return raised
     failed = TaskFailed(
@@ -124,7 +124,7 @@ def error_of(settled: Settled, number: int, *, loses: bool = False, request: Req
     return failed
 
 
-def _raised(outcome: Outcome) -> BaseException | None:
+def raised_by(outcome: Outcome) -> BaseException | None:
     """The exception that the task raised, None when it did not end so or it cannot be rebuilt here."""
     if not outcome.value or outcome.reason not in {Reason.EXCEPTION, Reason.BAD_OUTPUT, Reason.START_FAILED}:
         return None
