@@ -41,7 +41,6 @@ EXEMPT = {
     "bench/store.py": _BENCH,
     "checkpoint.py": _OWN,
     "cli/policy/check.py": _SELF,
-    "client/core.py": _OWN,
     "client/values/results.py": _OWN,
     "daemons/leader/plugins/child.py": _SELF,
     "model/wire/decoders.py": "it makes decoders; those who decode with them are in the table",
