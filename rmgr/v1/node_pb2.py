@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rmgr/v1/node.proto\x12\x07rmgr.v1\"\x8f\x01\n\x0bLogsRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0e\n\x06stream\x18\x04 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x12\x15\n\rstdout_offset\x18\x06 \x01(\x03\x12\x15\n\rstderr_offset\x18\x07 \x01(\x03\"i\n\x08LogChunk\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05\x65nded\x18\x05 \x01(\x08\x12\x0f\n\x07time_us\x18\x06 \x01(\x03\"$\n\x0eRunningRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\"\x95\x01\n\x0bRunningTask\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nstarted_us\x18\x05 \x01(\x03\x12\r\n\x05\x63ores\x18\x06 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\x12\x0b\n\x03pid\x18\x08 \x01(\x03\"3\n\x0cRunningReply\x12#\n\x05tasks\x18\x01 \x03(\x0b\x32\x14.rmgr.v1.RunningTask\"\x0e\n\x0cStatsRequest\"\x9c\x02\n\tNodeStats\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\ncores_used\x18\x02 \x01(\x05\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0c\n\x04load\x18\x05 \x01(\x01\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x15\n\rspooled_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12=\n\x0eresources_used\x18\t \x03(\x0b\x32%.rmgr.v1.NodeStats.ResourcesUsedEntry\x1a\x34\n\x12ResourcesUsedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"Q\n\nStatsReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.rmgr.v1.NodeStats\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07time_us\x18\x03 \x01(\x03\"I\n\x0ePrepareRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04head\x18\x03 \x01(\t\x12\r\n\x05\x63ores\x18\x04 \x01(\x05\"4\n\x0cPrepareReply\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"<\n\x0eSuspendRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0e\n\x06resume\x18\x03 \x01(\x08\"\x0e\n\x0cSuspendReply\"7\n\x0bLaunchChunk\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x90\x01\n\x11\x43heckpointRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x03\x12\x0c\n\x04stop\x18\x05 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x06 \x01(\x03\x12\x11\n\tmax_bytes\x18\x07 \x01(\x03\x12\x0b\n\x03row\x18\x08 \x01(\t\"2\n\x0f\x43heckpointReply\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\t2\xa9\x01\n\x04Node\x12\x31\n\x04Logs\x12\x14.rmgr.v1.LogsRequest\x1a\x11.rmgr.v1.LogChunk0\x01\x12\x39\n\x07Running\x12\x17.rmgr.v1.RunningRequest\x1a\x15.rmgr.v1.RunningReply\x12\x33\n\x05Stats\x12\x15.rmgr.v1.StatsRequest\x1a\x13.rmgr.v1.StatsReply2\xfb\x01\n\x05Ranks\x12\x39\n\x07Prepare\x12\x17.rmgr.v1.PrepareRequest\x1a\x15.rmgr.v1.PrepareReply\x12\x39\n\x07Suspend\x12\x17.rmgr.v1.SuspendRequest\x1a\x15.rmgr.v1.SuspendReply\x12\x38\n\x06Launch\x12\x14.rmgr.v1.LaunchChunk\x1a\x14.rmgr.v1.LaunchChunk(\x01\x30\x01\x12\x42\n\nCheckpoint\x12\x1a.rmgr.v1.CheckpointRequest\x1a\x18.rmgr.v1.CheckpointReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12rmgr/v1/node.proto\x12\x07rmgr.v1\"\x8f\x01\n\x0bLogsRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0e\n\x06stream\x18\x04 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x05 \x01(\x08\x12\x15\n\rstdout_offset\x18\x06 \x01(\x03\x12\x15\n\rstderr_offset\x18\x07 \x01(\x03\"i\n\x08LogChunk\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06offset\x18\x03 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\r\n\x05\x65nded\x18\x05 \x01(\x08\x12\x0f\n\x07time_us\x18\x06 \x01(\x03\"$\n\x0eRunningRequest\x12\x12\n\nsubmission\x18\x01 \x01(\x03\"\x95\x01\n\x0bRunningTask\x12\x12\n\nsubmission\x18\x01 \x01(\x03\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x12\n\nstarted_us\x18\x05 \x01(\x03\x12\r\n\x05\x63ores\x18\x06 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x03\x12\x0b\n\x03pid\x18\x08 \x01(\x03\"3\n\x0cRunningReply\x12#\n\x05tasks\x18\x01 \x03(\x0b\x32\x14.rmgr.v1.RunningTask\"\x1c\n\x0c\x43lockRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"2\n\nClockReply\x12\x0f\n\x07\x62oot_us\x18\x01 \x01(\x03\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"\x0e\n\x0cStatsRequest\"\x9c\x02\n\tNodeStats\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x12\n\ncores_used\x18\x02 \x01(\x05\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0c\n\x04load\x18\x05 \x01(\x01\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x15\n\rspooled_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12=\n\x0eresources_used\x18\t \x03(\x0b\x32%.rmgr.v1.NodeStats.ResourcesUsedEntry\x1a\x34\n\x12ResourcesUsedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"Q\n\nStatsReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.rmgr.v1.NodeStats\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07time_us\x18\x03 \x01(\x03\"I\n\x0ePrepareRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04head\x18\x03 \x01(\t\x12\r\n\x05\x63ores\x18\x04 \x01(\x05\"4\n\x0cPrepareReply\x12\x0f\n\x07process\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"<\n\x0eSuspendRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0e\n\x06resume\x18\x03 \x01(\x08\"\x0e\n\x0cSuspendReply\"7\n\x0bLaunchChunk\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x90\x01\n\x11\x43heckpointRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04hold\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x03\x12\x0c\n\x04stop\x18\x05 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_us\x18\x06 \x01(\x03\x12\x11\n\tmax_bytes\x18\x07 \x01(\x03\x12\x0b\n\x03row\x18\x08 \x01(\t\"2\n\x0f\x43heckpointReply\x12\x12\n\nsize_bytes\x18\x01 \x01(\x03\x12\x0b\n\x03row\x18\x02 \x01(\t2\xde\x01\n\x04Node\x12\x31\n\x04Logs\x12\x14.rmgr.v1.LogsRequest\x1a\x11.rmgr.v1.LogChunk0\x01\x12\x39\n\x07Running\x12\x17.rmgr.v1.RunningRequest\x1a\x15.rmgr.v1.RunningReply\x12\x33\n\x05Stats\x12\x15.rmgr.v1.StatsRequest\x1a\x13.rmgr.v1.StatsReply\x12\x33\n\x05\x43lock\x12\x15.rmgr.v1.ClockRequest\x1a\x13.rmgr.v1.ClockReply2\xfb\x01\n\x05Ranks\x12\x39\n\x07Prepare\x12\x17.rmgr.v1.PrepareRequest\x1a\x15.rmgr.v1.PrepareReply\x12\x39\n\x07Suspend\x12\x17.rmgr.v1.SuspendRequest\x1a\x15.rmgr.v1.SuspendReply\x12\x38\n\x06Launch\x12\x14.rmgr.v1.LaunchChunk\x1a\x14.rmgr.v1.LaunchChunk(\x01\x30\x01\x12\x42\n\nCheckpoint\x12\x1a.rmgr.v1.CheckpointRequest\x1a\x18.rmgr.v1.CheckpointReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,30 +43,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNNINGTASK']._serialized_end=472
   _globals['_RUNNINGREPLY']._serialized_start=474
   _globals['_RUNNINGREPLY']._serialized_end=525
-  _globals['_STATSREQUEST']._serialized_start=527
-  _globals['_STATSREQUEST']._serialized_end=541
-  _globals['_NODESTATS']._serialized_start=544
-  _globals['_NODESTATS']._serialized_end=828
-  _globals['_NODESTATS_RESOURCESUSEDENTRY']._serialized_start=776
-  _globals['_NODESTATS_RESOURCESUSEDENTRY']._serialized_end=828
-  _globals['_STATSREPLY']._serialized_start=830
-  _globals['_STATSREPLY']._serialized_end=911
-  _globals['_PREPAREREQUEST']._serialized_start=913
-  _globals['_PREPAREREQUEST']._serialized_end=986
-  _globals['_PREPAREREPLY']._serialized_start=988
-  _globals['_PREPAREREPLY']._serialized_end=1040
-  _globals['_SUSPENDREQUEST']._serialized_start=1042
-  _globals['_SUSPENDREQUEST']._serialized_end=1102
-  _globals['_SUSPENDREPLY']._serialized_start=1104
-  _globals['_SUSPENDREPLY']._serialized_end=1118
-  _globals['_LAUNCHCHUNK']._serialized_start=1120
-  _globals['_LAUNCHCHUNK']._serialized_end=1175
-  _globals['_CHECKPOINTREQUEST']._serialized_start=1178
-  _globals['_CHECKPOINTREQUEST']._serialized_end=1322
-  _globals['_CHECKPOINTREPLY']._serialized_start=1324
-  _globals['_CHECKPOINTREPLY']._serialized_end=1374
-  _globals['_NODE']._serialized_start=1377
-  _globals['_NODE']._serialized_end=1546
-  _globals['_RANKS']._serialized_start=1549
-  _globals['_RANKS']._serialized_end=1800
+  _globals['_CLOCKREQUEST']._serialized_start=527
+  _globals['_CLOCKREQUEST']._serialized_end=555
+  _globals['_CLOCKREPLY']._serialized_start=557
+  _globals['_CLOCKREPLY']._serialized_end=607
+  _globals['_STATSREQUEST']._serialized_start=609
+  _globals['_STATSREQUEST']._serialized_end=623
+  _globals['_NODESTATS']._serialized_start=626
+  _globals['_NODESTATS']._serialized_end=910
+  _globals['_NODESTATS_RESOURCESUSEDENTRY']._serialized_start=858
+  _globals['_NODESTATS_RESOURCESUSEDENTRY']._serialized_end=910
+  _globals['_STATSREPLY']._serialized_start=912
+  _globals['_STATSREPLY']._serialized_end=993
+  _globals['_PREPAREREQUEST']._serialized_start=995
+  _globals['_PREPAREREQUEST']._serialized_end=1068
+  _globals['_PREPAREREPLY']._serialized_start=1070
+  _globals['_PREPAREREPLY']._serialized_end=1122
+  _globals['_SUSPENDREQUEST']._serialized_start=1124
+  _globals['_SUSPENDREQUEST']._serialized_end=1184
+  _globals['_SUSPENDREPLY']._serialized_start=1186
+  _globals['_SUSPENDREPLY']._serialized_end=1200
+  _globals['_LAUNCHCHUNK']._serialized_start=1202
+  _globals['_LAUNCHCHUNK']._serialized_end=1257
+  _globals['_CHECKPOINTREQUEST']._serialized_start=1260
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1404
+  _globals['_CHECKPOINTREPLY']._serialized_start=1406
+  _globals['_CHECKPOINTREPLY']._serialized_end=1456
+  _globals['_NODE']._serialized_start=1459
+  _globals['_NODE']._serialized_end=1681
+  _globals['_RANKS']._serialized_start=1684
+  _globals['_RANKS']._serialized_end=1935
 # @@protoc_insertion_point(module_scope)

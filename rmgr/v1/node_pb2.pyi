@@ -71,6 +71,20 @@ class RunningReply(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[RunningTask]
     def __init__(self, tasks: _Optional[_Iterable[_Union[RunningTask, _Mapping]]] = ...) -> None: ...
 
+class ClockRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ClockReply(_message.Message):
+    __slots__ = ("boot_us", "incarnation")
+    BOOT_US_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    boot_us: int
+    incarnation: int
+    def __init__(self, boot_us: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

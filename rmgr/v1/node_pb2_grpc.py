@@ -49,6 +49,11 @@ class NodeStub(object):
                 request_serializer=rmgr_dot_v1_dot_node__pb2.StatsRequest.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_node__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.Clock = channel.unary_unary(
+                '/rmgr.v1.Node/Clock',
+                request_serializer=rmgr_dot_v1_dot_node__pb2.ClockRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_node__pb2.ClockReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer(object):
@@ -72,6 +77,13 @@ class NodeServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Clock(self, request, context):
+        """what gang time is counted by
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +101,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=rmgr_dot_v1_dot_node__pb2.StatsRequest.FromString,
                     response_serializer=rmgr_dot_v1_dot_node__pb2.StatsReply.SerializeToString,
+            ),
+            'Clock': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clock,
+                    request_deserializer=rmgr_dot_v1_dot_node__pb2.ClockRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_node__pb2.ClockReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -172,6 +189,33 @@ class Node(object):
             '/rmgr.v1.Node/Stats',
             rmgr_dot_v1_dot_node__pb2.StatsRequest.SerializeToString,
             rmgr_dot_v1_dot_node__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Node/Clock',
+            rmgr_dot_v1_dot_node__pb2.ClockRequest.SerializeToString,
+            rmgr_dot_v1_dot_node__pb2.ClockReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from rmgr.coord.protocol.keys import Pointer
 from rmgr.coord.protocol.records import encode_record
 from rmgr.model.base.resources import Capacity, NodeAttributes, Request
 from rmgr.model.base.states import Reason
+from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.cluster.limits import UserLimits
@@ -86,6 +87,11 @@ SAMPLES: tuple[Any, ...] = (
     NodeHold(head="n1", key="k", cores=1),
     Reserved(shares=(("7.0.1", 2), ("", 1)), memory_mib=64, resources=(("gpu", 1),)),
     NodeRecord(node="n1", incarnation=1, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1)),
+    GangClock(node="n1", incarnation=1, offset_us=1),
+    GangRecord(
+        policy="dqt", slot_us=1_000_000, origin_us=1, slot=1, width=2, leaves=(("n1", 2),), queues=((0, ((1 << 20, 1),)),),
+        clock=GangClock(node="n1", incarnation=1, offset_us=1), front=((0, 1, False),), attempts=((1 << 20, 1, 0),),
+    ),  # fmt: skip
     SubmitterEntry(guid="g", host="h", pid=1, since_us=1),
     StarterEntry(guid="g", nodes=("n1",), endpoint="h:1", host="h", pid=1),
     Drain(node="n1", reason="", user="ann", since_us=1),

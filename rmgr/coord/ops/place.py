@@ -122,6 +122,7 @@ def assign_ops(job: Assigned) -> list[Op]:
             memory_mib=processes * allocation.memory_mib,
             processes=processes,
             whole=bool(allocation.whole),
+            gang=allocation.gang,
         )
         ops.append(Create(paths.hold_of(node, key.submission, key.first, key.attempt), encode_record(hold)))
     ops += [Delete(paths.reserved_of(node, key.submission, key.first)) for node in job.reserved]

@@ -101,6 +101,7 @@ TABLE: Mapping[str, Rights] = {
     paths.IDLE: _line(starter=R | C | D, submitters=R | D),  # CLAIM, COMPLETE, IDLE; HAND
     f"{paths.IDLE}/*": _READ,
     paths.JOBS: _READ,
+    paths.GANGS: _READ,
     paths.REQUESTS: _line(submitters=R | C),  # ASK
     f"{paths.REQUESTS}/*": _READ,
     paths.IDENTITIES: _line(starter=R | C, submitters=R | C),  # a certificate is believed for its authority's signature

@@ -19,6 +19,8 @@ MAX_MULTI_BYTES = 256 * 1024
 MAX_ZNODE_BYTES = 16 * 1024
 #: What the scheduler remembers of a partition grows with its jobs: one znode a partition, read once a leadership.
 MAX_PLACING_BYTES = 128 * 1024
+#: Who shares nodes in time: all jobs of a partition in one record, from which each of its nodes computes every slot.
+MAX_GANGS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,9 @@ Op = Check | Create | Set | Delete
 
 def most_bytes(path: str) -> int:
     """How much a znode may hold."""
-    return MAX_PLACING_BYTES if path.startswith(f"{paths.JOBS}/") else MAX_ZNODE_BYTES
+    if path.startswith(f"{paths.JOBS}/"):
+        return MAX_PLACING_BYTES
+    return MAX_GANGS_BYTES if path.startswith(f"{paths.GANGS}/") else MAX_ZNODE_BYTES
 
 
 def size_of(op: Op) -> int:

@@ -27,6 +27,7 @@ Paths are relative to the cluster's chroot (`/rmgr/<cluster>`). E = ephemeral, S
     /inbox/<node>/<guid>              orders to a Starter
     /idle/<node>                      has free slots and found nothing to claim
     /jobs/<partition>                 reservations, notes and holds of the scheduler there
+    /gangs/<partition>                who shares nodes in time there, slot by slot  version = generation
     /requests/<guid>                  what a user asks of the leader; its answer is written into it
     /locks/schema                E    who changes the schema of the data store
     /identities/<key_id>              certificate of a signing key                believed for its authority's signature
@@ -63,6 +64,7 @@ RUNNING = "/running"
 INBOX = "/inbox"
 IDLE = "/idle"
 JOBS = "/jobs"
+GANGS = "/gangs"
 REQUESTS = "/requests"
 IDENTITIES = "/identities"
 REVOKED = "/revoked"
@@ -74,7 +76,7 @@ SCHEMA_LOCK = "/locks/schema"
 
 #: Made once when a cluster is set up.
 SKELETON = (
-    *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS),
+    *(WATCHDOGS, STARTERS, SUBMITTERS, NODES, DRAINS, HOLDS, SUBS, TOKENS, QUEUES, RUNNING, INBOX, IDLE, JOBS, GANGS),
     *(REQUESTS, IDENTITIES, REVOKED, JOINS, SECRETS, TROUBLES, ENDED),
 )
 
@@ -169,6 +171,11 @@ def reserved_in(names: Iterable[str] | None) -> list[tuple[str, tuple[int, int]]
 def placing(partition: str) -> str:
     """What the scheduler remembers of a partition: reservations, notes, holds."""
     return f"{JOBS}/{partition}"
+
+
+def gangs(partition: str) -> str:
+    """Whose slots are when on the nodes of a partition (`model/cluster/gang.py`)."""
+    return f"{GANGS}/{partition}"
 
 
 def running_node(name: str) -> str:

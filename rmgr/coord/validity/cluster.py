@@ -38,6 +38,7 @@ from rmgr.coord.validity.work import (
 )
 from rmgr.model.base.ids import MAX_NUMBER
 from rmgr.model.base.resources import Capacity, NodeAttributes
+from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_LEAVES, MOST_QUANTUM_US, GangClock, GangRecord
 from rmgr.model.cluster.identity import Role
 from rmgr.model.cluster.joining import AclRecord, Invitation, Revocation, SealedSecret
 from rmgr.model.cluster.limits import BOUNDS, UserLimits
@@ -59,6 +60,8 @@ from rmgr.model.tasks.request import AnyRequest, CancelRequest, StopKind, StopRe
 from rmgr.model.wire.line import Ahead, Claimed, ClaimStage, Hint, Told
 
 _COUNT = whole(0, 1 << 62)
+_GANG_TIME = whole(-(1 << 57), 1 << 57)
+_TREE_NODE = whole(0, 4 * MOST_LEAVES)
 _PID = whole(0, 1 << 32)
 _PROTOCOL = whole(0, 1 << 16)
 _NODE = optional(NAME, "")
@@ -72,6 +75,11 @@ _TOLD = many(row(whole(0, MAX_NUMBER), _INDEX, _WHY), LONG)
 
 #: Ranges of tasks as people ask for them: what of it there is, is looked for (`model/tasks/request.py`).
 _ASKED = many(row(whole(-(1 << 62), 1 << 62), whole(-(1 << 62), 1 << 62)), LONG)
+
+
+def _counts_leaves(record: Any) -> FieldFault | None:
+    leaves = sum(cores for _, cores in record.leaves)
+    return FieldFault("leaves", leaves, f"at most {MOST_LEAVES} in all") if leaves > MOST_LEAVES else None
 
 
 def _is_bounded(record: Any) -> FieldFault | None:
@@ -107,6 +115,25 @@ BOOK.add(
     line=WORD,
     metrics=WORD,
     leaves=flag,
+    freezer=text(16),
+)
+BOOK.add(GangClock, node=NAME, incarnation=_COUNT, offset_us=_GANG_TIME)
+BOOK.add(
+    GangRecord,
+    _counts_leaves,
+    format=_COUNT,
+    policy=text(255),
+    slot_us=whole(LEAST_QUANTUM_US, MOST_QUANTUM_US),
+    origin_us=_GANG_TIME,
+    slot=_COUNT,
+    width=whole(2, 64),
+    leaves=many(row(NAME, whole(1, MOST_LEAVES)), MOST_LEAVES),
+    clock=BOOK.of(GangClock),
+    queues=many(row(_TREE_NODE, many(row(_COUNT, whole(1, 64)), LONG)), LONG),
+    front=many(row(_TREE_NODE, _COUNT, flag), LONG),
+    late=many(row(_COUNT, _TREE_NODE, whole(1, 64)), LONG),
+    next_round=flag,
+    attempts=many(row(_COUNT, whole(1, MOST_ATTEMPTS), _COUNT), LONG),
 )
 BOOK.add(StarterEntry, guid=GUID, nodes=many(NAME, LONG), endpoint=WORD, host=WORD, pid=_PID)
 BOOK.add(SubmitterEntry, guid=GUID, host=WORD, pid=_PID, since_us=SPAN, user=optional(USER, ""))

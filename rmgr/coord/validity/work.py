@@ -323,6 +323,7 @@ BOOK.add(
     planned_us=SPAN,
     whole=many(whole(0, 1 << 31), LONG),
     seal=optional(BOOK.of(PlacingSeal)),
+    gang=optional(NAME, ""),
 )
 BOOK.add(
     BlockData,
@@ -430,4 +431,5 @@ BOOK.add(
     memory_mib=whole(0, 1 << 40),
     processes=_COUNT,
     whole=flag,
+    gang=optional(NAME, ""),
 )

@@ -48,6 +48,7 @@ class NodeRecord:
     line: str = ""  #: host:port for direct lines (`adapters/rpc/line.py`), "" = it has none
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
     takes_left: bool = False  #: of these it claims the output keys if the Submitter does not
+    freezer: str = ""  #: how it stops work between slots (`model/cluster/gang.py`), "" = it cannot
     leaves: bool = False  #: its Starter writes down that it ends in good order: gone without that word, it has died
     newer: Newer = newer()
 

@@ -76,7 +76,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     threads: cores of one process. memory_mib: of one process, 0 = not counted. started_us: when the leader placed it (its clock).
     planned_us: how long it was planned for, 0 = no limit. whole: of a job that has its nodes for itself: all cores of each node, in the
     order of `shares`; it has their other resources, too, but of the memory what it asked for. seal: of the leader who gave it, None in
-    an open cluster.
+    an open cluster. gang: it runs in the slots that `/gangs/<gang>` gives it, and stands still in others; "" = in none.
     """
 
     shares: tuple[tuple[str, int], ...]
@@ -86,6 +86,7 @@ class Allocation(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     planned_us: int = 0
     whole: tuple[int, ...] = ()
     seal: PlacingSeal | None = None
+    gang: str = ""
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -113,7 +114,7 @@ class NodeHold:
     """`/holds/<node>/<submission>.<index>.<attempt>`: a job that runs elsewhere has these cores here; its Starter never pulls into them.
 
     head: the node that runs the job. key: name of its block there. The hold goes when that block is gone.
-    cores: of its processes; whole: it has all of the node's, and all other resources.
+    cores: of its processes; whole: it has all of the node's, and all other resources. gang: as that of the job's allocation.
     """
 
     head: str
@@ -122,6 +123,7 @@ class NodeHold:
     memory_mib: int = 0
     processes: int = 0
     whole: bool = False
+    gang: str = ""
     newer: Newer = newer()
 
 

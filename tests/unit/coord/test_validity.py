@@ -28,6 +28,7 @@ from tests.harness.records_of_0_1_0 import RECORDS
 #: Where records are, and what there is none.
 MODULES = (
     "base.resources",
+    "cluster.gang",
     "cluster.joining",
     "cluster.limits",
     "cluster.node",
