@@ -60,6 +60,7 @@ OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 #: Of servers: a connection whose handshake takes longer, or that asks nothing for so long, is ended; calls of one connection at once.
 HANDSHAKE_S, IDLE_S, MAX_CALLS_OF_ONE = 5.0, 600.0, 256
 #: Descriptors that connections leave to everything else; and the fewest connections.
@@ -156,6 +157,9 @@ class NodeAnswers(Protocol):
 
     def running(self, submission: int, *, caller: Caller | None = None) -> list[RunningTask]:
         """Tasks that run here and that the caller may see, of one submission or of all (0)."""
+
+    def incarnation_of(self, node: str) -> int:
+        """Which registration of the node stands. Raises: NotFound for a node that is not served here."""
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
@@ -338,6 +342,10 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
             time_us=time.time_ns() // 1000,
         )
 
+    def Clock(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        incarnation = _answer(context, lambda: self._answers.incarnation_of(request.node))
+        return node_pb2.ClockReply(boot_us=time.clock_gettime_ns(_BOOTTIME) // 1000, incarnation=incarnation)  # last of all: it is true when it leaves
+
 
 # -- clients -------------------------------------------------------------------------------------------------------------------
 
@@ -477,6 +485,11 @@ class NodeClient(_Client):
         """One entry a virtual node."""
         reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
         return [NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in reply.nodes]
+
+    def clock(self, node: str) -> tuple[int, int]:
+        """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
+        reply = self._call(node_pb2_grpc.NodeStub(self._channel).Clock, node_pb2.ClockRequest(node=node))
+        return reply.boot_us, reply.incarnation
 
     def time_us(self) -> int:
         """What time it is there: microseconds since the epoch."""

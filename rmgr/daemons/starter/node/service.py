@@ -60,6 +60,7 @@ class ShownNode(Protocol):
     """A node whose tasks and outputs are shown. drains: who wants no new work there -> why."""
 
     name: str
+    incarnation: int
     blocks: dict[BlockKey, ClaimedBlock]
     drains: dict[str, str]
     lanes: Lanes
@@ -245,6 +246,13 @@ class NodeAnswering:
             return found
 
         return self._ask(look)
+
+    def incarnation_of(self, node: str) -> int:
+        """See `NodeAnswers.incarnation_of`. It does not wait for the thread that owns the nodes: gang time is asked for by round trips."""
+        agent = self._starter.agents.get(node)
+        if agent is None:
+            raise NotFound(f"node {node} is not served here")
+        return agent.incarnation
 
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""

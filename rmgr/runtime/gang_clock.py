@@ -1,0 +1,103 @@
+"""Reads the clock that gang time is counted by: CLOCK_BOOTTIME of another machine, asked over gRPC by least round trip."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import NodeClient
+from rmgr.errors import RmgrError
+from rmgr.runtime import machine
+
+#: Questions of one reading: that with the shortest round trip counts.
+_ASKED = 8
+#: Between two readings, and after one without an answer.
+_EVERY_S, _AGAIN_S = 10.0, 1.0
+_CALL_S = 1.0
+
+
+class ClockReading(NamedTuple):
+    """offset_us: what that machine's boot clock is ahead of ours, right to within error_us (half the round trip). at_ns: by our boot clock."""
+
+    offset_us: int
+    error_us: int
+    at_ns: int
+
+
+#: Of a node of one's own machine.
+OWN = ClockReading(0, 0, 0)
+
+
+class ClockReader:
+    """Asks one Starter at a time, in a thread of its own. `reading` is read from any thread.
+
+    Args: told: called on that thread whenever there is a new reading.
+    """
+
+    def __init__(self, credentials: Credentials | None, told: Callable[[], None]) -> None:
+        self._credentials = credentials
+        self._told = told
+        self._lock = threading.Condition()
+        self._target: tuple[str, int, str] | None = None  # node, incarnation, endpoint
+        self._reading: ClockReading | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def reading(self) -> ClockReading | None:
+        """The last one of whom it follows; None: there is none yet. It stays while nobody answers."""
+        return self._reading
+
+    def follow(self, node: str, incarnation: int, endpoint: str) -> None:
+        """Whom to ask from now on. What it knew of another one is forgotten; the same again changes nothing."""
+        target = (node, incarnation, endpoint)
+        with self._lock:
+            if self._closed or target == self._target:
+                return
+            if self._target is None or self._target[:2] != target[:2]:
+                self._reading = None
+            self._target = target
+            if self._thread is None:
+                self._thread = machine.Thread(target=self._run, name="gang-clock", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def close(self) -> None:
+        """Asks no more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify()
+
+    def _run(self) -> None:
+        target: tuple[str, int, str] | None = None
+        while True:
+            with self._lock:
+                pause_s = 0.0 if target != self._target else _EVERY_S if self._reading is not None else _AGAIN_S
+                machine.wait_for(self._lock, lambda: self._closed or target != self._target, pause_s)
+                target = self._target
+                if self._closed or target is None:
+                    return
+            reading = self._ask(*target)
+            with self._lock:
+                if reading is None or target != self._target:
+                    continue
+                self._reading = reading
+            self._told()
+
+    def _ask(self, node: str, incarnation: int, endpoint: str) -> ClockReading | None:
+        best: ClockReading | None = None
+        with suppress(RmgrError), NodeClient(endpoint, timeout_s=_CALL_S, credentials=self._credentials) as client:
+            client.clock(node)  # the first one opens the connection
+            for _ in range(_ASKED):
+                began_ns = machine.boottime_ns()
+                there_us, its_incarnation = client.clock(node)
+                ended_ns = machine.boottime_ns()
+                if its_incarnation != incarnation:
+                    return None
+                trip_us = (ended_ns - began_ns) // 1000
+                if best is None or trip_us < 2 * best.error_us:
+                    best = ClockReading(there_us - (began_ns + ended_ns) // 2000, max(1, (trip_us + 1) // 2), ended_ns)
+        return best
