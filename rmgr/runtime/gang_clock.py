@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from rmgr.adapters.identity.credentials import Credentials
@@ -20,7 +21,7 @@ _CALL_S = 1.0
 
 
 class ClockReading(NamedTuple):
-    """offset_us: what that machine's boot clock is ahead of ours, right to within error_us (half the round trip). at_ns: by our boot clock."""
+    """offset_us: so much their boot clock is ahead of ours, give or take error_us (half a round trip). at_ns: by our boot clock."""
 
     offset_us: int
     error_us: int
@@ -72,20 +73,23 @@ class ClockReader:
             self._lock.notify()
 
     def _run(self) -> None:
-        target: tuple[str, int, str] | None = None
         while True:
             with self._lock:
-                pause_s = 0.0 if target != self._target else _EVERY_S if self._reading is not None else _AGAIN_S
-                machine.wait_for(self._lock, lambda: self._closed or target != self._target, pause_s)
                 target = self._target
                 if self._closed or target is None:
                     return
             reading = self._ask(*target)
             with self._lock:
-                if reading is None or target != self._target:
-                    continue
-                self._reading = reading
-            self._told()
+                if target == self._target and reading is not None:
+                    self._reading = reading
+            if reading is not None:
+                self._told()
+            with self._lock:
+                pause_s = _EVERY_S if self._reading is not None else _AGAIN_S
+                machine.wait_for(self._lock, partial(self._is_over, target), pause_s)
+
+    def _is_over(self, target: tuple[str, int, str]) -> bool:
+        return self._closed or target != self._target
 
     def _ask(self, node: str, incarnation: int, endpoint: str) -> ClockReading | None:
         best: ClockReading | None = None

@@ -149,14 +149,16 @@ class PrepareReply(_message.Message):
     def __init__(self, process: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SuspendRequest(_message.Message):
-    __slots__ = ("node", "hold", "resume")
+    __slots__ = ("node", "hold", "resume", "out_of_turn_us")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    OUT_OF_TURN_US_FIELD_NUMBER: _ClassVar[int]
     node: str
     hold: str
     resume: bool
-    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., resume: bool = ...) -> None: ...
+    out_of_turn_us: int
+    def __init__(self, node: _Optional[str] = ..., hold: _Optional[str] = ..., resume: bool = ..., out_of_turn_us: _Optional[int] = ...) -> None: ...
 
 class SuspendReply(_message.Message):
     __slots__ = ()

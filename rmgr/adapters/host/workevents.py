@@ -148,6 +148,39 @@ class Surprised:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class PartBegan:
+    """The first slot of a part of a gang has begun: its work may start."""
+
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartsServed:
+    """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now); the rest counts from the
+    turner's beginning."""
+
+    parts: tuple[tuple[str, int, int, bool], ...]
+    switches: int
+    late: int
+    out_of_turn_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartStubborn:
+    """The part did not stand still at the end of its turn. killed: it computed on; else it sleeps where no signal reaches it."""
+
+    part: str
+    killed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TurnerRestarted:
+    """The turner was dead, and another one goes on."""
+
+
+TurnEvent = PartBegan | PartsServed | PartStubborn | TurnerRestarted
+
 WorkEvent = (
     SlotUp
     | SlotLost
@@ -162,6 +195,7 @@ WorkEvent = (
     | CommandsEnded
     | Surprised
 )
+NodeEvent = WorkEvent | TurnEvent
 
 
 class SlotEvents:

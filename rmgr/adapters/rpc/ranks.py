@@ -60,8 +60,8 @@ class RanksAnswers(Protocol):
         Raises: NotFound for a node that is not served here.
         """
 
-    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
-        """Stops or continues everything in the hold. Raises: NotFound, Unavailable."""
+    def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
+        """Stops or continues everything in the hold. out_of_turn_us: of a gang, it runs for so long. Raises: NotFound, Unavailable."""
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:
         """(bytes, key of a row): what the step gives. Takes as long as the files take. Raises: NotFound, DataLost, ValueTooLarge, ..."""
@@ -119,7 +119,7 @@ class _Servicer:
 
     def suspend(self, request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            self._answers.suspend(request.node, request.hold, resume=request.resume)
+            self._answers.suspend(request.node, request.hold, resume=request.resume, out_of_turn_us=request.out_of_turn_us)
         except errors.RmgrError as error:
             fail(context, error)
         return node_pb2.SuspendReply()
@@ -202,10 +202,18 @@ class Peers:
         call.add_done_callback(answered)
 
     def suspend(
-        self, endpoint: str, node: str, hold: str, *, resume: bool, timeout_s: float, done: Callable[[errors.RmgrError | None], None]
+        self,
+        endpoint: str,
+        node: str,
+        hold: str,
+        *,
+        resume: bool,
+        out_of_turn_us: int = 0,
+        timeout_s: float,
+        done: Callable[[errors.RmgrError | None], None],
     ) -> None:
         """Asks, and tells `done` on some thread: None = done, else why not."""
-        request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume)
+        request = node_pb2.SuspendRequest(node=node, hold=hold, resume=resume, out_of_turn_us=out_of_turn_us)
         call = node_pb2_grpc.RanksStub(self._channels.get(endpoint)).Suspend.future(request, timeout=timeout_s, wait_for_ready=True)
 
         def answered(future: Any) -> None:

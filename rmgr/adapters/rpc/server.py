@@ -344,7 +344,8 @@ class _NodeServicer(node_pb2_grpc.NodeServicer):
 
     def Clock(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         incarnation = _answer(context, lambda: self._answers.incarnation_of(request.node))
-        return node_pb2.ClockReply(boot_us=time.clock_gettime_ns(_BOOTTIME) // 1000, incarnation=incarnation)  # last of all: it is true when it leaves
+        boot_us = time.clock_gettime_ns(_BOOTTIME) // 1000  # last of all: it is true when it leaves
+        return node_pb2.ClockReply(boot_us=boot_us, incarnation=incarnation)
 
 
 # -- clients -------------------------------------------------------------------------------------------------------------------

@@ -317,6 +317,7 @@ def build(
         separate=bool(config.security.dir),
         gate=Gate(credentials, trust, records, cluster_id=meta.cluster_id) if credentials is not None and trust is not None else None,
         seals=seals_of(credentials, trust, meta),
+        credentials=credentials,
         placings=placings_of(credentials, trust, meta),
     )
     if trust is not None:

@@ -57,6 +57,8 @@ class Asking:
             part.marker, part.spare = lane.slot.marker, (lane.slot.pid,)
         saving = f"asked at {utc(now_us)} ({case.why or 'stop'}), has until {utc(asked.deadline_us)}"
         self._notes.tell(block, "", stopping=(case.why or "stop") if case.is_stop else None, saving=saving)
+        if case.is_stop:
+            self._owner.let_go(block, case.grace_us + KILL_US)
         if case.is_stop and lane is not None:  # a job that stands still could not answer
             lane.worker.resume() if lane.worker is not None else lane.slot.resume(lane.running_seq)
         self._tell(case, parts, asked)

@@ -70,8 +70,10 @@ class Checkpoints:
         directory: Path,
         over: Callable[[ClaimedBlock], None],
         on_unstartable: Callable[[ClaimedBlock, FetchFailure], None],
+        let_go: Callable[[ClaimedBlock, int], None],
         log: Log,
     ) -> None:
+        self.let_go = let_go
         self._node = node
         self._tree = tree
         self._shared = shared

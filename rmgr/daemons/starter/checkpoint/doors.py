@@ -79,7 +79,12 @@ class JobParts(Protocol):
 
 
 class AskedCheckpoints(Protocol):
-    """Goes on with a checkpoint when its program has answered, or has not."""
+    """Goes on with a checkpoint when its program has answered, or has not.
+
+    let_go: of a gang, for so many us: it runs whoever's turn it is.
+    """
+
+    let_go: Callable[[ClaimedBlock, int], None]
 
     def lane_of(self, block: ClaimedBlock) -> WorkerLane | None:
         """Where its script runs, or None if it does not."""

@@ -331,12 +331,13 @@ class Dispatcher:
     def _lane(self, block: ClaimedBlock, info: Info, launch: LaunchSpec, task_s: float | None, now_s: float) -> WorkerLane | None:
         """An idle lane, else one that runs the same kind and has little left to do; None: wait."""
         size = cores, memory_mib, needs = self._lanes.size_of(block)
+        part = self._jobs.part_of(block) if self._jobs is not None else ""
         if block.data.serial:
             mine = next((lane for lane in self._lanes if lane.serial is block), None)
             if mine is not None:
                 return mine if len(mine.tasks) < BATCH_TASKS // 2 and not mine.blocked_seq else None
-            return self._lanes.open_for(info, launch.spec, *size)
-        lane = self._lanes.open_for(info, launch.spec, *size)
+            return self._lanes.open_for(info, launch.spec, *size, part=part)
+        lane = self._lanes.open_for(info, launch.spec, *size, part=part)
         if lane is not None or task_s is None or task_s > LOW_S or not block.data.resubmit or block.is_placed:
             return lane
         running = [
@@ -447,6 +448,7 @@ class Dispatcher:
                 stdin_path=str(launch.stdin.path) if launch.stdin is not None else "",
                 keep=bool(command.output_files) or is_staged,
                 append=self._stager.appends(block),
+                isolate=bool(lane.part),
                 items=tuple(items),
             )
         )

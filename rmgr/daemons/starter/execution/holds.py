@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.home import Home
     from rmgr.daemons.starter.core.io import StoreIO
     from rmgr.daemons.starter.core.records import Info, RecordCache
+    from rmgr.daemons.starter.execution.gangs import Gangs
     from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: In the private directory of a hold: what its ranks save.
@@ -138,8 +139,10 @@ class HeldParts:
         log: Log,
         reservations: Reservations,
         on_missing: Callable[[], None],
+        gangs: Gangs,
     ) -> None:
         self._node = node
+        self._gangs = gangs
         self._reservations = reservations
         self._on_missing = on_missing
         self._tree = tree
@@ -181,11 +184,17 @@ class HeldParts:
             self._waiters[name] = [*waiting, (head, cores, future)]
         return future
 
-    def suspend(self, name: str, *, resume: bool) -> bool:
-        """Stops or continues everything that runs in a hold. False: there is none."""
+    def suspend(self, name: str, *, resume: bool, out_of_turn_us: int = 0) -> bool:
+        """Stops or continues everything that runs in a hold. out_of_turn_us: of a gang, it runs for so long. False: there is none."""
         hold = self.get(name)
         if hold is None or hold.lane is None:
             return False
+        if hold.record is not None and hold.record.gang:
+            if out_of_turn_us:
+                self._gangs.let_go(name, out_of_turn_us)
+            else:
+                self._gangs.hold(name, on=not resume)
+            return True
         (hold.lane.slot.resume if resume else hold.lane.slot.suspend)(hold.seq)
         return True
 
@@ -253,6 +262,7 @@ class HeldParts:
         if info is None:
             return True if self._shared.records.is_refused(hold.submission) else None
         cores, memory_mib = lanes.cores if record.whole else max(1, record.cores), record.memory_mib
+        part = hold.name if record.gang else ""
         if cores > lanes.cores or memory_mib > lanes.memory_mib:
             hold.is_too_large = True
             self._log.error("hold_too_large", name=hold.name, cores=cores, memory_bytes=memory_mib << 20)
@@ -270,12 +280,16 @@ class HeldParts:
             self._log.error("hold_too_large", name=hold.name, detail=f"resources {dict(needs)}")
             return True
         self._reservations.make_room(hold.submission, hold.index)
-        lane = lanes.open_for(info, None, cores, memory_mib, needs)
+        if part:
+            cores = 0
+            if self._gangs.seat(record.gang, part, info) is None:
+                return False
+        lane = lanes.open_for(info, None, cores, memory_mib, needs, part=part)
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one
             lanes.give_up(lane)
             lanes.retire(lane.slot)
             self._on_missing()
-            lane = lanes.open_for(info, None, cores, memory_mib, needs)
+            lane = lanes.open_for(info, None, cores, memory_mib, needs) if not part else None
         if lane is None:
             return False
         hold.lane, lane.owner = lane, hold
@@ -319,13 +333,13 @@ class HeldParts:
             environ={
                 "RMGR_NODE": self._node.name,
                 "RMGR_CHECKPOINT_DIR": str(place / CHECKPOINTS),
-                "RMGR_CPUS_ON_NODE": str(lane.cores),
+                "RMGR_CPUS_ON_NODE": str(lane.cores or hold.record.cores if hold.record is not None else lane.cores),
             }
             | lane.variables,
         )
         argv = (home.PYTHON, "-I", "-S", str(home.source("rmgr.runner.ranks.ranks")), str(place))
         item = CommandItem(seq=hold.seq, index=hold.index, attempt=hold.attempt, label=info.label(hold.index))
-        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,)))
+        lane.slot.run(CommandBatch(shape=shape, argv=argv, items=(item,), isolate=bool(lane.part)))
 
     def _end(self, hold: HeldPart) -> None:
         """Its processes are killed; its lane is given up when they are dead."""

@@ -8,6 +8,7 @@ a lane keeps what it was lent as long as it has tasks.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from bisect import insort
@@ -84,6 +85,8 @@ class WorkerLane:
     cpus: list[int] = field(default_factory=list)  #: processors that are its own, none: it is not bound
     recalling: bool = False
     last: int = 0  #: submission whose work it had last
+    part: str = ""  #: of a gang: it has its cores in its turns only, and they are counted for all of them together
+    is_held: bool = False  #: what it needs is taken out of the node's
     owner: object = None  #: what holds it although no task of it runs: a hold, the seat of a job that is about to start
 
     @property
@@ -152,6 +155,7 @@ class Lanes:
         self.memory_mib = self.free_memory_mib = memory_mib
         self.resources = dict(resources or {})
         self._pieces = {name: list(range(count)) for name, count in self.resources.items()}  #: not lent, ascending
+        self._own_processors = list(processors)
         self._processors = list(processors)  #: nobody's, ascending
         self._python = python
         self._workers: dict[Worker, WorkerLane] = {}
@@ -164,6 +168,7 @@ class Lanes:
         self._unproven: set[WorkerLane] = set()  #: blocked so lately that nobody knows whether they wait
         self._looks_s = -math.inf  #: when blocked tasks are looked at next
         self._dismisses_s = -math.inf  #: when idle workers are looked at next
+        self._turning: dict[str, tuple[Slot, list[int]]] = {}  #: part of a gang -> its slot, and the processors that it has in its turns
         self._retired: list[Slot] = []  #: get no more work, and end once they have none
         self.unproven: set[Account | None] = set()  #: users whose next slot must be up before it gets work
         self.is_owed = False  #: something that the leader has put here does not fit yet: nothing else may start
@@ -215,8 +220,14 @@ class Lanes:
         return needs_of(self.resources)
 
     def size_of(self, block: ClaimedBlock) -> tuple[int, int, Needs]:
-        """Cores, MiB and other resources of a task of it; a job that has its nodes for itself has all cores and resources."""
+        """Cores, MiB and other resources of a task of it; a job that has its nodes for itself has all cores and resources.
+
+        One of a gang has no cores: the gang has them all.
+        """
         allocation = block.data.allocation
+        if allocation is not None and allocation.gang:
+            _, memory_mib, needs = block.size
+            return 0, memory_mib, needs
         if allocation is None or not allocation.whole:
             return block.size
         return self.cores, block.key.memory_mib, self.all_resources
@@ -255,21 +266,23 @@ class Lanes:
 
     # -- taking and giving up --------------------------------------------------------------------------------------------
 
-    def open_for(self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = ()) -> WorkerLane | None:
+    def open_for(
+        self, info: Info, spec: WorkerSpec | None, cores: int, memory_mib: int, needs: Needs = (), *, part: str = ""
+    ) -> WorkerLane | None:
         """An idle lane for a task of this size, holding what it needs; None when it does not fit now.
 
-        Raises: OSError when no slot can be opened.
+        part: of a gang, in whose slot it is (`seat`). Raises: OSError when no slot can be opened.
         """
-        if not self.fits(cores, memory_mib, needs):
+        if not self.fits(cores, memory_mib, needs) or (part and part not in self._turning):
             return None
         asked, pieces = spec, {name: self._pieces[name][:count] for name, count in needs}
         if spec is not None and needs:  # a library keeps the pieces that it has seen first: no worker is used with others
             spec = replace(spec, environ=spec.environ | lent_variables(pieces))
         kind = (info.python or self._python, info.account)
-        lane = self._idle_worker(spec, kind) if spec is not None else None
+        lane = self._idle_worker(spec, kind) if spec is not None and not part else None
         if lane is None:
-            slot = self._free_slot(kind, any_python=spec is None)
-            if slot is None:
+            slot = self._turning[part][0] if part else self._free_slot(kind, any_python=spec is None)
+            if slot is None or slot.is_lost:
                 return None
             if spec is not None:
                 self._forget_idle(slot)
@@ -280,7 +293,7 @@ class Lanes:
                 self._commands[slot] = lane
         lane.info, lane.shape, lane.recalling, lane.serial = info, (cores, memory_mib, needs), False, None
         lane.last = info.record.id
-        lane.asked = asked
+        lane.asked, lane.part = asked, part
         self._hold(lane)
         if needs:
             lane.lent = pieces
@@ -409,6 +422,36 @@ class Lanes:
         self._dismisses_s = now_s + _DISMISS_S / 2
         return self._dismisses_s if self._workers else math.inf
 
+    # -- parts of gangs ----------------------------------------------------------------------------------------------------
+
+    def seat(self, part: str, info: Info, first: int, cores: int) -> Slot | None:
+        """The slot of a part of a gang, which nothing else uses until `unseat`; None while its user's next slot has to prove itself.
+
+        first, cores: which of the node's cores it has in its turns. Raises: OSError when it cannot be opened.
+        """
+        known = self._turning.get(part)
+        if known is not None and not known[0].is_lost:
+            return known[0]
+        kind = (info.python or self._python, info.account)
+        if kind[1] in self.unproven:
+            return None
+        taken = {slot.number for slot, _ in self._turning.values()}
+        number = next(number for number in itertools.count(self.cores) if number not in taken and not self._slots.get(number))
+        slot = self._open(number, kind)
+        self._turning[part] = slot, self._own_processors[first : first + cores]
+        return slot
+
+    def unseat(self, part: str) -> None:
+        """The part is over: its slot ends."""
+        known = self._turning.pop(part, None)
+        if known is not None and not known[0].is_lost:
+            known[0].close()
+
+    def is_used(self, slot: Slot) -> bool:
+        """Something runs in it, or is about to."""
+        lane = self._commands.get(slot)
+        return (lane is not None and lane.owner is not None) or any(other.slot is slot for other in self)
+
     # -- tasks that wait for tasks -----------------------------------------------------------------------------------------
 
     def block(self, lane: WorkerLane, seq: int) -> None:
@@ -501,7 +544,11 @@ class Lanes:
         if slots and slots[-1] is not lane.slot and lane.slot in slots:
             slots.remove(lane.slot)
             slots.append(lane.slot)
-        lane.cpus, self._processors = self._processors[: lane.cores], self._processors[lane.cores :]
+        if lane.part:
+            lane.cpus = list(self._turning[lane.part][1]) if lane.part in self._turning else []
+        else:
+            lane.cpus, self._processors = self._processors[: lane.cores], self._processors[lane.cores :]
+        lane.is_held = True
         self._unheld -= lane.cores
         self.free_memory_mib -= lane.memory_mib
         self._active[lane.slot.number] = self._active.get(lane.slot.number, 0) + 1
@@ -510,8 +557,9 @@ class Lanes:
         assert self.free_memory_mib >= 0
 
     def _release(self, lane: WorkerLane) -> None:
-        if lane.cores:
-            for cpu in lane.cpus:
+        if lane.is_held:
+            lane.is_held = False
+            for cpu in lane.cpus if not lane.part else ():
                 insort(self._processors, cpu)
             lane.cpus = []
             self._unheld += lane.cores
@@ -523,6 +571,8 @@ class Lanes:
         best = None
         for lane in self._workers.values():
             if lane.tasks or lane.cores or lane.worker is None or (lane.spec is not spec and lane.spec != spec):
+                continue
+            if lane.slot.number >= self.cores:  # it stands still between its turns
                 continue
             if lane.worker.is_leaving or lane.slot.is_lost or self._kinds.get(lane.slot) != kind or lane.slot in self._retired:
                 continue

@@ -48,6 +48,10 @@ class PlacedWork(Protocol):
         """`shape` with the variables of the block's allocation. Raises: OSError when its host file cannot be made."""
         ...
 
+    def part_of(self, block: ClaimedBlock) -> str:
+        """The name under which it takes turns with others (`run_label`), "" = it does not."""
+        ...
+
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""
         ...

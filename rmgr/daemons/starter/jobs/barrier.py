@@ -27,6 +27,7 @@ from rmgr.runtime.logger import Log
 if TYPE_CHECKING:
     from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
     from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.execution.gangs import Gangs
     from rmgr.daemons.starter.execution.lanes import Lanes
 
 #: Pause before a helper that could not be asked is asked again.
@@ -70,6 +71,7 @@ class BarredJobs(Protocol):
     """The jobs that wait for their other nodes."""
 
     checkpoints: Checkpoints
+    gangs: Gangs
 
     def lose(self, block: ClaimedBlock, node: str) -> None:
         """A node of its allocation is gone."""
@@ -156,7 +158,8 @@ class Barriers:
 
     def _sit_down(self, block: ClaimedBlock) -> None:
         if block.seat is None or block.seat.owner is not block:
-            block.seat = self._node.lanes.open_for(block.info, None, *self._node.lanes.size_of(block))
+            part = self._jobs.gangs.label(block)
+            block.seat = self._node.lanes.open_for(block.info, None, *self._node.lanes.size_of(block), part=part)
             if block.seat is not None:
                 block.seat.owner = block
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rmgr.adapters.rpc.ranks import Peers
     from rmgr.daemons.leader.core.seals import Placings
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from rmgr.model.base.states import Reason
     from rmgr.model.cluster.queue import ClusterSettings
     from rmgr.model.tasks.block import BlockKey
+    from rmgr.runtime.gang_clock import ClockReader
 
 
 class JobsNode(Protocol):
@@ -50,6 +53,10 @@ class JobServices(Protocol):
     peers: Peers | None
     placings: Placings
     records: RecordCache
+
+    def open_clock(self, told: Callable[[], None]) -> ClockReader:
+        """Reads the clock of another machine; `told` is called on a thread of its own."""
+        ...
 
     def settings(self) -> ClusterSettings:
         """Of the cluster, as they are now."""

@@ -25,6 +25,7 @@ from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
+from rmgr.daemons.starter.execution.gangs import Gangs
 from rmgr.daemons.starter.execution.holds import HeldParts
 from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.jobs.barrier import Barriers
@@ -108,13 +109,15 @@ class Jobs:
         self._directory = directory
         self._log = log
         self.reservations = Reservations(node, self, tree, log=log)
+        self.gangs = Gangs(node, tree, held=self._held_parts, over_limit=self._over_limit, open_clock=shared.open_clock, log=log)
         self.holds = HeldParts(
-            node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing
-        )
+            node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing,
+            gangs=self.gangs,
+        )  # fmt: skip
         self.barriers = Barriers(node, self, tree, shared, log)
         self.verdicts = Verdicts(node, self, tree, shared, log)
         self.checkpoints = Checkpoints(
-            node, tree, saving, reread=reread, directory=directory, over=over, log=log,
+            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go,
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
         self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
@@ -138,6 +141,7 @@ class Jobs:
         self._coming.clear()
         self._begun = Begun()  # what was placed before is for another incarnation
         self.checkpoints.reset()
+        self.gangs.reset()
 
     # -- START -------------------------------------------------------------------------------------------------------------
 
@@ -285,7 +289,8 @@ class Jobs:
         place, saved = self._place(block), self.checkpoints.directories.make(block)
         if allocation.helpers:
             return self._shape(block, allocation, shape, place, saved)
-        key = block.info, block.key.cores, block.key.memory_mib, allocation.shares, allocation.threads, allocation.whole, place, saved
+        asked = block.info, block.key.cores, block.key.memory_mib
+        key = *asked, allocation.shares, allocation.threads, allocation.whole, allocation.gang, place, saved
         found = self._shapes.get(key)
         if found is None:
             if len(self._shapes) >= _SHAPES:
@@ -320,7 +325,9 @@ class Jobs:
             variables["RMGR_KILL_ON_BAD_EXIT"] = "1"
         if rigid is not None and rigid.launch:
             variables["RMGR_LAUNCH"] = rigid.launch
-        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables)
+        # What takes turns is limited by how long it was served, which the turner knows and no clock here.
+        limit_us = 0 if allocation.gang else shape.limit_us
+        return msgspec.structs.replace(shape, environ={"OMP_NUM_THREADS": threads} | shape.environ | variables, limit_us=limit_us)
 
     def _place(self, block: ClaimedBlock) -> Path:
         """Its private directory, with the host file in it; without helpers the name of one that all jobs like it have."""
@@ -403,7 +410,10 @@ class Jobs:
         if block.is_revoked and allocation is not None and not allocation.helpers:
             self._node.return_unstarted(block)
             return False
-        if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block):
+        part = self.gangs.label(block)
+        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation.gang, part, block.info) is None:
+            return False
+        if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block) or (part and not self.gangs.has_begun(part)):
             return False
         self.checkpoints.started(block)
         return True
@@ -433,14 +443,32 @@ class Jobs:
         elif not self.checkpoints.lose(block, node) and not self.verdicts.lose(block, node):
             self._node.stop_tasks(block, None, Reason.NODE_LOST, 0)
 
-    def suspend(self, block: ClaimedBlock, *, resume: bool) -> None:
-        """Its processes on its other nodes stand still or go on, as those here do."""
+    def part_of(self, block: ClaimedBlock) -> str:
+        """See `PlacedWork.part_of`."""
+        return self.gangs.label(block)
+
+    def let_go(self, block: ClaimedBlock, for_us: int) -> None:
+        """A member of a gang is to end, or to save its state: it runs out of its turn on all its nodes. Nothing for any other job."""
+        part = self.gangs.label(block)
+        if part:
+            self.gangs.let_go(part, for_us)
+            self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
+
+    def _held_parts(self) -> list[tuple[str, str]]:
+        return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]
+
+    def _over_limit(self, block: ClaimedBlock) -> None:
+        self._node.stop_tasks(block, None, Reason.TIME_LIMIT, block.info.record.grace_us)
+
+    def suspend(self, block: ClaimedBlock, *, resume: bool, out_of_turn_us: int = 0) -> None:
+        """Its processes on its other nodes stand still or go on, as those here do. out_of_turn_us: of a gang, for so long."""
         allocation = block.data.allocation
         for helper, _ in allocation.helpers if allocation is not None else ():
+            then = partial(self._suspend, block, helper, resume, out_of_turn_us)
             future = self._tree.coordinator.get(paths.node(helper))
-            future.add_done_callback(lambda done, helper=helper: self._tree.post(partial(self._suspend, block, helper, resume, done)))  # type: ignore[misc]
+            future.add_done_callback(lambda done, then=then: self._tree.post(partial(then, done)))  # type: ignore[misc]
 
-    def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, done: Future[Stamped | None]) -> None:
+    def _suspend(self, block: ClaimedBlock, helper: str, resume: bool, out_of_turn_us: int, done: Future[Stamped | None]) -> None:
         def answered(error: RmgrError | None) -> None:
             if error is not None:
                 what = "not_resumed" if resume else "not_suspended"
@@ -455,7 +483,9 @@ class Jobs:
         if self._shared.peers is not None and endpoint:
             key = block.key
             hold = f"{key.submission}.{key.first}.{key.attempt}"
-            self._shared.peers.suspend(endpoint, helper, hold, resume=resume, timeout_s=_SUSPEND_S, done=answered)
+            self._shared.peers.suspend(
+                endpoint, helper, hold, resume=resume, out_of_turn_us=out_of_turn_us, timeout_s=_SUSPEND_S, done=answered
+            )
 
     def forget(self, block: ClaimedBlock) -> None:
         """The block is over."""

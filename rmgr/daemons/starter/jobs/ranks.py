@@ -85,10 +85,10 @@ class RanksAnswering:
         ready: Future[Any] = self._ask(node, lambda: agent.jobs.holds.when_ready(hold, head=head, cores=cores))
         return ready
 
-    def suspend(self, node: str, hold: str, *, resume: bool) -> None:
+    def suspend(self, node: str, hold: str, *, resume: bool, out_of_turn_us: int = 0) -> None:
         """See `RanksAnswers.suspend`."""
         agent = self._agent(node)
-        if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume)):
+        if not self._ask(node, lambda: agent.jobs.holds.suspend(hold, resume=resume, out_of_turn_us=out_of_turn_us)):
             raise NotFound(f"the job has no cores on node {node} any more")
 
     def checkpoint(self, node: str, hold: str, step: Step) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.process import NodeRunner
+from rmgr.adapters.host.workevents import TurnEvent
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.commits import IdleMark
 from rmgr.daemons.starter.core.home import Mending
@@ -171,6 +172,10 @@ class NodeAgent:
 
     def on_work(self, events: list[Any]) -> None:
         """What the slots report."""
+        for event in events:
+            if isinstance(event, TurnEvent):
+                self.jobs.gangs.take(event)
+        events = [event for event in events if not isinstance(event, TurnEvent)]
         if self.accounts is not None:
             self.accounts.saw(events)
         self._ends.take(events)
@@ -220,6 +225,8 @@ class NodeAgent:
 
     def stop_tasks(self, block: ClaimedBlock, indices: frozenset[int] | None, reason: Reason, grace_us: int) -> None:
         """Ends live tasks of a block (None: all)."""
+        if grace_us:
+            self.jobs.let_go(block, grace_us)  # it could not give way where it stands still
         for lane in list(self.lanes):
             for seq, (other, index) in list(lane.tasks.items()):
                 if other is block and (indices is None or index in indices):
@@ -297,6 +304,9 @@ class NodeAgent:
     def _dismiss(self, now_s: float) -> None:
         self.at(self.lanes.dismiss(now_s, lambda submission: self._shared.records.is_open(submission, _OPEN_AGE_S)))
 
+    def _take_turns(self, _now_s: float) -> None:
+        self.jobs.gangs.settle()
+
     def _begin(self, now_s: float) -> None:
         self._fill(self._dispatch.run, now_s)
 
@@ -352,6 +362,7 @@ class NodeAgent:
             NodeStep.GIVE_BACK_REFUSED: self._give_back_refused,
             NodeStep.REOPEN: self._reopen,
             NodeStep.CHARGE: self._charge,
+            NodeStep.TURNS: self._take_turns,
             NodeStep.BEGIN: self._begin,
             NodeStep.GRANT: self._grant,
             NodeStep.CLAIM: self._claim,

@@ -321,6 +321,8 @@ class Inbox:
                     lane.worker.signal(order.signal, seq)
                 case OrderKind.SIGNAL:
                     lane.slot.signal(seq, order.signal)
+                case OrderKind.SUSPEND | OrderKind.RESUME if lane.part:
+                    self._node.jobs.gangs.hold(lane.part, on=order.order is OrderKind.SUSPEND)
                 case OrderKind.SUSPEND:
                     lane.worker.suspend() if lane.worker is not None else lane.slot.suspend(seq)
                 case OrderKind.RESUME:

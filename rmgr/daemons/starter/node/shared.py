@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.ranks import Peers
 from rmgr.coord.protocol.ports import Coordinator
 from rmgr.daemons.leader.core.seals import Placings
@@ -30,6 +31,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.procedures.deeds import Deeds
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
+from rmgr.runtime.gang_clock import ClockReader
 from rmgr.runtime.logger import Log
 from rmgr.runtime.timers import Timer
 
@@ -58,6 +60,7 @@ class Shared:
     log: Log
     after: Callable[[float, Callable[[], None]], Timer]
     peers: Peers | None = None  #: how other Starters are asked
+    credentials: Credentials | None = None  #: None in an open cluster
     gate: Gate | None = None  #: of a secured cluster
     seals: Seals = OPEN  #: of checkpoints
     placings: Placings = field(default_factory=Placings)  #: of leaders
@@ -82,6 +85,10 @@ class Shared:
     def charge_of(self, user: str) -> Charge:
         """For something that `user`'s work is about to write into the store."""
         return Charge(self.bounds, user)
+
+    def open_clock(self, told: Callable[[], None]) -> ClockReader:
+        """Reads the clock of another machine; `told` is called on a thread of its own."""
+        return ClockReader(self.credentials, told)
 
     def accounts(self, node: str, directory: Path, log: Log) -> Accounts | None:
         """Whose rights work has on a node, None = the Starter's. directory: for copies of files."""

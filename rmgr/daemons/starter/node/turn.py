@@ -26,6 +26,7 @@ class NodeStep(StrEnum):
     GIVE_BACK_REFUSED = "give-back-refused"
     REOPEN = "reopen"
     CHARGE = "charge"
+    TURNS = "turns"
     BEGIN = "begin"
     GRANT = "grant"
     CLAIM = "claim"
@@ -57,6 +58,8 @@ STEPS: tuple[tuple[NodeStep, frozenset[NodeMode]], ...] = (
     (NodeStep.REOPEN, _ALWAYS),
     # Cores that blocked tasks use are not free: this is known before any are given to others.
     (NodeStep.CHARGE, _ALWAYS),
+    # Parts of gangs that are over leave their slots before others begin; what goes on has its slots also where nothing begins any more.
+    (NodeStep.TURNS, _ALWAYS),
     # Placed jobs first: what the leader has assigned outranks pulled work. Then what is here gets the slots that are free.
     (NodeStep.BEGIN, _BEGINS),
     # Nothing new begins, but a task that waits for its cores gets them: its end is what makes room.

@@ -1,0 +1,352 @@
+"""The parts that gang jobs have of one node: they have slots of their own, and run when the record of their partition says so.
+
+    /gangs/<partition> -> Timetable -> rows of the next half minute -> turner, which stops and continues
+    a part: seated (its slot is open, and stopped) -> its first turn has begun: its work may start -> turns -> its slot is empty: left
+
+The record may come before or behind the jobs that it names, and another generation of it at any time: rows up to the first slot of a
+generation are those of the one before. While a part is here the gang has all cores of the node, so that nothing is pulled beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, TurnerRestarted, TurnEvent
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.records import decode_record
+from rmgr.coord.validity import records as validity
+from rmgr.daemons.starter.health.watch import WatchedZnode
+from rmgr.errors import RmgrError
+from rmgr.model.cluster.gang import GangRecord
+from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.placing import run_label
+from rmgr.runtime import machine
+from rmgr.runtime.gang_clock import OWN, ClockReader, ClockReading
+from rmgr.sched.capacity.timetable import SlotRow, Timetable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from rmgr.adapters.host.slot import Slot
+    from rmgr.coord.protocol.multi import Stamped
+    from rmgr.daemons.starter.core.blocks import ClaimedBlock
+    from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.core.records import Info
+    from rmgr.daemons.starter.execution.lanes import Lanes
+    from rmgr.model.tasks.block import BlockKey
+    from rmgr.runtime.logger import Log
+
+#: The turner knows the rows of so long at least, and of so many slots: it goes on while its Starter stands still.
+AHEAD_US, _AHEAD_SLOTS = 45_000_000, 4
+#: They are computed again when less than this is left.
+_AGAIN_US = 32_000_000
+#: Longest time that an attempt runs out of turn.
+_OUT_OF_TURN_US = 60_000_000
+#: Clocks that differ by less are not worth new rows.
+_DRIFT_US = 500
+_LOOK_S = 1.0
+#: Whose cores of a node all its gangs' are, in its lanes.
+_OURS = "gangs"
+
+
+class GangNode(Protocol):
+    """The node on which they run."""
+
+    name: str
+    incarnation: int
+    blocks: dict[BlockKey, ClaimedBlock]
+    lanes: Lanes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Part:
+    """One attempt on this node. served_us, turns: as the turner has counted them."""
+
+    name: str
+    gang: str
+    slot: Slot
+    has_begun: bool = False
+    is_held: bool = False
+    served_us: int = 0
+    turns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Gang:
+    """What is known of the gang of a partition. rows: sent to the turner, from the present one on; is_due: they are to be sent anew."""
+
+    name: str
+    clock: ClockReader
+    watch: WatchedZnode[Stamped | None] | None = None
+    version: int = -1
+    table: Timetable | None = None
+    rows: list[SlotRow] = field(default_factory=list)
+    is_due: bool = False
+    sent_with: ClockReading | None = None
+    error: str = ""
+    endpoint_of: tuple[str, int] = ("", 0)  #: the reference whose record is being read, or was
+
+
+class Gangs:
+    """All parts of gangs on one node. In the thread that owns the node.
+
+    Args:
+        held: parts here of attempts whose script runs elsewhere, and their gangs. over_limit: is told of an attempt whose script runs here
+        and that was served for as long as it may be.
+        open_clock: makes what reads the clock of another machine.
+    """
+
+    def __init__(
+        self,
+        node: GangNode,
+        tree: TreeAccess,
+        *,
+        held: Callable[[], Iterable[tuple[str, str]]],
+        over_limit: Callable[[ClaimedBlock], None],
+        open_clock: Callable[[Callable[[], None]], ClockReader],
+        log: Log,
+    ) -> None:
+        self._node = node
+        self._tree = tree
+        self._held = held
+        self._over_limit = over_limit
+        self._open_clock = open_clock
+        self._log = log
+        self._parts: dict[str, _Part] = {}
+        self._gangs: dict[str, _Gang] = {}
+        self.switches = self.late_switches = self.out_of_turn_us = 0
+
+    # -- what jobs ask -----------------------------------------------------------------------------------------------------
+
+    def seat(self, gang: str, part: str, info: Info) -> Slot | None:
+        """The slot in which the part stands still until its first turn; None: not yet. Raises: OSError when no slot can be opened."""
+        found = self._gang(gang)
+        if found.table is None or (cores := found.table.cores_of(part)) is None:
+            return None  # the record that names it is on its way
+        lanes = self._node.lanes
+        if not lanes.keep(_OURS, lanes.cores, 0):
+            return None  # what was pulled ends first
+        slot = lanes.seat(part, info, *cores)
+        if slot is None:
+            return None
+        known = self._parts.get(part)
+        if known is None or known.slot is not slot:
+            if known is not None:
+                lanes.runner.turner.drop(part)
+            self._parts[part] = _Part(name=part, gang=gang, slot=slot)
+            lanes.runner.turner.add(part, slot)
+            found.is_due = True
+            self._tree.wake()
+        return slot
+
+    def has_begun(self, part: str) -> bool:
+        """Its first turn has come: its work may start."""
+        found = self._parts.get(part)
+        return found is not None and found.has_begun
+
+    def served_us(self, part: str) -> tuple[int, int]:
+        """(for how long it has had its cores, in how many turns)."""
+        found = self._parts.get(part)
+        return (found.served_us, found.turns) if found is not None else (0, 0)
+
+    def let_go(self, part: str, for_us: int) -> None:
+        """Runs out of its turn, because it is to end or to save its state; for a minute at most."""
+        if part in self._parts:
+            until_ns = machine.boottime_ns() + min(for_us + 2_000_000, _OUT_OF_TURN_US) * 1000
+            self._node.lanes.runner.turner.let_go(part, until_ns)
+
+    def hold(self, part: str, *, on: bool) -> None:
+        """Somebody has suspended it: its turns pass idle until he resumes it."""
+        found = self._parts.get(part)
+        if found is not None:
+            found.is_held = on
+            self._node.lanes.runner.turner.hold(part, on)
+
+    def clock_error_us(self) -> int | None:
+        """By how much the slots of this node may be beside those of others; None: no clock is read."""
+        known = [reading.error_us for gang in self._gangs.values() if (reading := self._reading(gang)) is not None]
+        return max(known, default=None)
+
+    # -- facts ---------------------------------------------------------------------------------------------------------------
+
+    def take(self, event: TurnEvent) -> None:
+        """What the turner reports."""
+        match event:
+            case PartBegan():
+                if (found := self._parts.get(event.part)) is not None:
+                    found.has_begun = True
+            case PartsServed():
+                self.switches, self.late_switches = event.switches, event.late
+                self.out_of_turn_us = event.out_of_turn_ns // 1000
+                for part, served_ns, turns, _ in event.parts:
+                    if (found := self._parts.get(part)) is not None:
+                        found.served_us, found.turns = served_ns // 1000, turns
+            case PartStubborn():
+                why = "it computed on at the end of its turn, and was killed" if event.killed else "it does not stop at the end of its turn"
+                self._log.warning("part_stubborn", name=event.part, why=why)
+            case TurnerRestarted():
+                self._log.warning("turner_restarted", node=self._node.name)
+        self._tree.wake()
+
+    def reset(self) -> None:
+        """A new registration: watches of the session before are gone."""
+        for gang in self._gangs.values():
+            if gang.watch is not None:
+                gang.watch.start()
+
+    def settle(self) -> None:
+        """Gives up what is over, ends what is over its limit, tells the turner what comes. Cost: O(parts), and now and then the rows."""
+        if not self._parts and not self._gangs:
+            return
+        lanes, wanted = self._node.lanes, dict(self._held())  # part -> its gang
+        heads: dict[str, ClaimedBlock] = {}
+        for block in self._node.blocks.values():
+            allocation = block.data.allocation
+            if allocation is not None and allocation.gang and (block.ready or block.live):
+                heads[self.label(block)], wanted[self.label(block)] = block, allocation.gang
+        for name, part in list(self._parts.items()):
+            if name not in wanted and not lanes.is_used(part.slot):
+                del self._parts[name]
+                lanes.runner.turner.drop(name)
+                lanes.unseat(name)
+        if not self._parts:
+            lanes.keep(_OURS, 0, 0)
+        for name, block in heads.items():
+            limit_us = block.info.limit_us if block.info is not None else 0
+            if block.live and limit_us and self.served_us(name)[0] >= limit_us:
+                self._over_limit(block)
+        self._send_rows()
+        for gone in self._gangs.keys() - {*wanted.values(), *(part.gang for part in self._parts.values())}:
+            self._close(self._gangs.pop(gone))
+        if self._gangs:
+            self._tree.after(_LOOK_S, self._tree.wake)
+
+    def label(self, block: ClaimedBlock) -> str:
+        """The name of a block of a gang as a part, "" for any other block."""
+        allocation, key = block.data.allocation, block.key
+        return run_label(key.submission, key.first, key.attempt) if allocation is not None and allocation.gang else ""
+
+    def close(self) -> None:
+        """Reads no more clocks."""
+        for gang in self._gangs.values():
+            self._close(gang)
+        self._gangs.clear()
+
+    def _close(self, gang: _Gang) -> None:
+        gang.clock.close()
+        if gang.watch is not None:
+            gang.watch.stop()
+
+    # -- record and clock ------------------------------------------------------------------------------------------------------
+
+    def _gang(self, name: str) -> _Gang:
+        found = self._gangs.get(name)
+        if found is None:
+            found = self._gangs[name] = _Gang(name, self._open_clock(lambda: self._tree.post(self._tree.wake)))
+            found.watch = WatchedZnode(
+                lambda watch: self._tree.coordinator.get(paths.gangs(name), watch=watch),
+                partial(self._on_record, found),
+                post=self._tree.post,
+                after=self._tree.after,
+            )
+            found.watch.start()
+        return found
+
+    def _on_record(self, gang: _Gang, found: Stamped | None) -> None:
+        if found is None or found.version <= gang.version:
+            return
+        try:
+            record = validity.decode(found.data, GangRecord, paths.gangs(gang.name))
+            table = Timetable(record, self._node.name)
+        except (RmgrError, ValueError) as error:
+            words = error.message if isinstance(error, RmgrError) else str(error)
+            if words != gang.error:  # the last one that could be read stands
+                gang.error = words
+                self._log.error("gang_not_readable", gang=gang.name, version=found.version, error=words)
+            return
+        first_us = table.start_us(record.slot)
+        gang.rows = [row for row in gang.rows if row.start_us < first_us]
+        gang.version, gang.table, gang.error, gang.is_due = found.version, table, "", True
+        self._log.info("gang_read", gang=gang.name, version=found.version, slot=record.slot, jobs=len(record.attempts))
+        self._find_clock(gang)
+        self._tree.wake()
+
+    def _find_clock(self, gang: _Gang) -> None:
+        assert gang.table is not None
+        clock = gang.table.record.clock
+        if clock.node == self._node.name or gang.endpoint_of == (clock.node, clock.incarnation):
+            return
+        gang.endpoint_of = (clock.node, clock.incarnation)
+        future = self._tree.coordinator.get(paths.node(clock.node))
+        future.add_done_callback(lambda done: self._tree.post(partial(self._on_reference, gang, gang.endpoint_of, done)))
+
+    def _on_reference(self, gang: _Gang, asked: tuple[str, int], done: Future[Stamped | None]) -> None:
+        if gang.endpoint_of != asked:
+            return
+        try:
+            found = done.result()
+            record = decode_record(found.data, NodeRecord, asked[0]) if found is not None else None
+        except RmgrError as error:
+            self._log.warning("gang_clock_not_found", gang=gang.name, target=asked[0], error=error.message)
+            record = None
+        if record is not None and record.endpoint:
+            gang.clock.follow(*asked, record.endpoint)
+        else:
+            gang.endpoint_of = ("", 0)
+            self._tree.after(_LOOK_S, partial(self._find_clock, gang))
+
+    def _reading(self, gang: _Gang) -> ClockReading | None:
+        """How far the reference's boot clock is ahead of this machine's."""
+        if gang.table is None:
+            return None
+        return OWN if gang.table.record.clock.node == self._node.name else gang.clock.reading
+
+    # -- rows ----------------------------------------------------------------------------------------------------------------
+
+    def _send_rows(self) -> None:
+        """The rows of all gangs of the node, which there is only one of but for a change of partitions."""
+        rows: list[tuple[int, tuple[str, ...]]] = []
+        is_due = False
+        for gang in self._gangs.values():
+            reading, table = self._reading(gang), gang.table
+            if reading is None or table is None:
+                continue
+            ahead_us = reading.offset_us + table.record.clock.offset_us  # of gang time before this machine's boot clock
+            now_us = machine.boottime_ns() // 1000 + ahead_us
+            self._extend(gang, table, now_us)
+            drifted = gang.sent_with is None or abs(gang.sent_with.offset_us - reading.offset_us) > _DRIFT_US
+            is_due = is_due or gang.is_due or drifted
+            gang.is_due = False
+            if drifted:
+                gang.sent_with = reading
+            rows += [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(gang.rows)]
+        if is_due and self._parts:
+            self._node.lanes.runner.turner.rows(tuple(sorted(rows)))
+
+    @staticmethod
+    def _extend(gang: _Gang, table: Timetable, now_us: int) -> None:
+        """Rows up to the horizon; those that are over go."""
+        slot_us = table.record.slot_us
+        present_us = now_us - slot_us
+        if gang.rows and gang.rows[-1].start_us >= now_us + max(_AGAIN_US, (_AHEAD_SLOTS - 1) * slot_us):
+            return
+        end_us = now_us + max(AHEAD_US, _AHEAD_SLOTS * slot_us)
+        table.skip_to((now_us - table.record.origin_us) // slot_us)
+        while table.start_us(table.slot) <= end_us:
+            gang.rows.append(table.next())
+        over = next((at for at, row in enumerate(gang.rows) if row.start_us > present_us), len(gang.rows))
+        del gang.rows[: max(0, over - 1)]
+        gang.is_due = True
+
+
+def _changes(rows: list[SlotRow]) -> Iterator[SlotRow]:
+    """Those that differ from the one before."""
+    before: frozenset[str] | None = None
+    for row in rows:
+        parts = frozenset(row.parts)
+        if parts != before:
+            yield row
+        before = parts
