@@ -15,7 +15,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
 from rmgr.cli.session.tables import draw, table_options
-from rmgr.errors import NotFound
+from rmgr.errors import NotFound, UsageError
 from rmgr.model.base.units import counted, format_duration
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.views import PolicyView, QueueView, StatusView
@@ -84,20 +84,33 @@ def nodes(session: Session, names: tuple[str, ...], layout: Layout, watch: bool)
     rmgr queues
     rmgr queues batch -o queue,partition,dispatch,maxcores,maxmem
     rmgr queues d32                    one queue class, in words
-    rmgr queues --json | jq '.classes[] | {id, pending, fired}'""",
-    exits="0 ok, 3 no such queue or class, 5 ZooKeeper cannot be reached",
+    rmgr queues --json | jq '.classes[] | {id, pending, fired}'
+    rmgr queues --tree --matrix 8      jobs that share nodes in time, and the next 8 slots""",
+    exits="0 ok, 3 no such queue or class, nothing shares nodes in time, 5 ZooKeeper cannot be reached",
 )
 @click.argument("queue_names", nargs=-1, metavar="[QUEUE|CLASS]...")
+@click.option("--tree", is_flag=True, help="the queue trees of partitions under dqt, instead of queues")
+@click.option("--matrix", type=click.IntRange(1, 1000), metavar="N", help="with --tree: who has which core in the next N slots, 1 to 1000")
 @table_options
-def queues(session: Session, queue_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+def queues(session: Session, queue_names: tuple[str, ...], tree: bool, matrix: int | None, layout: Layout, watch: bool) -> None:
     """Queues: state, policy, tasks that wait and run, limits; and what is held for whom. They are set with rmgr config apply.
 
     Where a policy has queue classes there is a line for each: jobs that wait and run; the most CPUS, processes and threads of one process,
     TIME that a job may ask for; the individual priority OVER which a job reserves, reservations now and at most (RES), how often each
     trigger has made one (FIRED: priority/head/no waiter), and the cores PROMISED to whom. -q CLASS sends a job there by hand.
+
+    --tree shows, for each partition that shares its nodes in time, every tree node with a queue: its LEAVES, the jobs in order of service,
+    TQLB (of how many slots each of its jobs gets one at least), its state, and which job RUNS there in the present slot.
     """
+    if matrix is not None and not tree:
+        raise UsageError("--matrix shows the slots of a queue tree", hint="rmgr queues --tree --matrix 8")
+    if tree and queue_names:
+        raise UsageError("--tree shows all queue trees, and takes no names of queues", hint="rmgr queues --tree")
 
     def once() -> None:
+        if tree:
+            _draw_trees(session, layout, matrix or 0)
+            return
         found = _named(session.query().queues(), queue_names)
         plain, classes = ([queue for queue in found if (queue.of_class is None) is wanted] for wanted in (True, False))
         if session.json:
@@ -113,6 +126,19 @@ def queues(session: Session, queue_names: tuple[str, ...], layout: Layout, watch
                     table(rows, shape, Layout(header=layout.header))
 
     draw(session, once, watch=watch)
+
+
+def _draw_trees(session: Session, layout: Layout, slots: int) -> None:
+    from rmgr.cli.display import gang_tree
+
+    views = session.query().gangs()
+    if session.json:
+        emit({"trees": [gang_tree.shape(view, slots) for view in views]})
+    elif not views:
+        raise NotFound("no partition shares its nodes in time", hint="rmgr policy set dqt; rmgr submit -q batch JOB")
+    for at, view in enumerate(views if not session.json else ()):
+        sys.stdout.write("\n" if at else "")
+        gang_tree.draw(view, layout, slots)
 
 
 def _draw_classes(classes: list[QueueView], layout: Layout, *, in_words: bool) -> None:

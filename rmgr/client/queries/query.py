@@ -14,6 +14,7 @@ from rmgr.model.views import ExplainView, JobView, NodeView, QueueView, StatusVi
 if TYPE_CHECKING:
     from rmgr.adapters.rpc.server import LeaderClient
     from rmgr.adapters.rpc.thin import ThinLeader
+    from rmgr.client.queries.gangs import GangView
     from rmgr.coord.views.snapshot import ClusterSnapshot
     from rmgr.model.tasks.submission import Submission
 
@@ -83,6 +84,13 @@ class Query:
             return [*answers.queues(facts), *class_views(facts.settings)]
 
         return self._ask(lambda leader: leader.queues(), local, lambda leader: leader.queues())
+
+    def gangs(self) -> list[GangView]:
+        """Who shares nodes in time, as the records say it, by partition."""
+        from rmgr.client.queries.gangs import read_gangs
+
+        host = self._leaders
+        return read_gangs(host.coordinator(), host.via, host.credentials(), timeout_s=host.left_s(10.0) or 10.0)
 
     def status(self) -> StatusView:
         """Health and counts."""

@@ -8,6 +8,8 @@ from rmgr.model.cluster.gang import GangRecord
 from rmgr.model.tasks.placing import run_label, task_of
 from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.records import Gang
+from rmgr.sched.tree.rotation import Rotation, Row
+from rmgr.sched.tree.shape import Tree
 
 
 class SlotRow(NamedTuple):
@@ -45,11 +47,29 @@ class Timetable:
         """Rows before this slot are not asked for any more: nobody counts the slots that a record has seen since it was set."""
         self.slot = max(self.slot, slot)
 
+    @property
+    def tree(self) -> Tree:
+        """Partitions of the gang's cores."""
+        return self._carousel.tree
+
+    @property
+    def rotation(self) -> Rotation:
+        """Queues and front at the next slot. Read it only."""
+        self._carousel.advance_to(self.slot)
+        return self._carousel.rotation
+
+    @property
+    def round_slots(self) -> int:
+        """Slots of a round of the whole tree: each job has one of so many at least."""
+        return self._carousel.rotation.rounds[0]
+
+    def row(self) -> Row:
+        """(tree node, job) of the next slot, on all nodes."""
+        return self.rotation.row()
+
     def next(self) -> SlotRow:
-        """The row of the next slot."""
-        carousel = self._carousel
-        carousel.advance_to(self.slot)
-        there = [self._named[job] for node, job in carousel.rotation.row() if self._is_here(node) and job in self._named]
+        """The row of the next slot, on this node."""
+        there = [self._named[job] for node, job in self.row() if self._is_here(node) and job in self._named]
         found = SlotRow(self.start_us(self.slot), tuple(there))
         self.slot += 1
         return found
@@ -62,11 +82,6 @@ class Timetable:
         low, high = self._carousel.tree.span(self._carousel.node_of(job))
         low, high = max(low, self._low), min(high, self._high)
         return (low - self._low, high - low) if low < high else None
-
-    def share_of(self, part: str) -> tuple[int, int]:
-        """(slots that it gets, of how many) in a round of the whole tree."""
-        job = self.names[part]
-        return self._carousel.weights[job], self._carousel.rotation.rounds[0]
 
     def _is_here(self, node: int) -> bool:
         found = self._here.get(node)
