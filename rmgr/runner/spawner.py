@@ -33,7 +33,7 @@ from rmgr.runner.command.queue import Commands
 from rmgr.runner.current import running
 from rmgr.runner.host import dispositions
 from rmgr.runner.host.board import Board, create_board
-from rmgr.runner.host.contain import OF_WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
+from rmgr.runner.host.contain import OF_WORK, WORK, Children, ControlGroup, Forks, kill_strangers, send_group, write_file
 from rmgr.runner.host.kernel import (
     CLOCK,
     DIRECTORY_GONE,
@@ -254,7 +254,8 @@ class Spawner:
         if not (setup.cgroup or setup.freezer or setup.memory):
             return None
         try:
-            return ControlGroup(setup.cgroup, setup.freezer, setup.memory, name, has_memory=setup.has_memory)
+            unified = os.path.join(setup.cgroup, WORK) if setup.cgroup else ""
+            return ControlGroup(unified, setup.freezer, setup.memory, name, has_memory=setup.has_memory)
         except OSError as error:
             self._surprise("cgroup_failed", f"{name}: {error.strerror}")
             return None
@@ -338,7 +339,7 @@ class Spawner:
         for slot in filter(None, (setup.cgroup, setup.freezer, setup.memory, setup.pids)):
             node = os.path.dirname(slot)
             write_file(os.path.join(os.path.dirname(node), "cgroup.procs"), str(os.getpid()))
-            for path in (os.path.join(slot, "main"), slot, node):
+            for path in (os.path.join(slot, WORK), os.path.join(slot, "main"), slot, node):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
 

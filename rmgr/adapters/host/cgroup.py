@@ -4,8 +4,10 @@ Version 2 is used at the Starter's own place in the tree (a delegated unit, a co
 `cgroup.freeze` need no controller, memory and pids limits do. Version 1 hierarchies (freezer, pids, memory) are used
 only where the Starter's own group is the root of the hierarchy: below that they are somebody else's, v1 knows no delegation.
 
-    <base>/rmgr-<node>-<guid>/<slot>/main      the spawner and its commands
-                                    /w<n>      a Python worker;  /c<seq>  an isolated command
+    <base>/rmgr-<node>-<guid>/<slot>/main          the spawner and its commands
+                                    /work/w<n>     a Python worker;  /work/c<seq>  an isolated command
+
+`work/cgroup.freeze` stays the Starter's, and nothing can leave `work`: `main` takes in nobody of a user's.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from rmgr.runner.host.contain import WORK
 
 _TIDY_S = 1.0
 
@@ -36,9 +40,10 @@ class SlotCgroup:
         for path in self._all():
             path.mkdir(exist_ok=True)
         if self._unified is not None:
-            (self._unified / "main").mkdir(exist_ok=True)
-            if has_memory:
-                _write(self._unified / "cgroup.subtree_control", "+memory")
+            for below in ("main", WORK):
+                (self._unified / below).mkdir(exist_ok=True)
+            for above in (self._unified, self._unified / WORK) if has_memory else ():
+                _write(above / "cgroup.subtree_control", "+memory")
         self.limits_pids = False  #: the kernel counts the processes of the slot
         for limited in (self._unified, self._v1.get("pids")):
             if limited is not None and pids_limit and (limited / "pids.max").exists():
@@ -60,15 +65,21 @@ class SlotCgroup:
     def give(self, uid: int, gid: int) -> None:
         """A user may make groups of his own below these, and move his processes among them; the limits here stay root's."""
         for path in self._all():
-            for directory in (path, path / "main"):
-                for entry in (directory, directory / "cgroup.procs", directory / "cgroup.kill", directory / "cgroup.subtree_control"):
-                    if entry.exists():
-                        os.chown(entry, uid, gid)
+            own = path if path is not self._unified else path / WORK
+            for entry in (path / "cgroup.procs", path / "cgroup.kill", own, own / "cgroup.procs", own / "cgroup.subtree_control"):
+                if entry.exists():
+                    os.chown(entry, uid, gid)
 
     @property
     def unified(self) -> str:
         """The slot's version 2 directory, "" = none."""
         return str(self._unified or "")
+
+    @property
+    def freeze_file(self) -> str:
+        """Stops all its workers and isolated commands, and not its spawner; "" = there is none."""
+        found = self._unified / WORK / "cgroup.freeze" if self._unified is not None else None
+        return str(found) if found is not None and found.exists() else ""
 
     @property
     def has_memory(self) -> bool:
@@ -127,6 +138,11 @@ class Cgroups:
     def directories(self) -> list[str]:
         """What was made, to be recorded for the next incarnation."""
         return [str(path) for path in ([self._unified] if self._unified is not None else []) + list(self._v1.values())]
+
+    @property
+    def can_freeze(self) -> bool:
+        """Slots have a `freeze_file`."""
+        return self._unified is not None and (self._unified / "cgroup.freeze").exists()
 
     def slot(self, name: str, *, pids_limit: int) -> SlotCgroup:
         """Groups for one slot."""

@@ -38,8 +38,11 @@ from rmgr.adapters.host.accounts import Account
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups, SlotCgroup
 from rmgr.adapters.host.channel import Loop
 from rmgr.adapters.host.slot import Slot, SlotPlace
+from rmgr.adapters.host.turner import Turner
 from rmgr.adapters.host.worker import Worker, WorkerSpec
-from rmgr.adapters.host.workevents import SlotEvents, WorkEvent
+from rmgr.adapters.host.workevents import NodeEvent, SlotEvents
+from rmgr.errors import ConfigError
+from rmgr.model.cluster.gang import AUTO, Freezer
 from rmgr.model.wire import frames
 from rmgr.runner.host import home
 from rmgr.runner.host.removal import remove_tree
@@ -63,6 +66,7 @@ class NodeRunner:
             as many as that for each processor, at most a quarter of the machine's.
         environ: environment of work; default: this process's without RMGR_* and the service manager's variables.
         no_new_privs: setuid programs gain nothing in work (of accounts they never do).
+        freezer: `AUTO`, or the one method by which parts of gangs are stopped. Raises: ConfigError where it cannot be.
     Cost: a thread; a spawner of about 12 MiB a slot.
     """
 
@@ -71,11 +75,12 @@ class NodeRunner:
         *,
         directory: str,
         node: str,
-        on_events: Callable[[list[WorkEvent]], None],
+        on_events: Callable[[list[NodeEvent]], None],
         cgroups: CgroupConfig | None = None,
         pids_limit: int = 2048,
         environ: Mapping[str, str] | None = None,
         no_new_privs: bool = False,
+        freezer: str = AUTO,
     ) -> None:
         self.node = node
         self.directory = Path(directory).resolve()
@@ -101,6 +106,10 @@ class NodeRunner:
         if self._cgroups is not None:
             leftovers.record_cgroups(self.directory, self._cgroups.directories)
         self.loop = Loop("rmgr-slots")
+        self.freezer = freezer_of(self._cgroups, freezer)  #: how parts of gangs are stopped
+        self.turner = Turner(
+            self.loop, self.directory, environ=self.environ, uses_freezer=self.freezer is Freezer.V2, emit=lambda told: on_events([*told])
+        )
 
     def next_seq(self) -> int:
         """The number of one attempt of one task on this node; numbers grow, send them in that order."""
@@ -133,7 +142,7 @@ class NodeRunner:
             python=python or home.PYTHON,
             account=account,
             lease_end_ns=self.lease_end_ns,
-            listener=lambda made: SlotEvents(made, self._on_events),
+            listener=lambda made: SlotEvents(made, lambda told: self._on_events([*told])),
             forget=lambda name: self.slots.pop(name, None),
         )
         self.slots[slot.name] = slot
@@ -151,6 +160,7 @@ class NodeRunner:
         At the end of `timeout_s` what is left is killed from here. Idempotent.
         """
         deadline = time.monotonic() + timeout_s
+        self.turner.close()
         slots = list(self.slots.values())
         for slot in slots:
             slot.close(grace_us=grace_us)
@@ -182,6 +192,19 @@ class NodeRunner:
     def slot_cgroup(self, name: str) -> SlotCgroup | None:
         """Cgroups for one spawner."""
         return self._cgroups.slot(name, pids_limit=self.pids_limit) if self._cgroups is not None else None
+
+
+def freezer_of(cgroups: Cgroups | None, wanted: str) -> Freezer:
+    """How parts of gangs are stopped on this machine. Raises: ConfigError for a way that it does not have."""
+    if wanted not in (AUTO, *Freezer):
+        raise ConfigError(f"[starter] freezer = {wanted!r} is not known", hint="auto, v2 or signals")
+    has_v2 = cgroups is not None and cgroups.can_freeze
+    if wanted == Freezer.V2 and not has_v2:
+        raise ConfigError(
+            "freezer = v2, and this Starter cannot make control groups of version 2",
+            hint='delegate them (Delegate=yes in its unit), run it as root, or set freezer = "signals" in [starter]',
+        )
+    return Freezer.SIGNALS if wanted == Freezer.SIGNALS or not has_v2 else Freezer.V2
 
 
 def _pids_of_user(pids_limit: int) -> int:

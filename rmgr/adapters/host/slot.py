@@ -200,6 +200,11 @@ class Slot:
         """Its directory is the one that was made for it."""
         return leftovers.identity(self.directory) == self._home
 
+    @property
+    def freeze_file(self) -> str:
+        """Stops its workers and isolated commands, "" = there is none."""
+        return self._cgroup.freeze_file if self._cgroup is not None else ""
+
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""
         worker = Worker(self, next(self._numbers), spec)

@@ -101,6 +101,7 @@ class VirtualRunner:
         self.clockwork = clockwork
         self.task_s = task_s
         self.emit = on_events
+        self.freezer = ""  #: nothing of it can stand still
         self._seq = itertools.count(1)
 
     def next_seq(self) -> int:

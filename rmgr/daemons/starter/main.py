@@ -230,6 +230,7 @@ def build(
             node=name,
             on_events=partial(to_agent, name),
             cgroups=cgroups,
+            freezer=config.starter.freezer,
         )
         if capacity.resources.get(GPU):
             runner.environ[CUDA] = ""  # of work that asks for none

@@ -15,6 +15,10 @@ LEAST_QUANTUM_US, MOST_QUANTUM_US = 50_000, 60_000_000
 MOST_LEAVES = 1_024
 
 
+#: `[starter] freezer`: the first method that this machine has.
+AUTO = "auto"
+
+
 class Freezer(StrEnum):
     """How a node stops work between its slots; "" in its record: it cannot, and takes no job of a gang."""
 

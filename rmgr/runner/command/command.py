@@ -13,6 +13,7 @@ import itertools
 import math
 import os
 import resource
+import select
 import signal
 import stat
 import time
@@ -35,6 +36,8 @@ _FEW = 32
 #: Removes a directory, also what a command has closed to itself.
 _REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
+#: How long a program may take from its fork until it is executed, as far as that is waited for.
+_HANDSHAKE_S = 0.5
 #: Ends that missing files may be the cause of.
 _OWN = frozenset({Reason.EXIT_CODE, Reason.SIGNAL})
 #: Ignored by the spawner; a command begins with their defaults.
@@ -338,7 +341,8 @@ class Launcher:
             self._child(argv, environ, out, err, group, write)
         os.close(write)
         with os.fdopen(read, "rb") as pipe:
-            failed = pipe.read()
+            # A group that stands still lets nobody in until its turn, and a spawner waits for nobody.
+            failed = pipe.read() if select.select([pipe], [], [], _HANDSHAKE_S)[0] else b""
         if failed:
             os.waitpid(pid, 0)
             code = int(failed)

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 import psutil
 
+from rmgr.adapters.host.process import NodeRunner
 from rmgr.coord.decisions.liveness import STOPPED
 from rmgr.coord.ops import work as ops
 from rmgr.coord.protocol import paths
@@ -53,6 +54,7 @@ class RegisteringNode(StandingNode, Protocol):
 
     capacity: Capacity
     attributes: NodeAttributes
+    runner: NodeRunner
 
     @property
     def life(self) -> str: ...
@@ -181,6 +183,7 @@ class Registry:
                 metrics=self._identity.metrics,
                 leaves=True,
                 life=agent.life,
+                freezer=agent.runner.freezer,
             )
             for agent, record in zip(agents, records, strict=True)
         ]
