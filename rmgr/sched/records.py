@@ -143,6 +143,15 @@ class Gang(NamedTuple):
         return tuple(sorted(self.homes))
 
 
+class GangTime(NamedTuple):
+    """Fields of the fact `gang_time`."""
+
+    partition: str
+    shift_us: int | None
+    why: str = ""
+    most: int = 0
+
+
 class Call(NamedTuple):
     """A request to be sent to a server: so many operations, so many bytes over the link of this client.
 

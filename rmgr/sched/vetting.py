@@ -1,7 +1,7 @@
 """Whether a leader can carry out what a policy has written on its draft: nothing that no leader does, nothing past the verbs.
 
-Verbs vet what they are given. A policy may all the same decide what only the simulator carries out (`gang`), or write into the list of
-decisions itself. Such a plan is refused whole, before anybody acts on a part of it.
+Verbs vet what they are given. A policy may all the same decide what a leader carries out for shipped policies alone (`gang`), or write
+into the list of decisions itself. Such a plan is refused whole, before anybody acts on a part of it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def check_plan(draft: Draft, since: int, *, typed: bool) -> None:
         kind: Any = type(decision)
         if kind not in _KINDS or decision.partition != draft.partition or not isinstance(decision.why, Why):
             raise StateConflict(f"its plan has {decision!r:.200}, which is no decision for partition {draft.partition}")
-        if kind is GangSet:
-            raise StateConflict(f"it decided to share nodes in time (gang {decision.gang.name}), which only the simulator carries out")  # type: ignore[union-attr]
+        if kind is GangSet and typed:
+            raise StateConflict(
+                f"it decided to share nodes in time (gang {decision.gang.name}), which a leader carries out for the shipped dqt alone"  # type: ignore[union-attr]
+            )
         if kind is Send:
             raise StateConflict(f"it sends call {decision.job_id} to a server, which is not the business of a leader that places jobs")  # type: ignore[union-attr]
         if kind is Start:

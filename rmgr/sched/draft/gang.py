@@ -46,17 +46,13 @@ class Ganging(View):
         stands = self._stands(gang, None if carousel is None else carousel.tree)
         if not isinstance(stands, dict):
             return stands
-        begun = [run for run in stands.values() if self.run(run.job.id) is None]
+        begun = [run for run in stands.values() if not self.has_place(run.job.id)]
         lacking = self._lacks(stands, begun)
         if lacking is not None:
             return self._never(lacking)
         more, pool = self._changes(), self._pool
         mark = len(more.undo)
-        owned = (
-            {node for run in self.running() if self._gang_of(run.job.id) == gang.name for node in nodes_of(run.placement)}
-            if begun
-            else set()
-        )
+        owned = {node for run in self._members(gang.name) for node in nodes_of(run.placement)} if begun else set()
         for node in sorted({node for run in begun for node in nodes_of(run.placement)}):
             if self._has_window(node) or (node not in owned and not pool.holds(OWNER, ((node, node, 1),))):
                 more.back(mark)
@@ -85,13 +81,18 @@ class Ganging(View):
 
     def shareable(self, name: str) -> frozenset[int]:
         """Nodes on which a job of the gang of this name could start: the gang's, or free as a whole; open, without a window. O(nodes)."""
-        owned = {node for run in self.running() if self._gang_of(run.job.id) == name for node in nodes_of(run.placement)}
+        owned = {node for run in self._members(name) for node in nodes_of(run.placement)}
         holds = self._pool.holds
         return frozenset(
             node.id
             for node in self._part.nodes.values()
             if not node.closed and (node.id in owned or holds(OWNER, ((node.id, node.id, 1),))) and not self._has_window(node.id)
         )
+
+    def _members(self, name: str) -> Iterator[Running]:
+        """What runs in the gang, and what was asked to leave it and has not yet."""
+        yield from (run for run in self.running() if self._gang_of(run.job.id) == name)
+        yield from (run for job_id, run in self._part.stopping.items() if self._part.gangs.of.get(job_id) == name)
 
     def _has_window(self, node: int) -> bool:
         return any(node in window.nodes and window.end_us > self.now_us for window in self._part.windows.values())
@@ -107,7 +108,7 @@ class Ganging(View):
         stands: dict[int, Running] = {}
         comes: list[Job] = []
         for job_id, node in homes.items():
-            run = self.run(job_id)
+            run = self.run(job_id) or (self._part.stopping.get(job_id) if self._part.gangs.of.get(job_id) == gang.name else None)
             if run is not None:
                 if self._gang_of(job_id) != gang.name or job_id in self._started or job_id in flagged:
                     return self._never(Why("gang", "job {} runs outside of the gang, or is promised", (job_id,)))
@@ -140,7 +141,7 @@ class Ganging(View):
                 stands[job_id] = run
             else:
                 return self._never(Why("gang", "job {} does not fit into tree node {}, or runs elsewhere", (job_id, node)))
-        lost = [run.job.id for run in self.running() if self._gang_of(run.job.id) == gang.name and run.job.id not in stands]
+        lost = [run.job.id for run in self._members(gang.name) if run.job.id not in stands]
         return self._never(Why("gang", "job {} runs in it and is in no queue", (lost[0],))) if lost else stands
 
     def _lacks(self, stands: dict[int, Running], begun: list[Running]) -> Why | None:

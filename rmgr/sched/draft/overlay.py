@@ -232,8 +232,8 @@ class Overlay:
         """Notes and holds of policies that left the pipeline go; from their gangs, which turn on, goes what has ended."""
         part = self._part
         for gang in sorted(part.gangs.by_name.values()):
-            if gang.policy not in keepers and any(job_id not in part.running for job_id in gang.homes):
-                rest = self._rest_of(gang, part.running)
+            if gang.policy not in keepers and not all(map(part.is_member, gang.homes)) and part.gang_shift_us is not None:
+                rest = self._rest_of(gang, {job_id for job_id in gang.homes if part.is_member(job_id)})
                 self._changes().gangs[gang.name] = rest
                 self.decisions.append(GangSet(rest, NOBODYS, part.name))
         for policy in part.notes:
@@ -248,7 +248,7 @@ class Overlay:
     def _rest_of(self, gang: Gang, stay: Container[int]) -> Gang:
         """The record from the next slot on, with only those of its jobs that stay."""
         carousel = self._part.gangs.carousel(gang, frozenset()).copy()
-        carousel.advance_to(carousel.boundary(self.now_us))
+        carousel.advance_to(carousel.boundary(self.now_us + (self._part.gang_shift_us or 0)))
         for job_id in gang.homes:
             if job_id not in stay:
                 carousel.remove(job_id)

@@ -178,6 +178,26 @@ class View(Overlay):
         """By name."""
         return iter(sorted((self._part.gangs.by_name if self._more is None else self._more.gangs).values()))
 
+    @property
+    def gang_now_us(self) -> int | None:
+        """Now, by the clock that slots are counted by, and soon enough for nodes to learn of it; None: nobody can read that clock."""
+        shift_us = self._part.gang_shift_us
+        return None if shift_us is None else self.now_us + shift_us
+
+    @property
+    def no_gang(self) -> str:
+        """Why that clock cannot be read."""
+        return self._part.gang_why
+
+    @property
+    def most_members(self) -> int:
+        """Jobs that one gang may have here, 0 = any number."""
+        return self._part.gang_most
+
+    def has_place(self, job_id: int) -> bool:
+        """It runs; or it is a member of a gang that was asked to leave, and has not yet."""
+        return self.run(job_id) is not None or (job_id in self._part.stopping and job_id in self._part.gangs)
+
     def _leave_gangs(self, job_id: int, joins: str = "") -> None:
         """Strikes a job that begins out of the records of other gangs, in which it stood before it was sent back.
 
@@ -187,7 +207,7 @@ class View(Overlay):
         for gang in list((self._part.gangs.by_name if self._more is None else self._more.gangs).values()):
             if gang.name != joins and job_id in gang.homes:
                 more = self._changes()
-                rest = self._rest_of(gang, {one for one in gang.homes if one != job_id and self.run(one) is not None})
+                rest = self._rest_of(gang, {one for one in gang.homes if one != job_id and self.has_place(one)})
                 more.put(more.gangs, gang.name, rest)
                 self.decisions.append(GangSet(rest, ELSEWHERE, self.partition))
 

@@ -101,7 +101,7 @@ class ClusterState:
         Raises: StateConflict when it does not run.
         """
         part = self.partitions.get(partition) or self._partition(partition)
-        run = part.stopping.pop(job_id, None) or self._off_nodes(part, job_id, now)
+        run = self._left(part, job_id) if job_id in part.stopping else self._off_nodes(part, job_id, now)
         if part.notes or self._dependents:
             self._left_cluster(part, run.job)
         return run
@@ -117,12 +117,17 @@ class ClusterState:
     def job_stopping(self, run: Running, now: int) -> None:
         """A job was asked to give its nodes up (`run`: its last stretch): until it returns, goes on or ends, it neither waits nor runs.
 
-        It ran or stood still, or a decision of this instant has sent it back to the queue. What it had is free, its notes stay.
+        It ran or stood still, or a decision of this instant has sent it back to the queue. What it had is free, its notes stay. A member
+        of a gang keeps its place in it until it has left.
         """
         job = run.job
         part = self._partition(job.partition)
         if job.id in part.jobs:
             self._dequeue(part, part.jobs[job.id])
+        elif job.id in part.running and job.id in part.gangs:
+            part.pinned.discard(job.id)
+            self._charge(part, part.running[job.id], now)
+            part.step_aside(part.running[job.id])
         elif job.id in part.running or job.id in part.suspended:
             self._off_nodes(part, job.id, now)
         part.stopping[job.id] = run
@@ -130,7 +135,7 @@ class ClusterState:
     def job_returned(self, job: Job) -> None:
         """A job that was stopping waits again, as this request. Raises: StateConflict when it was not."""
         part = self._partition(job.partition)
-        self._stopping(part, job.id)
+        self._left(part, job.id)
         if job.after:
             self._depend(part, job)
         part.add_job(job)
@@ -142,6 +147,10 @@ class ClusterState:
         """
         part = self._partition(partition)
         run = part.stopping.get(job_id)
+        if run is not None and job_id in part.gangs:
+            run = self._stopping(part, job_id)._replace(start_us=now)
+            part.step_back(run)
+            return run
         if run is not None and not part.has_room_for(run):
             raise StateConflict(f"job {job_id} cannot have gone on in partition {partition}: others were given its nodes")
         run = self._stopping(part, job_id)._replace(start_us=now)
@@ -234,6 +243,14 @@ class ClusterState:
     def limits_changed(self, partition: str, limits: Limits | None) -> None:
         """Limits of a partition from now on; what runs goes on. O(waiting)."""
         self._partition(partition).set_limits(limits)
+
+    def gang_time(self, partition: str, shift_us: int | None, why: str = "", most: int = 0) -> None:
+        """How much the clock by which gangs count their slots is ahead of that of passes, from now on.
+
+        shift_us: None: nobody can read it, because of `why`: no gang is set. most: jobs that the record of one may have, 0 = any number.
+        """
+        part = self._partition(partition)
+        part.gang_shift_us, part.gang_why, part.gang_most = shift_us, why, most
 
     def maintenance_planned(self, window: Maintenance) -> None:
         """Nothing may run there then; what runs is the driver's affair. Replaces the window of that id. O(partition)."""
@@ -353,6 +370,13 @@ class ClusterState:
             self._independent(job)
         run = of_tuple(Running, (job, now, now + job.planned_us, placement))
         part.add_running(run)
+        return run
+
+    def _left(self, part: Partition, job_id: int) -> Running:
+        """A job that was stopping is off its nodes."""
+        run = self._stopping(part, job_id)
+        if job_id in part.gangs:
+            part.gangs.leave(part.pool, run)
         return run
 
     @staticmethod

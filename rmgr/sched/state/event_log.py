@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 _SIMPLE = frozenset({int, str, bool, type(None)})
 _NOTHING = object()  # equals nothing that a field may hold
 #: Methods of ClusterState that are facts.
-FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server)_[a-z_]+", name))
+FACTS = tuple(name for name in vars(ClusterState) if re.fullmatch(r"(?:job|node|maintenance|limits|call|server|gang)_[a-z_]+", name))
 
 
 class _Fields(NamedTuple):

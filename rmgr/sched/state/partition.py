@@ -45,6 +45,9 @@ class Partition:
         "depends",
         "endings",
         "flagged",
+        "gang_most",
+        "gang_shift_us",
+        "gang_why",
         "gangs",
         "holds",
         "infeasible",
@@ -89,6 +92,9 @@ class Partition:
         self.windows: dict[int, Maintenance] = {}
         self.limits: Limits | None = None
         self.gangs = GangBook()
+        self.gang_shift_us: int | None = 0  #: gang time minus that of passes, None = nobody can read it: no gang is set
+        self.gang_why = ""  #: why nobody can
+        self.gang_most = 0  #: jobs that one record may have, 0 = any number
         self.calls: dict[int, Call] = {}
         self.servers: dict[str, Server] = {}
         self.records_of_calls = CallRecords()
@@ -242,6 +248,22 @@ class Partition:
             hold = self.holds[holder]
             self.pool.take_share(self.jobs[holder], share_of(hold, job_id).cores)
             self.holds[holder] = after_leaving(hold, job_id)
+
+    def is_member(self, job_id: int) -> bool:
+        """It has a place in a gang: it runs, or was asked to leave and has not yet."""
+        return job_id in self.gangs and (job_id in self.running or job_id in self.stopping)
+
+    def step_aside(self, run: Running) -> None:
+        """A member of a gang was asked to leave: it keeps its place, and its nodes stay the gang's, until it has left."""
+        del self.running[run.job.id]
+        if self._used is not None:
+            self._count(run.job, -1)
+
+    def step_back(self, run: Running) -> None:
+        """It goes on."""
+        self.running[run.job.id] = run
+        if self._used is not None:
+            self._count(run.job, 1)
 
     def suspend(self, run: Running, now: int) -> None:
         self.drop_running(run)
@@ -437,6 +459,9 @@ class Partition:
         self.gangs.vacate()
         for run in runs.values():
             self.add_running(run)
+        for run in self.stopping.values():
+            if run.job.id in self.gangs:
+                self.gangs.enter(self.pool, run)
         for stopped in self.suspended.values():
             self.pool.park(stopped.run.job, stopped.run.placement)
         jobs, self.jobs, self.infeasible, self.aside, self.begins = self.jobs, {}, {}, {}, []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from rmgr.sched.job import Job, Node, Reservation, Running
-from rmgr.sched.records import Answered, Call, Gang, Hold, Learnt, Limits, Maintenance, Note, Server, Suspended, Usage
+from rmgr.sched.records import Answered, Call, Gang, GangTime, Hold, Learnt, Limits, Maintenance, Note, Server, Suspended, Usage
 from rmgr.sched.state.partition import Partition
 
 
@@ -24,6 +24,7 @@ class Snapshot:
     notes: tuple[Note, ...] = ()
     holds: tuple[Hold, ...] = ()
     gangs: tuple[Gang, ...] = ()
+    gang_times: tuple[GangTime, ...] = ()  #: of partitions where it is not the time of passes
     windows: tuple[Maintenance, ...] = ()
     limits: tuple[tuple[str, Limits], ...] = ()  #: (partition, its limits)
     usage: tuple[Usage, ...] = ()
@@ -48,6 +49,11 @@ def records_of(parts: Iterable[Partition], usage: Mapping[tuple[str, str], Usage
         notes=tuple(sorted(note for part in parts for note in notes_of(part))),
         holds=tuple(sorted(hold for part in parts for hold in part.holds.values())),
         gangs=tuple(sorted(gang for part in parts for gang in part.gangs)),
+        gang_times=tuple(
+            GangTime(part.name, part.gang_shift_us, part.gang_why, part.gang_most)
+            for part in parts
+            if (part.gang_shift_us, part.gang_most) != (0, 0)
+        ),
         windows=tuple(sorted(window for part in parts for window in part.windows.values())),
         limits=tuple((part.name, part.limits) for part in parts if part.limits is not None),
         usage=tuple(sorted(usage.values())),
@@ -79,14 +85,21 @@ def restore(snapshot: Snapshot, partition: Callable[[str], Partition], usage: di
         partition(gang.partition).gangs.put(gang)
     for run in snapshot.running:
         partition(run.job.partition).add_running(run)
+    for run in snapshot.stopping:
+        part = partition(run.job.partition)
+        part.stopping[run.job.id] = run
+        if run.job.id in part.gangs:
+            part.gangs.enter(part.pool, run)
     for gang in snapshot.gangs:
-        partition(gang.partition).gangs.keep(partition(gang.partition).running)
+        part = partition(gang.partition)
+        part.gangs.keep({*part.running, *part.stopping})
+    for time in snapshot.gang_times:
+        part = partition(time.partition)
+        part.gang_shift_us, part.gang_why, part.gang_most = time.shift_us, time.why, time.most
     for stopped in snapshot.suspended:
         part = partition(stopped.run.job.partition)
         part.suspended[stopped.run.job.id] = stopped
         part.pool.park(stopped.run.job, stopped.run.placement)
-    for run in snapshot.stopping:
-        partition(run.job.partition).stopping[run.job.id] = run
     for name, job_id in snapshot.pinned:
         partition(name).pinned.add(job_id)
     home: dict[int, Partition] = {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
+from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
@@ -80,10 +81,12 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
     found = _served(settings, partition, find=installed)
     for stage in found.stages:
-        if getattr(stage.policy, "simulated_only", False):
+        quantum_us = getattr(stage.policy, "quantum_us", LEAST_QUANTUM_US)
+        if not LEAST_QUANTUM_US <= quantum_us <= MOST_QUANTUM_US:
             raise ConfigError(
-                f"partition {partition}: {stage.policy.name} shares nodes in time, which only the simulator carries out",
-                hint=f"rmgr sim run TRACE --policy {stage.policy.name}; rmgr policy list names those that place jobs of a cluster",
+                f"partition {partition}, policy {stage.policy.name}: quantum {shown(Kind.DURATION, quantum_us)}; nodes turn every "
+                f"{shown(Kind.DURATION, LEAST_QUANTUM_US)} to {shown(Kind.DURATION, MOST_QUANTUM_US)}",
+                hint=f"rmgr policy set {stage.policy.name} --param quantum=500ms; rmgr sim run takes any quantum",
             )
         if sends_calls(stage.policy):
             raise ConfigError(

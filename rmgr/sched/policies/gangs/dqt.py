@@ -31,6 +31,7 @@ from rmgr.sched.tree.queue import Newcomers
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")
 TOO_MANY = Why("dqt", "its cores have as many jobs as they may, lack memory for one more, or are taken, closed or planned for maintenance")
+FULL = Why("dqt", "the record of the gang has as many jobs as nodes read at once")
 BEHIND = Why("dqt", "waits behind a job that came earlier")
 NEVER = Why("dqt", "no partition of the tree can hold its processes")
 MOST_WEIGHT = 8
@@ -41,8 +42,8 @@ class Dqt:
     name: ClassVar[str] = "dqt"
     #: No other policy may place jobs in its partitions: their nodes are its gang's.
     alone: ClassVar[bool] = True
-    #: No leader carries its slots out; `rmgr policy set` says so.
-    simulated_only: ClassVar[bool] = True
+    #: Its jobs share nodes in time: nodes of a cluster carry its slots out by themselves.
+    shares_time: ClassVar[bool] = True
     width: int = field(default=2, metadata=about("children of a node of the tree", least=2, most=64))
     quantum_us: int = field(default=1_000_000, metadata=about("how long a slot lasts", least=10_000, most=3_600_000_000))
     allocation: AllocationRule = field(
@@ -60,11 +61,15 @@ class Dqt:
 
     def plan(self, draft: Draft, causes: frozenset[Cause]) -> None:  # noqa: ARG002 - what is there decides
         old = next((gang for gang in draft.gangs() if gang.name == self.name), None)
-        gone = [job_id for job_id in old.homes if draft.run(job_id) is None] if old is not None else []
+        gone = [job_id for job_id in old.homes if not draft.has_place(job_id)] if old is not None else []
         coming = next(draft.by_arrival(), None)
         if coming is None and not gone:
             return
-        carousel = self._moved_on(draft, old, gone)
+        now_us = draft.gang_now_us
+        if now_us is None:
+            draft.leave_rest(Why("dqt", "{}", (draft.no_gang,)))
+            return
+        carousel = self._moved_on(draft, old, gone, now_us)
         cursors = dict(_pairs(draft.note_of("rr", 0)))
         before = dict(cursors)
         comes = self._let_in(draft, carousel, cursors)
@@ -76,19 +81,19 @@ class Dqt:
 
     # -- the tree as it is at the next boundary -------------------------------------------------------------------------------
 
-    def _moved_on(self, draft: Draft, old: Gang | None, gone: Iterable[int]) -> Carousel:
+    def _moved_on(self, draft: Draft, old: Gang | None, gone: Iterable[int], now_us: int) -> Carousel:
         closed_nodes = [node.id for node in draft.nodes.values() if node.closed]
         if old is not None:
             wanted = _grown(old, draft)
             closed = _closed(wanted.leaves, draft, closed_nodes)
             carousel = draft.carousel(wanted, closed).copy()
-            carousel.advance_to(carousel.boundary(draft.now_us))
+            carousel.advance_to(carousel.boundary(now_us))
             for job_id in gone:
                 carousel.remove(job_id)
             if carousel.weights:
                 return carousel
         leaves = leaves_of(draft.nodes)
-        fresh = Gang(self.name, self.quantum_us, draft.now_us, 0, self.width, leaves, (), next_round=self.newcomers is Newcomers.NEXT_ROUND)
+        fresh = Gang(self.name, self.quantum_us, now_us, 0, self.width, leaves, (), next_round=self.newcomers is Newcomers.NEXT_ROUND)
         return draft.carousel(fresh, _closed(leaves, draft, closed_nodes)).copy()
 
     # -- who comes ----------------------------------------------------------------------------------------------------------------
@@ -102,6 +107,10 @@ class Dqt:
             if over is not None:
                 draft.leave_pending(job.id, over)
                 continue
+            if draft.most_members and len(carousel.weights) >= draft.most_members:
+                draft.leave_pending(job.id, FULL)
+                draft.leave_rest(BEHIND)
+                break
             node = self._node(carousel, job, cursors, room)
             if node is None:
                 if room.never(job):
