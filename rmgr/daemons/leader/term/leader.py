@@ -29,6 +29,7 @@ from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
+from rmgr.runtime.gang_clock import ClockReader
 
 
 class Leader:
@@ -53,7 +54,10 @@ class Leader:
         self._watchdogs = names_below(tree, paths.WATCHDOGS, lambda: None)
         window_s = 2 * context.coordinator.session_timeout_s
         self.nodes = NodeKeeper(tree, term, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        self.placer = Placer(tree, term, calls, context.placings, lambda: self.settings, self.nodes, inline=inline_passes)
+        self.placer = Placer(
+            tree, term, calls, context.placings, lambda: self.settings, self.nodes,
+            open_clock=partial(ClockReader, context.credentials), inline=inline_passes,
+        )  # fmt: skip
         self._release = ReleaseKeeper(tree, term, calls, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(
             tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None)
