@@ -203,7 +203,8 @@ class GangKeeper:
             return None, f"no node of partition {partition} is up that can stop work between slots"
         gang_us = self.gang_now_us(partition)
         if gang_us is None:
-            return None, f"the clock of node {kept.clock.node} cannot be read yet"
+            problem = kept.reader.problem if kept.reader is not None else ""
+            return None, f"the clock of node {kept.clock.node}, by which slots are counted, cannot be read: {problem}"
         return gang_us - now_us + LEAD_US, ""
 
     def _choose(self, partition: str, kept: _Kept) -> None:
