@@ -63,6 +63,8 @@ class TaskView:
     error: str = ""
     cpu_us: int = 0
     max_rss_kib: int = 0
+    served_us: int = 0  #: of one that shared its cores in time: for how long it had them
+    turns: int = 0  #: and in how many turns
     attempts: tuple[AttemptView, ...] = ()
     story: tuple[str, ...] = ()  #: what became of its checkpoints
     saving: str = ""  #: how far the request to save its state is that it has now, "" = it has none
@@ -95,6 +97,8 @@ class JobView:
     priority: int = 0
     cpu_us: int = 0
     max_rss_kib: int = 0
+    served_us: int = 0  #: for how long its ended tasks had their cores, of those that shared them in time
+    turns: int = 0  #: and in how many turns
     work: str = ""
     command: str = ""
     cores: int = 1
