@@ -22,7 +22,7 @@ from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
 from rmgr.model.tasks.submission import Submission
 from rmgr.sched.capacity.carousel import leaves_of
-from rmgr.sched.job import Job, Node, Running
+from rmgr.sched.job import Job, Node, Running, nodes_of
 from rmgr.sched.records import Gang, Suspended
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
@@ -148,7 +148,9 @@ class StateBuilding:
                 self._nodes.mark(node_mark(submission.rigid))
         machine = self._nodes.all()
         turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
-        running, crowded = _fitting([run for run in running if not job_table.placed[run.job.id].allocation.gang], suspended, machine)
+        leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
+        others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
+        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
         running = sorted((*running, *turning), key=lambda run: run.job.id)
         stopping |= {run.job.id: run for run in crowded}
         waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
@@ -171,7 +173,7 @@ class StateBuilding:
                 pinned=tuple((job.partition, job.id) for job in pinned),
                 reservations=tuple(one for reservations, _, _ in kept for one in reservations),
                 notes=tuple(one for _, notes, _ in kept for one in notes),
-                gangs=_gangs(gangs, [*turning, *(run for job, run in stopping.items() if job_table.placed[job].allocation.gang)], machine),
+                gangs=_gangs(gangs, [*turning, *leaving], machine),
                 holds=tuple(one for _, _, holds in kept for one in holds),
                 limits=tuple(sorted(self._served.limits.items())),
                 usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
@@ -244,10 +246,13 @@ def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node
     return tuple(found)
 
 
-def _fitting(running: list[Running], suspended: list[Suspended], machine: list[Node]) -> tuple[list[Running], list[Running]]:
+def _fitting(
+    running: list[Running], suspended: list[Suspended], machine: list[Node], members: list[Running]
+) -> tuple[list[Running], list[Running]]:
     """(what stands on its nodes as the scheduler counts it, what stands there beside it).
 
     A job that has refused to stop goes on under others that were given its nodes and wait there: the last to come are counted.
+    members: of gangs, which have their nodes as a whole.
     Cost: O(runs) where nothing is counted twice.
     """
     taken: Counter[int] = Counter()
@@ -256,7 +261,8 @@ def _fitting(running: list[Running], suspended: list[Suspended], machine: list[N
         for first, last, processes in run.placement:
             for node in range(first, last + 1):
                 taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
-    full = {node for node, cores in taken.items() if cores > has.get(node, cores)}
+    owned = {node for run in members for node in nodes_of(run.placement)}
+    full = {node for node, cores in taken.items() if node in owned or cores > has.get(node, cores)}
     if not full:
         return running, []
     parts: dict[str, Partition] = {}
@@ -264,6 +270,10 @@ def _fitting(running: list[Running], suspended: list[Suspended], machine: list[N
         parts[name] = Partition(name, [one for one in machine if one.partition == name])
     for stopped in suspended:
         parts[stopped.run.job.partition].suspended[stopped.run.job.id] = stopped
+    for run in members:
+        part = parts[run.job.partition]
+        part.running[run.job.id] = run
+        part.gangs.of[run.job.id] = "its gang"
     kept, crowded = [], []
     for run in sorted(running, key=lambda run: (-run.start_us, run.job.id)):
         part = parts[run.job.partition]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -24,7 +25,7 @@ from rmgr.model.base.units import counted
 from rmgr.model.cluster.gang import LEAD_US, MOST_LEAVES, GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState
 from rmgr.runtime import machine
-from rmgr.runtime.gang_clock import ClockReader
+from rmgr.runtime.gang_clock import ClockReading
 from rmgr.runtime.logger import Log
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
@@ -32,7 +33,29 @@ from rmgr.sched.state.cluster import ClusterState
 #: Differences of clocks below this are not told: the log would be full of them.
 _NEAR_US = 1_000
 #: Makes what reads the clock of a Starter; it is told when there is a reading.
-OpenClock = Callable[[Callable[[], None]], ClockReader]
+OpenClock = Callable[[Callable[[], None]], "NodeClock"]
+
+
+class NodeClock(Protocol):
+    """Follows the boot clock of one Starter (`runtime/gang_clock.py`)."""
+
+    @property
+    def reading(self) -> ClockReading | None:
+        """The last one, None: there is none yet."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why there is none, "" = there is one."""
+        ...
+
+    def follow(self, node: str, incarnation: int, endpoint: str) -> None:
+        """Whom to ask from now on."""
+        ...
+
+    def close(self) -> None:
+        """Asks no more."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +71,8 @@ class _Kept:
     written_us: int = 0
     record: GangRecord | None = None
     clock: GangClock | None = None
-    reader: ClockReader | None = None
-    next: ClockReader | None = None
+    reader: NodeClock | None = None
+    next: NodeClock | None = None
     is_due: bool = False
 
 
@@ -109,8 +132,16 @@ class GangKeeper:
                 continue
             if kept.clock is None:
                 kept.clock = record.clock
+            kept.is_due = kept.clock != record.clock  # what told of it was refused
             gangs[partition] = gang_of(record, partition, self._names)
         return gangs
+
+    def look_over(self, state: ClusterState) -> None:
+        """The state was made of what was read: a member that its record lacks would stand still, so it is set again."""
+        for partition, kept in self._kept.items():
+            part = state.partitions.get(partition)
+            if part is not None and kept.record is not None and not part.gangs.of.keys() <= self.members(partition).keys():
+                kept.is_due = True
 
     def members(self, partition: str) -> dict[int, int]:
         """Job -> attempt, as the record has them."""
@@ -154,24 +185,26 @@ class GangKeeper:
     def tell(self, state: ClusterState, updates: StateUpdates) -> None:
         """Before a pass: how gang time stands to that of the pass, in every partition that has a gang or may get one."""
         now_us = updates.now_us()
-        for partition in sorted(self._sharing() | {name for name, part in state.partitions.items() if part.gangs.by_name}):
+        sharing = self._sharing()
+        for partition in sorted(sharing | {name for name, part in state.partitions.items() if part.gangs.by_name}):
             part = state.partitions.get(partition)
             if part is None:
                 continue
             shift_us, why = self._shift_us(partition, now_us, is_used=bool(part.gangs.by_name))
             cores = sum(node.cores for node in part.nodes.values())
-            if cores > MOST_LEAVES and not part.gangs.by_name:
+            if cores > MOST_LEAVES and partition in sharing:
                 shift_us, why = None, f"partition {partition} has {counted(cores, 'core')}, and cores of at most {MOST_LEAVES:,} are shared"
             most = max(1, most_members(part.nodes, self._names))
             before_us = part.gang_shift_us
-            is_near = before_us is not None and shift_us is not None and abs(shift_us - before_us) < _NEAR_US
-            if not is_near and (before_us, part.gang_why, part.gang_most) != (shift_us, why, most):
+            if before_us is not None and shift_us is not None and abs(shift_us - before_us) < _NEAR_US:
+                shift_us = before_us
+            if (before_us, part.gang_why, part.gang_most) != (shift_us, why, most):
                 updates.tell(state, "gang_time", partition, shift_us, why, most)
 
     def due(self, state: ClusterState) -> list[str]:
         """Partitions whose record is to be set again because another node has the clock."""
         there = {name for name, part in state.partitions.items() if part.gangs.by_name}
-        return [name for name, kept in self._kept.items() if kept.is_due and name in there]
+        return [name for name, kept in self._kept.items() if kept.is_due and name in there and self.gang_now_us(name) is not None]
 
     def gang_now_us(self, partition: str) -> int | None:
         """The present time of the gang, None: nobody can read it."""

@@ -16,7 +16,7 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, size_of
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check, Committed, Multi, Op, Outcome, Stamped, size_of
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
@@ -405,7 +405,10 @@ class PlanExecution:
         def close() -> None:
             nonlocal slots, records, some, theirs, orders, count, size
             if some or slots or records or orders:
-                found.append((place_ops.place([one for _, one in some], records, orders, slots), some, theirs))
+                # Starts beyond the first commit stand or fall with the record that says which slots they have.
+                elsewhere = {one.allocation.gang for _, one in some if one.allocation.gang}.difference(name for name, _, _ in slots)
+                checks = [Check(paths.gangs(name), self._gangs.generation(name) or 0) for name in sorted(elsewhere)]
+                found.append((place_ops.place([one for _, one in some], records, [*checks, *orders], slots), some, theirs))
             slots, records, some, theirs, orders, count, size = [], [], [], [], [], 0, 0
 
         def make_room(more: int, more_bytes: int) -> None:

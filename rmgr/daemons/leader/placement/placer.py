@@ -404,6 +404,7 @@ class Placer:
         records = self._rebuild_of.records
         self._promises.adopt(self._rebuild_of.promised)
         self.state, self._rebuild_of = built, None
+        self.gangs.look_over(built)
         self._begin_log(built)
         self._orders.adopt(records)
         self.user_requests.rebuilt()

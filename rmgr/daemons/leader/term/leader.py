@@ -18,6 +18,7 @@ from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.gangs import OpenClock
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.history import HistoryKeeper
@@ -39,9 +40,18 @@ class Leader:
         record: what TAKE-OVER wrote into /epoch.
         resync_s: mean time between two comparisons of memory and znodes.
         inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
+        open_clock: makes what reads clocks of Starters; None: it asks them.
     """
 
-    def __init__(self, context: LeaderContext, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
+    def __init__(
+        self,
+        context: LeaderContext,
+        record: EpochRecord,
+        *,
+        resync_s: float,
+        inline_passes: bool = False,
+        open_clock: OpenClock | None = None,
+    ) -> None:
         self.settings = ClusterSettings()
         self.record = record
         self._tree = tree = context.tree
@@ -56,7 +66,7 @@ class Leader:
         self.nodes = NodeKeeper(tree, term, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
         self.placer = Placer(
             tree, term, calls, context.placings, lambda: self.settings, self.nodes,
-            open_clock=partial(ClockReader, context.credentials), inline=inline_passes,
+            open_clock=open_clock or partial(ClockReader, context.credentials), inline=inline_passes,
         )  # fmt: skip
         self._release = ReleaseKeeper(tree, term, calls, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(
