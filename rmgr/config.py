@@ -87,9 +87,9 @@ class StarterConfig:
     features: tuple[str, ...] = ()
     #: countable things that each node offers, { gpu = 2 }; NVIDIA GPUs of the machine are found where nothing is said of "gpu"
     resources: dict[str, int] = field(default_factory=dict)
+    bind_cpus: str = "auto"  #: yes | no | auto: work has processors of its own; auto = where the Starter has all of the machine
     #: auto | v2 | signals: how jobs that share cores in time are stopped between their turns: by control groups, or by SIGSTOP
     freezer: str = "auto"
-    bind_cpus: str = "auto"  #: yes | no | auto: work has processors of its own; auto = where the Starter has all of the machine
     work_dir: str = ""  #: default: a directory of the user's cache
     listen: str = "127.0.0.1:0"
     advertise: str = ""  #: HOST[:PORT] where others reach it; default: where it listens, or the host name if that is everywhere

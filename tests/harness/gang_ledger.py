@@ -1,6 +1,6 @@
-"""An outside ledger of gangs: processes spin and stamp a mapped file with CLOCK_BOOTTIME, so that their own stamps say when each ran.
+"""An outside ledger of gangs: processes spin and stamp a mapped file with CLOCK_BOOTTIME, so their own stamps say when each ran.
 
-As a program: `gang_ledger.py DIR SECONDS` spins until it has had a processor for so long (or for ever), and leaves `DIR/<job>.<rank>.<node>`
+As a program: `gang_ledger.py DIR SECONDS` spins until it has had a processor for so long, and leaves `DIR/<job>.<rank>.<node>`
 with the stretches in which it ran: one ends where it was away for longer than `GAP_NS`. The checker compares stretches, and trusts nobody.
 """
 

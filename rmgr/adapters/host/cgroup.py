@@ -5,7 +5,7 @@ Version 2 is used at the Starter's own place in the tree (a delegated unit, a co
 only where the Starter's own group is the root of the hierarchy: below that they are somebody else's, v1 knows no delegation.
 
     <base>/rmgr-<node>-<guid>/<slot>/main          the spawner and its commands
-                                    /work/w<n>     a Python worker;  /work/c<seq>  an isolated command
+                                          work     of all that follows: w<n> of a Python worker, c<seq> of an isolated command
 
 `work/cgroup.freeze` stays the Starter's, and nothing can leave `work`: `main` takes in nobody of a user's.
 """

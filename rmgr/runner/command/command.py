@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from rmgr.model.base.states import Reason
 from rmgr.model.wire.frames import NO_OUTPUT, CommandBatch, CommandEnd, CommandItem, CommandStarted, Output
-from rmgr.runner.host.contain import ControlGroup
+from rmgr.runner.host.contain import ControlGroup, state_of
 from rmgr.runner.host.dispositions import PYTHONS_OWN
 from rmgr.runner.host.environment import command_environment, shared_variables, umask_of
 from rmgr.runner.host.kernel import CLOCK, NODE_TROUBLE, oom_kills, prefer_for_oom
@@ -36,8 +36,8 @@ _FEW = 32
 #: Removes a directory, also what a command has closed to itself.
 _REMOVE = 'rm -rf -- "$1" 2>/dev/null || { chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"; } 2>/dev/null'
 _OOM_SCORE = 800
-#: How long a program may take from its fork until it is executed, as far as that is waited for.
-_HANDSHAKE_S = 0.5
+#: Between two looks whether a program that is not yet executed stands still, and is not to be waited for.
+_HANDSHAKE_S = 0.002
 #: Ends that missing files may be the cause of.
 _OWN = frozenset({Reason.EXIT_CODE, Reason.SIGNAL})
 #: Ignored by the spawner; a command begins with their defaults.
@@ -78,6 +78,8 @@ class RunningCommand:
     err_fd: int
     group: ControlGroup | None
     ooms: int
+    program: str
+    handshake: int  #: where it tells that it cannot be executed, if that was not waited for; -1 = it is executed
     is_told: bool = False
 
     def started(self) -> CommandStarted:
@@ -161,7 +163,7 @@ class Launcher:
                 argv = self._argv(batch, item)
                 ooms = oom_kills() if batch.shape.memory_bytes else 0
                 started_ns, started_us = time.clock_gettime_ns(CLOCK), time.time_ns() // 1000
-                pid = self._spawn(argv, environ, out, err, group)
+                pid, handshake = self._spawn(argv, environ, out, err, group)
             finally:
                 os.umask(own_umask)
         except StartFailed:
@@ -185,6 +187,8 @@ class Launcher:
             err_fd=err if err in opened and not same else -1,
             group=group,
             ooms=ooms,
+            program=argv[0],
+            handshake=handshake,
         )
 
     def failed(self, batch: CommandBatch, item: CommandItem, error: StartFailed) -> CommandEnd:
@@ -215,6 +219,9 @@ class Launcher:
             elif code:
                 reason = Reason.EXIT_CODE
         detail = ""
+        if (number := _failure(run.handshake)) and reason is Reason.EXIT_CODE:
+            failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
+            reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
         if reason in _OWN and not self._has_files(run):
             reason, detail = Reason.NODE_LOST, f"its files on node {self._node} were removed while it ran"
             self._batch = None
@@ -314,7 +321,8 @@ class Launcher:
             os.chdir(directory)
             self._at = directory
 
-    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
+    def _spawn(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
+        """(pid, its handshake if that was not waited for)."""
         try:
             try:
                 return self._execute(argv, environ, out, err, group)
@@ -323,37 +331,35 @@ class Launcher:
                     raise
                 return self._execute(["/bin/sh", *argv], environ, out, err, group)  # a text without #! line, as shells do
         except OSError as error:
-            raise StartFailed(*self._why(argv, error), error.errno) from None
+            raise StartFailed(*self._why(argv[0], error), error.errno) from None
         except ValueError as error:
             raise StartFailed(f"the command line or environment cannot be used: {error}", 126) from None
 
-    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
+    def _execute(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
         if group is not None or not hasattr(os, "posix_spawn"):
             return self._fork(argv, environ, out, err, group)
         actions = [(os.POSIX_SPAWN_OPEN, 0, self._stdin, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)]
-        return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=())
+        return os.posix_spawn(argv[0], argv, environ, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=()), -1
 
-    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> int:
-        """The slow start: into a cgroup of its own."""
+    def _fork(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None) -> tuple[int, int]:
+        """The slow start: into a cgroup of its own. What stands still there is not waited for: it is executed in its next turn."""
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             self._child(argv, environ, out, err, group, write)
         os.close(write)
-        with os.fdopen(read, "rb") as pipe:
-            # A group that stands still lets nobody in until its turn, and a spawner waits for nobody.
-            failed = pipe.read() if select.select([pipe], [], [], _HANDSHAKE_S)[0] else b""
-        if failed:
+        while not select.select([read], [], [], _HANDSHAKE_S)[0]:
+            if state_of(pid) in "Tt" or (group is not None and group.is_frozen()):
+                os.set_blocking(read, False)
+                return pid, read
+        if code := _failure(read):
             os.waitpid(pid, 0)
-            code = int(failed)
             raise OSError(code, os.strerror(code))
-        return pid
+        return pid, -1
 
     def _child(self, argv: list[str], environ: dict[str, str], out: int, err: int, group: ControlGroup | None, write: int) -> NoReturn:
         try:
             os.setsid()
-            if group is not None:
-                group.enter()
             prefer_for_oom(_OOM_SCORE)
             signal.set_wakeup_fd(-1)
             for signum in (*_DEFAULT_SIGNALS, signal.SIGTERM, signal.SIGCHLD):
@@ -361,14 +367,22 @@ class Launcher:
             os.dup2(os.open(self._stdin, os.O_RDONLY), 0)
             os.dup2(out, 1)
             os.dup2(err, 2)
-            os.execve(argv[0], argv, environ)  # noqa: S606 - that is the point
+            os.closerange(3, write)  # it may stand still from now on, and the spawner's sockets are to end with the spawner
+            os.closerange(write + 1, os.sysconf("SC_OPEN_MAX"))
+            if group is not None:
+                group.enter()
+            try:
+                os.execve(argv[0], argv, environ)  # noqa: S606 - that is the point
+            except OSError as error:
+                if error.errno != errno.ENOEXEC:
+                    raise
+                os.execve("/bin/sh", ["/bin/sh", *argv], environ)  # noqa: S606 - as `_spawn`, which may not hear of this one
         except OSError as error:
             os.write(write, str(error.errno).encode())
         finally:
             os._exit(126)
 
-    def _why(self, argv: list[str], error: OSError) -> tuple[str, int]:
-        name = argv[0]
+    def _why(self, name: str, error: OSError) -> tuple[str, int]:
         if error.errno == errno.ENOENT:
             if os.path.exists(name):
                 return f"{name} names an interpreter that node {self._node} lacks", 127
@@ -460,6 +474,14 @@ def _name_directory(environ: dict[str, str], directory: str) -> None:
     environ.pop("OLDPWD", None)
     if os.path.isabs(directory):
         environ["PWD"] = directory
+
+
+def _failure(handshake: int) -> int:
+    """The error of a program that could not be executed, 0 = none is known. Closes the handshake."""
+    if handshake < 0:
+        return 0
+    with os.fdopen(handshake, "rb", buffering=0) as pipe:
+        return int(pipe.read(16) or 0)
 
 
 def _identity(directory: str) -> tuple[int, int] | None:

@@ -295,6 +295,13 @@ class ControlGroup:
             return write_file(os.path.join(self._unified, "cgroup.freeze"), "1" if frozen else "0")
         return bool(self._freezer) and write_file(os.path.join(self._freezer, "freezer.state"), "FROZEN" if frozen else "THAWED")
 
+    def is_frozen(self) -> bool:
+        """Whoever is in it, or comes in, stands still (version 2)."""
+        path = os.path.join(self._unified or "/", "cgroup.events")  # the root has none
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            return b"frozen 1" in file.read()
+        return False
+
     def remove(self) -> bool:
         """Removes the directories; False: something is still in it."""
         for path in self._paths():

@@ -445,11 +445,12 @@ def test_workers_are_forked_into_groups_that_are_removed(node: WorkNode, slot: S
     if "cgroup" not in slot.features:
         pytest.skip("no cgroup may be made here, so no worker has one")
     worker = slot.start_worker(WorkerSpec())
-    mine = f"/rmgr-n1-{node.runner.guid}/{slot.name}/w"
+    mine = f"/rmgr-n1-{node.runner.guid}/{slot.name}/"  # version 2 has them in `work`, version 1 beside each other
 
     def groups() -> list[str]:
         """os.walk passes over what others remove meanwhile; Path.glob raises."""
-        return [path for path, _, _ in os.walk("/sys/fs/cgroup") if mine in path]
+        found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if mine in path]
+        return [path for path in found if path.rpartition("/")[2].startswith("w") and not path.endswith("/work")]
 
     eventually(groups)
     worker.stop(grace_us=0)

@@ -177,7 +177,8 @@ def test_a_turner_that_is_killed_is_followed_by_another_one(bench: Bench) -> Non
 
 
 def test_who_forks_for_ever_is_stopped_with_all_his_processes(bench: Bench) -> None:
-    fork = "import os, time\nwhile True:\n  if not os.fork(): time.sleep(0.01); os._exit(0)\n  os.waitpid(-1, os.WNOHANG)\n  time.sleep(0.001)"
+    born = "  if not os.fork(): time.sleep(0.01); os._exit(0)\n"
+    fork = f"import os, time\nwhile True:\n{born}  os.waitpid(-1, os.WNOHANG)\n  time.sleep(0.001)"
     bench.add("a", sys.executable, "-c", fork)
     bench.add("b")
     bench.turns("a", "b", count=2000)
