@@ -309,6 +309,10 @@ class HandClock:
             self._reading = ClockReading(ahead_us, 50, 0)
         return self._reading
 
+    @property
+    def problem(self) -> str:
+        return "" if self.reading is not None else "it has not answered yet"
+
     def follow(self, node: str, incarnation: int, endpoint: str) -> None:
         assert incarnation
         assert endpoint
