@@ -208,7 +208,7 @@ def test_without_a_clock_no_tree_is_set_and_members_turn_on() -> None:
     cluster = Cluster(clock=False)
     number = cluster.submit()
     assert cluster.running() == {}
-    assert "clock of node n1 cannot be read yet" in cluster.reason(number)
+    assert "clock of node n1, by which slots are counted, cannot be read" in cluster.reason(number)
     cluster.bench.boot_us["n1"] = 5
     for reader in cluster.bench.readers:
         reader.answer()
