@@ -311,7 +311,7 @@ class HandClock:
 
     @property
     def problem(self) -> str:
-        return "" if self.reading is not None else "it has not answered yet"
+        return "" if self.reading is not None else "nobody answers"
 
     def follow(self, node: str, incarnation: int, endpoint: str) -> None:
         assert incarnation
