@@ -243,3 +243,16 @@ def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turni
     eventually("it has ended", lambda: chaos.cluster.process(node).state == "dead", within=PATIENCE_S)
     eventually("all of it is gone", lambda: all(state_of(pid) in "ZX" for pid in below), within=PATIENCE_S)
     chaos.add_node(node, cores=1)
+
+
+@pytest.mark.parametrize("away_s", [T + TICK + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeeper: ZooKeeperServer, away_s: float):
+    wide, other = turning.submit(4, away_s), turning.submit(4, away_s)
+    turning.turned(wide, other)
+    breakable_zookeeper.kill()
+    since = machine.boottime_ns()
+    time.sleep(away_s)
+    turning.turned(wide, other, times=round(away_s / QUANTUM_S / 4), since=since)
+    breakable_zookeeper.start()
+    turning.completed(wide, other, within=4 * away_s + PATIENCE_S)
+    turning.apart()

@@ -59,6 +59,8 @@ def awaited(block: BlockOnNode, snapshot: ClusterSnapshot | None = None) -> str:
     if block.awaits:
         return f"waits for {block.awaits}{since}"
     helpers = f", {', '.join(block.nodes[1:])} and its first instruction" if len(block.nodes) > 1 else ""
+    if block.allocation is not None and block.allocation.gang:
+        return f"waits for its first turn on {', '.join(block.nodes)}{since}"
     what = "" if helpers else " to begin it: what runs there ends first, or what it needs is on its way"
     return f"waits for {block.node}{helpers}{what}{since}"
 
