@@ -77,9 +77,12 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
         whys.append(WhyView(what="starting", id=shown, detail=f"placed on {', '.join(block.nodes)}, {awaited(block, snapshot)}"))
     for block in blocks:
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
+        view = None if snapshot is None else snapshot.placing.jobs.get((block.key.submission, block.key.first))
+        if view is not None and view.turns and block.allocation is not None and block.allocation.gang:
+            whys.append(WhyView(what="gang", id=shown, detail=view.turns))
         if block.stopping:
             whys.append(WhyView(what="stopping", id=shown, detail=f"it saves its state and gives up {where}: {block.stopping}"))
-        elif block.is_suspended:
+        elif block.is_suspended and not (view is not None and view.turns):
             whys.append(WhyView(what="suspended", id=shown, detail=f"it stands still on {where}, and goes on there"))
     return whys
 

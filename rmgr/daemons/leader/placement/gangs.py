@@ -17,16 +17,18 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.facts import Names, natural
-from rmgr.daemons.leader.records.gangs import encode_gang, gang_of, most_members
+from rmgr.daemons.leader.records.gangs import MemberTurn, encode_gang, gang_of, most_members, turns_of
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.daemons.leader.records.updates import StateUpdates
 from rmgr.errors import LimitReached, RmgrError
 from rmgr.model.base.units import counted
 from rmgr.model.cluster.gang import LEAD_US, MOST_LEAVES, GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.views import GangSummary
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
 from rmgr.runtime.logger import Log
+from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 
@@ -103,6 +105,7 @@ class GangKeeper:
         self._log = log
         self._kept: dict[str, _Kept] = {}
         self._unreadable: set[tuple[str, int]] = set()
+        self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> the longest round of these, slots
 
     def close(self) -> None:
         """The leadership is over."""
@@ -168,6 +171,30 @@ class GangKeeper:
         """The version of its record."""
         kept = self._kept.get(partition)
         return kept.version if kept is not None else None
+
+    # -- what is shown -------------------------------------------------------------------------------------------------------
+
+    def turns(self, state: ClusterState | None) -> dict[int, MemberTurn]:
+        """Of every member: whether it has the present slot, and its part of them."""
+        found: dict[int, MemberTurn] = {}
+        for name, part in state.partitions.items() if state is not None else ():
+            for gang in part.gangs:
+                there = {job: run for job, run in {**part.stopping, **part.running}.items() if part.gangs.of.get(job) == gang.name}
+                found |= turns_of(gang, there, self.gang_now_us(name), self._names)
+        return found
+
+    def summary(self, state: ClusterState | None) -> dict[str, GangSummary]:
+        """By partition, of those that have a gang."""
+        found = {}
+        for name, part in state.partitions.items() if state is not None else ():
+            clock, generation = self.clock_of(name) or ("", 0), self.generation(name)
+            gangs, jobs = list(part.gangs), len(part.gangs.of)
+            if gangs and generation is not None:
+                if self._rounds.get(name, ([], 0))[0] != gangs:
+                    self._rounds[name] = gangs, max(Carousel(gang).rotation.rounds[0] for gang in gangs)
+                most = self._rounds[name][1]
+                found[name] = GangSummary(generation=generation, jobs=jobs, max_tqlb=most, reference=clock[0], error_us=clock[1])
+        return found
 
     # -- nodes ---------------------------------------------------------------------------------------------------------------
 

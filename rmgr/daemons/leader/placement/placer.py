@@ -195,8 +195,12 @@ class Placer:
         promised = promised_starts(state, self.plan)
         left_alone = self._backoffs.under_way()
         return PlacingView(
-            partitions=partitions_view(state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s)),
-            jobs=jobs_view(state, self.plan, promised, self.job_table, self._stops.by_job, self.served.problems, stages),
+            partitions=partitions_view(
+                state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s), self.gangs.summary(state)
+            ),
+            jobs=jobs_view(
+                state, self.plan, promised, self.job_table, self._stops.by_job, self.served.problems, stages, self.gangs.turns(state)
+            ),
             ledger=ledger_view(state, promised, self.job_table, self.names),
             shares=shares_view(state, stages, self.now_us()),
             classes=views_of(state, promised, self.served, self.job_table, stages),
@@ -308,7 +312,10 @@ class Placer:
         return True
 
     def _measure(self, _: Turn) -> bool:
-        self._term.metrics.waiting_jobs.set(len(self.job_table.waiting))
+        metrics, gangs = self._term.metrics, self.gangs.summary(self.state).values()
+        metrics.waiting_jobs.set(len(self.job_table.waiting))
+        metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
+        metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
         self._measured.soon()
         return True
 

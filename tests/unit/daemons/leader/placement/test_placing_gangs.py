@@ -16,6 +16,9 @@ from rmgr.coord.ops import stop as stop_ops
 from rmgr.coord.protocol import keys, paths
 from rmgr.coord.protocol.multi import Holds, Multi, Set, Stat
 from rmgr.coord.protocol.records import decode_block, decode_record, encode_record
+from rmgr.coord.views import answers
+from rmgr.coord.views.placing import on_the_move
+from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.placement.building import _fitting
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.gang import LEAD_US, GangRecord
@@ -24,6 +27,8 @@ from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, Qu
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.placing import NodeHold, Rigid, job_id, task_of
 from rmgr.model.tasks.request import StopKind, StopRequest
+from rmgr.model.views import GangSummary
+from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
 from rmgr.sched.capacity.timetable import Timetable
 from rmgr.sched.job import Job, Node, Running
@@ -471,3 +476,37 @@ def test_a_job_cannot_go_on_where_a_gang_stands_whose_member_is_about_to_leave()
     assert state.job_went_on(1, 2) == member._replace(start_us=2)
     state.job_ended(1, now=3)
     assert part.has_room_for(other)
+
+
+def test_what_is_shown_of_members_follows_the_slots() -> None:
+    cluster = Cluster()
+    wide, narrow, other = cluster.submit(4), cluster.submit(1), cluster.submit(1)
+    assert cluster.bench.leader is not None
+    placer = cluster.bench.leader.placer
+    seen: dict[int, set[str]] = {wide: set(), narrow: set(), other: set()}
+    for _ in range(8):
+        cluster.bench.advance(QUANTUM_US / 1e6)
+        view = placer.view()
+        doing = {number: view.jobs[number, 0].state for number in seen}
+        assert (doing[wide] == "running") is (doing[narrow] == "suspended")
+        for number, state in doing.items():
+            seen[number].add(state)
+    assert set(map(frozenset, seen.values())) == {frozenset({"running", "suspended"})}
+    assert placer.view().jobs[wide, 0].turns == "n1-n2 with 2 others: 1 slot of 2, slowdown 2.0 (at most 2)"
+    assert placer.view().jobs[narrow, 0].turns.endswith("with 1 other: 1 slot of 2, slowdown 2.0 (at most 2)")
+    gang = placer.view().partitions["default"].gang
+    assert gang == GangSummary(generation=cluster.record()[1].version, jobs=3, max_tqlb=2, reference="n1", error_us=50)
+    assert cluster.bench.count(cluster.bench.metrics.gang_jobs) == 3
+    explained = answers.explain(snapshot_of(cluster), narrow, None)
+    assert [why.detail for why in explained.why if why.what == "gang"] == [placer.view().jobs[narrow, 0].turns]
+    for number in (wide, narrow, other):
+        cluster.end(number)
+    assert placer.view().partitions["default"].gang is None
+    assert cluster.bench.count(cluster.bench.metrics.gang_max_tqlb) == 0
+
+
+def snapshot_of(cluster: Cluster) -> ClusterSnapshot:
+    leader = cluster.bench.leader
+    assert leader is not None
+    facts = replace(leader.snapshot(), placing=leader.placer.view())
+    return replace(facts, claimed=on_the_move(claimed_blocks(cluster.bench.outside, ["n1", "n2"], timeout_s=60), facts))
