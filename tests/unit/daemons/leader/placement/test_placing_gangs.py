@@ -510,3 +510,23 @@ def snapshot_of(cluster: Cluster) -> ClusterSnapshot:
     assert leader is not None
     facts = replace(leader.snapshot(), placing=leader.placer.view())
     return replace(facts, claimed=on_the_move(claimed_blocks(cluster.bench.outside, ["n1", "n2"], timeout_s=60), facts))
+
+
+def test_the_record_says_how_many_slots_each_attempt_was_given_also_under_a_successor() -> None:
+    cluster = Cluster()
+    wide, narrow = cluster.submit(4), cluster.submit(1)
+    for number in (1, 2, 3):
+        before, _ = cluster.record()
+        cluster.bench.advance(3.7)
+        if number == 2:
+            cluster.another_leader()
+        other = cluster.submit(number)
+        after, _ = cluster.record()
+        slots = Timetable(before, "n1")
+        given = {job: served for job, _, served in before.attempts}
+        for slot in range(before.slot, after.slot):
+            slots.skip_to(slot)
+            for _, job in slots.row():
+                given[job] += 1
+        assert {job: served for job, _, served in after.attempts} == given | {job_id(other, 0): 0}
+    assert min(given[job_id(wide, 0)], given[job_id(narrow, 0)]) > 5
