@@ -300,7 +300,6 @@ class HandClock:
         self._bench, self._told = bench, told
         self._target = ("", 0)
         self._reading: ClockReading | None = None
-        self.problem = "nobody answers"
         bench.readers.append(self)
 
     @property
