@@ -271,7 +271,9 @@ def _fitting(
     for stopped in suspended:
         parts[stopped.run.job.partition].suspended[stopped.run.job.id] = stopped
     for run in members:
-        part = parts[run.job.partition]
+        part = parts.get(run.job.partition)
+        if part is None:
+            continue  # its nodes have left
         part.running[run.job.id] = run
         part.gangs.of[run.job.id] = "its gang"
     kept, crowded = [], []

@@ -159,7 +159,7 @@ class GangKeeper:
         kept = self._kept.setdefault(partition, _Kept())
         if kept.clock is None:
             raise RuntimeError(f"the gang of partition {partition} has no clock")
-        data = encode_gang(gang, self._names, attempts, kept.clock)
+        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record)
         if len(data) > MAX_GANGS_BYTES:
             raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
         before, kept.version = kept.version, 0 if kept.version is None else kept.version + 1

@@ -18,11 +18,12 @@ from rmgr.sched.job import Node, Running, nodes_of
 from rmgr.sched.records import Gang
 
 #: Upper estimates in bytes: of a job in a record (an entry of its queue, its attempt), of a leaf's share of the front, of the rest.
-_JOB, _LEAF, _REST = 60, 40, 2048
+_JOB, _LEAF, _REST = 80, 40, 2048
 
 
-def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock) -> bytes:
-    """attempts: of its jobs. One that has none yet, or no more, has empty slots."""
+def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None) -> bytes:
+    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces."""
+    served = served_until(before, gang.slot) if before is not None and before.origin_us == gang.origin_us else {}
     return encode_record(
         GangRecord(
             policy=gang.name,
@@ -36,9 +37,17 @@ def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: Ga
             front=gang.front,
             late=gang.late,
             next_round=gang.next_round,
-            attempts=tuple((job, attempts[job], 0) for job in gang.jobs if job in attempts),
+            attempts=tuple((job, attempts[job], served.get((job, attempts[job]), 0)) for job in gang.jobs if job in attempts),
         )
     )
+
+
+def served_until(record: GangRecord, slot: int) -> dict[tuple[int, int], int]:
+    """(Job, attempt) -> slots that it was given before this one, as every reader of the record has it."""
+    carousel = Carousel(gang_of(record, "", Names()))
+    carousel.advance_to(slot)
+    given = carousel.given()
+    return {(job, attempt): served + given.get(job, 0) for job, attempt, served in record.attempts}
 
 
 def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
