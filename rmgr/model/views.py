@@ -148,6 +148,10 @@ class NodeView:
     metrics: str = ""  #: host:port of its Starter's measurements and `/healthz`
     fix: str = ""  #: what to type or do so that it takes work
     level: str = Level.OK
+    freezer: str = ""  #: how work stands still between its slots, "" = it cannot, or nobody has said
+    clock_error_us: int | None = None  #: of the clock by which slots are counted, None: no jobs take turns there
+    switches: int = 0  #: boundaries of slots at which its Starter has stopped or continued somebody
+    late_switches: int = 0  #: those at which somebody did not stand still at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

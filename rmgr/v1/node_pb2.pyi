@@ -90,7 +90,7 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("node", "cores_used", "memory_used_bytes", "running", "load", "disk_free_bytes", "spooled_bytes", "reason", "resources_used")
+    __slots__ = ("node", "cores_used", "memory_used_bytes", "running", "load", "disk_free_bytes", "spooled_bytes", "reason", "resources_used", "freezer", "clock_error_us", "switches", "late_switches")
     class ResourcesUsedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,10 @@ class NodeStats(_message.Message):
     SPOOLED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_USED_FIELD_NUMBER: _ClassVar[int]
+    FREEZER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_US_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    LATE_SWITCHES_FIELD_NUMBER: _ClassVar[int]
     node: str
     cores_used: int
     memory_used_bytes: int
@@ -116,7 +120,11 @@ class NodeStats(_message.Message):
     spooled_bytes: int
     reason: str
     resources_used: _containers.ScalarMap[str, int]
-    def __init__(self, node: _Optional[str] = ..., cores_used: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., resources_used: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    freezer: str
+    clock_error_us: int
+    switches: int
+    late_switches: int
+    def __init__(self, node: _Optional[str] = ..., cores_used: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., running: _Optional[int] = ..., load: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., reason: _Optional[str] = ..., resources_used: _Optional[_Mapping[str, int]] = ..., freezer: _Optional[str] = ..., clock_error_us: _Optional[int] = ..., switches: _Optional[int] = ..., late_switches: _Optional[int] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("nodes", "version", "time_us")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import grpc
@@ -136,6 +136,10 @@ class NodeStats:
     spooled_bytes: int = 0
     reason: str = ""
     resources_used: dict[str, int] = field(default_factory=dict)
+    freezer: str = ""  #: how work stands still between its slots
+    clock_error_us: int | None = None  #: of the clock by which slots are counted, while jobs take turns there
+    switches: int = 0
+    late_switches: int = 0
 
 
 class NodeAnswers(Protocol):
@@ -485,7 +489,7 @@ class NodeClient(_Client):
     def stats(self) -> list[NodeStats]:
         """One entry a virtual node."""
         reply = self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest())
-        return [NodeStats(**{name: getattr(node, name) for name in NodeStats.__slots__}) for node in reply.nodes]
+        return [_stats_of(node) for node in reply.nodes]
 
     def clock(self, node: str) -> tuple[int, int]:
         """(microseconds since its machine was started, incarnation of the node). Raises: NotFound for a node that is not served there."""
@@ -495,3 +499,8 @@ class NodeClient(_Client):
     def time_us(self) -> int:
         """What time it is there: microseconds since the epoch."""
         return int(self._call(node_pb2_grpc.NodeStub(self._channel).Stats, node_pb2.StatsRequest()).time_us)
+
+
+def _stats_of(message: Any) -> NodeStats:
+    found = NodeStats(**{name: getattr(message, name) for name in NodeStats.__slots__})
+    return found if message.HasField("clock_error_us") else replace(found, clock_error_us=None)

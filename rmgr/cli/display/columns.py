@@ -159,7 +159,14 @@ def node_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="FIX", text=lambda n: n.fix, default=False),
         Column(name="METRICS", text=lambda n: n.metrics, default=False),
         Column(name="VERSION", text=lambda n: n.version, default=False),
+        Column(name="FREEZER", text=lambda n: n.freezer, default=False),
+        Column(name="CLOCK", text=_clock_error, order=lambda n: n.clock_error_us or 0, right=True, default=False),
+        Column(name="LATE", text=lambda n: f"{n.late_switches}/{n.switches}" if n.switches else "", right=True, default=False),
     )
+
+
+def _clock_error(node: NodeView) -> str:
+    return "" if node.clock_error_us is None else f"{node.clock_error_us / 1e3:.1f}ms"
 
 
 def _max_time(queue: QueueView) -> str:

@@ -193,6 +193,10 @@ def node(view: NodeView) -> dict[str, Any]:
         "metrics": view.metrics,
         "fix": view.fix,
         "level": str(view.level),
+        "freezer": view.freezer,
+        "clock_error_us": view.clock_error_us,
+        "switches": view.switches,
+        "late_switches": view.late_switches,
     }
 
 

@@ -12,6 +12,7 @@ from rmgr.coord.validity import records as validity
 from rmgr.errors import RmgrError
 from rmgr.model.cluster.gang import GangRecord
 from rmgr.model.cluster.node import NodeRecord
+from rmgr.model.tasks.placing import MAX_INDEX, job_id
 from rmgr.procedures.snapshot import fetch
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ class GangView:
 
 
 def read_gangs(coordinator: Coordinator, via: str, credentials: Credentials | None, *, timeout_s: float) -> list[GangView]:
-    """All gangs that have jobs, by partition. Raises: CoordinationUnavailable; InvalidRecord for one that cannot be read."""
+    """All gangs of which a job runs, by partition: the record of one whose jobs have all ended stays until others come.
+
+    Raises: CoordinationUnavailable; InvalidRecord for one that cannot be read.
+    """
     (names,) = fetch([paths.GANGS], coordinator.children, timeout_s=timeout_s)
     found = sorted(names or ())
     stamped = fetch([paths.gangs(name) for name in found], coordinator.get, timeout_s=timeout_s)
@@ -42,10 +46,18 @@ def read_gangs(coordinator: Coordinator, via: str, credentials: Credentials | No
         if one is None:
             continue
         record = validity.decode(one.data, GangRecord, paths.gangs(partition))
-        if record.attempts:
+        if _turns(record, coordinator, timeout_s):
             slot = _present_slot(record, coordinator, via, credentials, timeout_s)
             views.append(GangView(partition=partition, generation=one.version, record=record, slot=slot))
     return views
+
+
+def _turns(record: GangRecord, coordinator: Coordinator, timeout_s: float) -> bool:
+    """Some attempt that it names has its nodes."""
+    named = {(job, attempt) for job, attempt, _ in record.attempts}
+    lists = fetch([paths.running_node(node) for node, _ in record.leaves], coordinator.children, timeout_s=timeout_s) if named else []
+    keys = (key for names in lists for _, key in paths.blocks_in(names))
+    return any((job_id(key.submission, key.first), key.attempt) in named for key in keys if key.first < MAX_INDEX)
 
 
 def _present_slot(record: GangRecord, coordinator: Coordinator, via: str, credentials: Credentials | None, timeout_s: float) -> int | None:

@@ -47,6 +47,10 @@ def with_stats(nodes: list[NodeView], via: str, credentials: Credentials | None)
                 memory_used_bytes=stats.memory_used_bytes,
                 resources_used=stats.resources_used or node.resources_used,
                 reason=reason,
+                freezer=stats.freezer,
+                clock_error_us=stats.clock_error_us,
+                switches=stats.switches,
+                late_switches=stats.late_switches,
             )
         measured.append(replace(node, seen_us=now) if node.endpoint else node)
     return measured

@@ -37,6 +37,11 @@ class StarterMetrics:
         self.staged_bytes = Gauge("rmgr_starter_staged_bytes", "disk that uploads and staged files take", registry=registry)
         held = "memory of values of keyed tasks: read ahead, or on their way to the data store"
         self.values_bytes = Gauge("rmgr_starter_values_bytes", held, registry=registry)
+        self.gang_switches = Counter("rmgr_gang_switches", "boundaries at which parts of gangs stop or go on", registry=registry)
+        late = "those at which a part did not stand still at once, or ran that should not"
+        self.gang_late = Counter("rmgr_gang_late_switches", late, registry=registry)
+        self.gang_out_of_turn = Counter("rmgr_gang_out_of_turn_seconds", "for how long parts ran out of their turn", registry=registry)
+        self.gang_clock_error = Gauge("rmgr_gang_clock_error_seconds", "of the clock by which slots are counted", registry=registry)
         self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)
         self.loop_errors = Counter("rmgr_starter_loop_errors", "messages whose handling raised (always 0)", registry=registry)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rmgr.coord.protocol.multi import Stamped
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.core.doors import TreeAccess
+    from rmgr.daemons.starter.core.metrics import StarterMetrics
     from rmgr.daemons.starter.core.records import Info
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.model.tasks.block import BlockKey
@@ -107,8 +108,10 @@ class Gangs:
         held: Callable[[], Iterable[tuple[str, str]]],
         over_limit: Callable[[ClaimedBlock], None],
         open_clock: Callable[[Callable[[], None]], ClockReader],
+        metrics: StarterMetrics,
         log: Log,
     ) -> None:
+        self._metrics = metrics
         self._node = node
         self._tree = tree
         self._held = held
@@ -117,7 +120,8 @@ class Gangs:
         self._log = log
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
-        self.switches = self.late_switches = self.out_of_turn_us = 0
+        self.switches = self.late_switches = 0
+        self._told = (0, 0, 0)  # by the present turner: switches, late ones, ns out of turn
 
     # -- what jobs ask -----------------------------------------------------------------------------------------------------
 
@@ -179,8 +183,14 @@ class Gangs:
                 if (found := self._parts.get(event.part)) is not None:
                     found.has_begun = True
             case PartsServed():
-                self.switches, self.late_switches = event.switches, event.late
-                self.out_of_turn_us = event.out_of_turn_ns // 1000
+                told = (event.switches, event.late, event.out_of_turn_ns)
+                more, late, out_ns = (max(0, now - before) for now, before in zip(told, self._told, strict=True))
+                self._told = told
+                self.switches, self.late_switches = self.switches + more, self.late_switches + late
+                self._metrics.gang_switches.inc(more)
+                self._metrics.gang_late.inc(late)
+                self._metrics.gang_out_of_turn.inc(out_ns / 1e9)
+                self._metrics.gang_clock_error.set((self.clock_error_us() or 0) / 1e6)
                 for part, served_ns, turns, _ in event.parts:
                     if (found := self._parts.get(part)) is not None:
                         found.served_us, found.turns = served_ns // 1000, turns
@@ -188,6 +198,7 @@ class Gangs:
                 why = "it computed on at the end of its turn, and was killed" if event.killed else "it does not stop at the end of its turn"
                 self._log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
+                self._told = (0, 0, 0)
                 self._log.warning("turner_restarted", node=self._node.name)
         self._tree.wake()
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.doors import NodeOrders
     from rmgr.daemons.starter.core.home import Home
     from rmgr.daemons.starter.core.io import StoreIO
+    from rmgr.daemons.starter.core.metrics import StarterMetrics
     from rmgr.daemons.starter.core.records import RecordCache
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.model.base.states import Reason
@@ -50,6 +51,7 @@ class JobServices(Protocol):
 
     home: Home
     io: StoreIO
+    metrics: StarterMetrics
     peers: Peers | None
     placings: Placings
     records: RecordCache

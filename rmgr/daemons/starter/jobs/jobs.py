@@ -109,7 +109,9 @@ class Jobs:
         self._directory = directory
         self._log = log
         self.reservations = Reservations(node, self, tree, log=log)
-        self.gangs = Gangs(node, tree, held=self._held_parts, over_limit=self._over_limit, open_clock=shared.open_clock, log=log)
+        self.gangs = Gangs(
+            node, tree, held=self._held_parts, over_limit=self._over_limit, open_clock=shared.open_clock, metrics=shared.metrics, log=log
+        )
         self.holds = HeldParts(
             node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing,
             gangs=self.gangs,

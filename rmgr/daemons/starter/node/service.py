@@ -26,6 +26,7 @@ from rmgr.runtime.logger import Log
 T = TypeVar("T")
 
 if TYPE_CHECKING:
+    from rmgr.adapters.host.process import NodeRunner
     from rmgr.daemons.starter.core.blocks import ClaimedBlock
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.daemons.starter.execution.logs import LiveLogs
@@ -61,6 +62,7 @@ class ShownNode(Protocol):
 
     name: str
     incarnation: int
+    runner: NodeRunner
     blocks: dict[BlockKey, ClaimedBlock]
     drains: dict[str, str]
     lanes: Lanes
@@ -271,6 +273,10 @@ class NodeAnswering:
                     spooled_bytes=spooled,
                     reason="; ".join([*agent.drains.values(), *([note] if note else [])]),
                     resources_used={name: has - agent.lanes.free_of(name) for name, has in agent.lanes.resources.items()},
+                    freezer=agent.runner.freezer,
+                    clock_error_us=agent.jobs.gangs.clock_error_us(),
+                    switches=agent.jobs.gangs.switches,
+                    late_switches=agent.jobs.gangs.late_switches,
                 )
                 for agent in self._starter.agents.values()
             ]
