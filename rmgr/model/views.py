@@ -63,6 +63,8 @@ class TaskView:
     error: str = ""
     cpu_us: int = 0
     max_rss_kib: int = 0
+    served_us: int = 0  #: of one that shared its cores in time: for how long it had them
+    turns: int = 0  #: and in how many turns
     attempts: tuple[AttemptView, ...] = ()
     story: tuple[str, ...] = ()  #: what became of its checkpoints
     saving: str = ""  #: how far the request to save its state is that it has now, "" = it has none
@@ -95,6 +97,8 @@ class JobView:
     priority: int = 0
     cpu_us: int = 0
     max_rss_kib: int = 0
+    served_us: int = 0  #: for how long its ended tasks had their cores, of those that shared them in time
+    turns: int = 0  #: and in how many turns
     work: str = ""
     command: str = ""
     cores: int = 1
@@ -320,6 +324,19 @@ class PlacedView:
     route: str = ""  #: its queue class, which a policy chose for it or its user named
     saves: bool = False  #: it can save its state, as the leader knows
     moves: int = 0  #: how often a policy has moved it
+    turns: str = ""  #: it shares its nodes in time: with how many, and its part of the slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangSummary:
+    """Jobs that share the nodes of a partition in time. generation: version of their record. reference: the node whose clock counts, ""
+    = it cannot be read; error_us: of reading it. max_tqlb: so many slots at most from one turn of a job to its next."""
+
+    generation: int
+    jobs: int
+    max_tqlb: int
+    reference: str = ""
+    error_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +351,7 @@ class PartitionView:
     instead: str = ""  #: the configured pipeline has failed: why, who places in its place, and until when
     is_stopped: bool = False  #: nobody does
     resting: tuple[tuple[str, float], ...] = ()  #: nodes that gave jobs back unbegun, and after how many seconds they are tried again
+    gang: GangSummary | None = None  #: None: no jobs share nodes in time there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -44,6 +43,7 @@ class ClockReader:
         self._lock = threading.Condition()
         self._target: tuple[str, int, str] | None = None  # node, incarnation, endpoint
         self._reading: ClockReading | None = None
+        self.problem = "it has not answered yet"  #: why the last try has brought no reading, "" = it has brought one
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -93,15 +93,21 @@ class ClockReader:
 
     def _ask(self, node: str, incarnation: int, endpoint: str) -> ClockReading | None:
         best: ClockReading | None = None
-        with suppress(RmgrError), NodeClient(endpoint, timeout_s=_CALL_S, credentials=self._credentials) as client:
-            client.clock(node)  # the first one opens the connection
-            for _ in range(_ASKED):
-                began_ns = machine.boottime_ns()
-                there_us, its_incarnation = client.clock(node)
-                ended_ns = machine.boottime_ns()
-                if its_incarnation != incarnation:
-                    return None
-                trip_us = (ended_ns - began_ns) // 1000
-                if best is None or trip_us < 2 * best.error_us:
-                    best = ClockReading(there_us - (began_ns + ended_ns) // 2000, max(1, (trip_us + 1) // 2), ended_ns)
+        try:
+            with NodeClient(endpoint, timeout_s=_CALL_S, credentials=self._credentials) as client:
+                client.clock(node)  # the first one opens the connection
+                for _ in range(_ASKED):
+                    began_ns = machine.boottime_ns()
+                    there_us, its_incarnation = client.clock(node)
+                    ended_ns = machine.boottime_ns()
+                    if its_incarnation != incarnation:
+                        self.problem = "its Starter was started anew"
+                        return None
+                    trip_us = (ended_ns - began_ns) // 1000
+                    if best is None or trip_us < 2 * best.error_us:
+                        best = ClockReading(there_us - (began_ns + ended_ns) // 2000, max(1, (trip_us + 1) // 2), ended_ns)
+        except RmgrError as error:
+            self.problem = error.message if best is None else ""
+        else:
+            self.problem = ""
         return best

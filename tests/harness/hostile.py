@@ -91,7 +91,7 @@ SAMPLES: tuple[Any, ...] = (
     GangRecord(
         policy="dqt", slot_us=1_000_000, origin_us=1, slot=1, width=2, leaves=(("n1", 2),), queues=((0, ((1 << 20, 1),)),),
         clock=GangClock(node="n1", incarnation=1, offset_us=1), front=((0, 1, False),), attempts=((1 << 20, 1, 0),),
-    ),  # fmt: skip
+    ),
     SubmitterEntry(guid="g", host="h", pid=1, since_us=1),
     StarterEntry(guid="g", nodes=("n1",), endpoint="h:1", host="h", pid=1),
     Drain(node="n1", reason="", user="ann", since_us=1),

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from rmgr.model.tasks.outcome import FailedRange, Fragment
 from rmgr.model.tasks.outcome import Outcome as TaskOutcome
 from rmgr.model.tasks.submission import Phase, Submission, Tail, Work
 from rmgr.procedures.bootstrap import bootstrap
+from rmgr.runtime.gang_clock import ClockReading
 from rmgr.runtime.mailbox import Mailbox
 from tests.harness.memory import MemoryCoordinator
 from tests.harness.memory_store import MemoryStore
@@ -65,8 +67,11 @@ class Inline(Executor):
 class Starter:
     """A Starter without work: registers nodes, claims and completes blocks when told to."""
 
-    def __init__(self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2) -> None:
+    def __init__(
+        self, coordinator: Coordinator, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = ""
+    ) -> None:
         self.partition = partition
+        self.freezer = freezer
         self.cores = cores
         self.coordinator = coordinator
         self.nodes = nodes
@@ -88,6 +93,8 @@ class Starter:
                 capacity=Capacity(cores=self.cores, memory_bytes=0),
                 attributes=NodeAttributes(partition=self.partition),
                 key_id=self.key_id,
+                freezer=self.freezer,
+                endpoint=f"{name}:1" if self.freezer else "",
             )
             records.append((record, None if found is None else found.version))
         entry = StarterEntry(guid=self.guid, nodes=self.nodes, endpoint="", host="h", pid=1)
@@ -286,8 +293,42 @@ class Tree:
         return found
 
 
+class HandClock:
+    """Reads boot clocks of the machines of a bench; who asks is answered at once."""
+
+    def __init__(self, bench: Bench, told: Callable[[], None]) -> None:
+        self._bench, self._told = bench, told
+        self._target = ("", 0)
+        self._reading: ClockReading | None = None
+        bench.readers.append(self)
+
+    @property
+    def reading(self) -> ClockReading | None:
+        """The first one stays: another Starter of that node is followed anew."""
+        if self._reading is None and (ahead_us := self._bench.boot_us.get(self._target[0])) is not None:
+            self._reading = ClockReading(ahead_us, 50, 0)
+        return self._reading
+
+    @property
+    def problem(self) -> str:
+        return "" if self.reading is not None else "nobody answers"
+
+    def follow(self, node: str, incarnation: int, endpoint: str) -> None:
+        assert incarnation
+        assert endpoint
+        if (node, incarnation) != self._target:
+            self._target, self._reading = (node, incarnation), None
+
+    def answer(self) -> None:
+        """There is a first reading by now."""
+        self._told()
+
+    def close(self) -> None:
+        self._bench.readers.remove(self)
+
+
 class Bench:
-    """A cluster in memory."""
+    """A cluster in memory. boot_us: by node, how much the boot clock of its machine is ahead of the leader's; others do not answer."""
 
     def __init__(self, settings: ClusterSettings | None = None, *, session_timeout_s: float = 10.0) -> None:
         self.now_s = 1000.0
@@ -305,6 +346,8 @@ class Bench:
         self.submitter = Submitter(self.outside)
         self.leader_coordinator = self.connect()
         self.leader: Leader | None = None
+        self.boot_us: dict[str, int] = {}
+        self.readers: list[HandClock] = []
 
     def connect(self) -> MemoryCoordinator:
         coordinator = MemoryCoordinator(self.tree, session_timeout_s=self.session_timeout_s, guarded=False)
@@ -316,8 +359,8 @@ class Bench:
         for coordinator in self._opened:
             coordinator.close()
 
-    def starter(self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2) -> Starter:
-        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores)
+    def starter(self, *nodes: str, key_id: str = "", partition: str = "default", cores: int = 2, freezer: str = "") -> Starter:
+        return Starter(self.connect(), *nodes, key_id=key_id, partition=partition, cores=cores, freezer=freezer)
 
     def count(self, metric: Any) -> float:
         return float(metric._value.get())
@@ -347,7 +390,7 @@ class Bench:
             clock=lambda: self.now_s,
             wall_us=lambda: round(self.now_s * 1e6),
         )
-        self.leader = Leader(context, record, resync_s=20.0, inline_passes=True)
+        self.leader = Leader(context, record, resync_s=20.0, inline_passes=True, open_clock=partial(HandClock, self))
         self.leader.start()
         self.run()
         return self.leader

@@ -42,6 +42,7 @@ _STORE = (
 METHODS: dict[str, frozenset[Role]] = {
     **{f"/rmgr.v1.Leader/{name}": _ASKERS for name in ("Jobs", "Nodes", "Queues", "Status", "Explain", "WhatIf")},
     **{f"/rmgr.v1.Node/{name}": _ASKERS for name in ("Logs", "Running", "Stats")},
+    "/rmgr.v1.Node/Clock": _ASKERS | {Role.WATCHDOG, Role.STARTER},
     **{f"/rmgr.v1.Ranks/{name}": frozenset({Role.STARTER}) for name in ("Prepare", "Suspend", "Launch", "Checkpoint")},
     "/rmgr.v1.Terminal/Attach": _PEOPLE,
     "/rmgr.v1.Gateway/Session": _PEOPLE,

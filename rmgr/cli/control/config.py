@@ -13,6 +13,7 @@ import click
 
 from rmgr.cli.control import settings as cluster_settings
 from rmgr.cli.control.operate import apply_settings, read_settings
+from rmgr.cli.control.settings_pipelines import warn_of_pulls
 from rmgr.cli.display.render import emit
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
@@ -76,7 +77,8 @@ def check(session: Session, file: Path | None) -> None:
         loaded = session.config()
         kind, name = "configuration", loaded.source or "variables and options"
     elif _is_cluster_settings(file):
-        cluster_settings.read_settings_file(file)
+        found = cluster_settings.read_settings_file(file)
+        warn_of_pulls(found, found.placed())
         kind, name = "cluster settings", str(file)
     else:
         check_file(file)

@@ -13,7 +13,8 @@ queue = [{ name = "small", max_cpus = 8 }]
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rmgr.errors import ConfigError
@@ -73,6 +74,15 @@ def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> N
             refuse_shared_names(settings, partition)
         except ConfigError as error:
             raise ConfigError(f"{where(at)}: {error.message}", hint=error.hint) from error
+
+
+def warn_of_pulls(settings: ClusterSettings, partitions: Iterable[str]) -> None:
+    """Tells on stderr of pull queues of which nothing is pulled, in partitions that were checked."""
+    from rmgr.daemons.leader.records.pipeline import idle_pulls
+
+    for partition in partitions:
+        if told := idle_pulls(settings, partition):
+            sys.stderr.write(f"rmgr: warning: {told}\n")
 
 
 def check_queue_policy(spec: QueueSpec, where: str) -> None:

@@ -225,7 +225,13 @@ HISTORY_COLUMNS = (
     Column(name="STARTED", text=lambda j: clock(j.started_us), order=lambda j: j.started_us, default=False),
     Column(name="ENDED", text=lambda j: clock(j.ended_us), order=lambda j: j.ended_us, default=False),
     Column(name="COMMAND", text=lambda j: j.command, default=False),
+    Column(name="SERVED", text=lambda j: _duration(j.served_us), order=lambda j: j.served_us, right=True, default=False),
+    Column(name="TURNS", text=lambda j: str(j.turns or ""), order=lambda j: j.turns, right=True, default=False),
 )
+
+
+def _duration(time_us: int) -> str:
+    return format_duration(time_us / 1e6) if time_us else ""
 
 
 def _count_column(state: str) -> Column:

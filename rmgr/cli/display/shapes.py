@@ -72,6 +72,7 @@ def job(view: JobView) -> dict[str, Any]:
         "after": list(view.after),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        **_served(view),
         "processes": max(1, view.processes),
         "expected_start": iso(view.expected_start_us),
         "account": view.account,
@@ -132,10 +133,16 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
         **({"resources": dict(sorted(of.resources.items()))} if of.resources else {}),
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        **_served(view),
         **_checkpoints(view.story),
         **_moving(view.moving),
         **({"saving": view.saving} if view.saving else {}),
     }
+
+
+def _served(view: JobView | TaskView) -> dict[str, Any]:
+    """Of work that shared its cores in time."""
+    return {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns else {}
 
 
 def task(view: TaskView) -> dict[str, Any]:
@@ -153,6 +160,7 @@ def task(view: TaskView) -> dict[str, Any]:
         "error": view.error,
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        **_served(view),
     }
 
 
@@ -340,6 +348,7 @@ def history(view: JobView) -> dict[str, Any]:
         "elapsed": max(0, view.ended_us - began) / 1e6 if view.ended_us else 0.0,
         "cpu_seconds": view.cpu_us / 1e6,
         "max_rss_bytes": view.max_rss_kib * 1024,
+        **_served(view),
         "nodes": list(view.nodes),
         "queue": view.queue,
         "tasks": view.tasks,

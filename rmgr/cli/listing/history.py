@@ -38,7 +38,7 @@ _READ_ALONE = 100
 )
 @click.argument("selectors", nargs=-1, metavar="[ID]...")
 @click.option("-A", "--everyone", is_flag=True, help="of all users")
-@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="ended after: 2h (ago), 2026-11-30")
+@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="ended after: 2h (ago), 16:00, 2026-11-30")
 @click.option("--until", type=Parsed("time", parse_since), metavar="TIME", help="ended before")
 @click.option("--limit", type=click.IntRange(0), default=_DEFAULT_LIMIT, show_default=True, metavar="N", help="at most N, 0 = all")
 @filter_options

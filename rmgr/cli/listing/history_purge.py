@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     exits="0 ok (nothing to remove, too), 2 usage, 4 not an operator, 5 store unavailable, 6 --timeout ran out (run it again)",
 )
 @click.option("--older-than", "age_us", type=DURATION_US, metavar="DURATION", help="ended longer ago than this: 90d, 12h")
-@click.option("--before", "before_us", type=Parsed("time", parse_since), metavar="TIME", help="ended before: 2026-01-01, 90d (ago)")
+@click.option("--before", "before_us", type=Parsed("time", parse_since), metavar="TIME", help="ended before: 90d (ago), 16:00, 2026-01-01")
 @click.option("--user", metavar="NAME", help="only this user's  [everybody's]")
 @click.option("--dry-run", is_flag=True, help="say what would go, remove nothing")
 def purge(session: Session, age_us: int | None, before_us: int | None, user: str | None, dry_run: bool) -> None:

@@ -73,7 +73,7 @@ class _Machine:
     help=f"a line for each {', '.join(GROUPS)}, or several of them",
     shell_complete=lambda _ctx, _parameter, text: [name for name in GROUPS if name.startswith(text)],
 )
-@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="from then on: 7d (ago), 2026-11-30")
+@click.option("--since", type=Parsed("time", parse_since), metavar="TIME", help="from then on: 7d (ago), 16:00, 2026-11-30")
 @click.option("--until", type=Parsed("time", parse_since), metavar="TIME", help="until then")
 @click.option("-u", "--user", metavar="NAME", help="of this user")
 @click.option("--account", metavar="NAME", help="for this account")

@@ -198,6 +198,7 @@ def _draw_job(job: JobView, tasks: list[TaskView], attempts: Sequence[AttemptVie
         ("after", ", ".join(job.after)),
         ("account", job.account),
         ("used", _used(job.cpu_us, job.max_rss_kib)),
+        ("served", _served(job)),
         ("nodes", node_list(job.nodes, 12)),
         (str(job.work) or "command", job.command),
     )
@@ -227,6 +228,7 @@ def _draw_task(task: TaskView, job: JobView) -> None:
         ("asks for", _request(job)),
         ("", in_words(job.asked, clock)),
         ("used", _used(task.cpu_us, task.max_rss_kib)),
+        ("served", _served(task)),
         (str(job.work) or "command", job.command),
     )
     if task.attempts:
@@ -291,6 +293,10 @@ def _moving(view: MovingView | None) -> str:
         return ""
     cap = f", at most {view.most}" if view.most else ""
     return f"{view.moves} by policies{cap}; {'it saves its state' if view.saves else 'nothing says that it saves its state'}"
+
+
+def _served(view: JobView | TaskView) -> str:
+    return f"{format_duration(view.served_us / 1e6)} in {counted(view.turns, 'turn')}" if view.turns else ""
 
 
 def _used(cpu_us: int, rss_kib: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from rmgr.cli.control.operate import apply_settings, read_settings
+from rmgr.cli.control.settings_pipelines import warn_of_pulls
 from rmgr.cli.display.render import Column, Layout, emit, table
 from rmgr.cli.session.command import command, command_group
 from rmgr.cli.session.context import Session
@@ -96,6 +97,7 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
     _check_usable(settings, spec.partition)
     if changed:
         apply_settings(session, settings, version)
+    warn_of_pulls(settings, [spec.partition])
     queues = settings.placed()[spec.partition]
     if session.json:
         emit({"queues": {queue.name: told_of(settings, queue) for queue in queues}, "partition": spec.partition, "changed": changed})

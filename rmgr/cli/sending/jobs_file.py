@@ -36,7 +36,7 @@ from rmgr.model.tasks.submission import Condition, Dependency
 #: Entries of one list.
 MAX_JOBS = 10_000
 #: What is said once, of all of them, on the command line; and what a command line alone is made of.
-_OF_THE_COMMAND = {"jobs_file", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "words"}
+_OF_THE_COMMAND = {"jobs_file", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "ignore_pbs", "words"}
 _RUNS = ("command", "script", "args")
 _CONDITIONS = {"ok": Condition.OK, "any": Condition.ANY, "fail": Condition.FAIL}
 _CONDITIONS |= {"afterok": Condition.OK, "afterany": Condition.ANY}
@@ -196,7 +196,7 @@ def _keys(ctx: click.Context) -> dict[str, _Key]:
 
 def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _Key], places: Mapping[str, Sequence[int]]) -> ListedJob:
     values = dict(ctx.params)
-    for name in ("words", "jobs_file", "ignore_sbatch"):
+    for name in ("words", "jobs_file", "ignore_sbatch", "ignore_pbs"):
         values.pop(name, None)
     given = set()
     after: tuple[Dependency, ...] = ()
@@ -213,7 +213,7 @@ def _entry(ctx: click.Context, session: Session, raw: _Raw, keys: Mapping[str, _
         script = None
         if script_name:
             script = read_script(script_name)
-            if script.sbatch:
+            if script.foreign:
                 raise refused(script)
             for note in script.notes:
                 session.note(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from rmgr.cli.session.errors import hint_of
 from rmgr.cli.words.params import DURATION_US, RESOURCE, Parsed, listed, one_of, parse_pair
 from rmgr.cli.words.placed_options import PLACED_OPTIONS, resources_of, resubmit_of, shape_of
 from rmgr.cli.words.sbatch import UNLIKE_DEPENDENCIES
-from rmgr.cli.words.script import Script, looks_like_script, read_script, refused, translation
+from rmgr.cli.words.script import Script, ignoring, looks_like_script, read_script, refused, translation
 from rmgr.client.commands.request import CommandOptions, CommandRequest
 from rmgr.errors import RmgrError, UsageError
 from rmgr.model.base.units import parse_size
@@ -123,7 +123,19 @@ SECTIONS = {
     ),
     "Files and output": ("out", "err", "stdin", "cwd", "env", "inputs", "outputs", "uploads"),
     "Checkpoints": ("checkpoint", "checkpoint_every_us", "checkpoint_grace_us", "restart_from", "max_moves"),
-    "Submitting": ("jobs_file", "name", "account", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch"),
+    "Submitting": (
+        "jobs_file",
+        "name",
+        "account",
+        "token",
+        "dry_run",
+        "wait",
+        "watch",
+        "progress",
+        "parsable",
+        "ignore_sbatch",
+        "ignore_pbs",
+    ),
 }
 
 
@@ -179,14 +191,14 @@ def read_work(
     *,
     dashes: bool,
     script: bool = True,
-    ignore_sbatch: bool = False,
+    ignored: Collection[str] = (),
 ) -> WorkRequest:
     """What the command line, and the directives of the script that it names, ask for. The command line wins.
 
     Args:
         values: the options of the command line. words: what follows them.
         dashes: `--` stood before the words: they are a command, never a script. script: the command takes scripts.
-        ignore_sbatch: run a script with #SBATCH lines without them.
+        ignored: `#SBATCH`, `#PBS`: run a script with such lines without them.
     Raises: UsageError naming option, or file and line of a directive.
     """
     if not words or not words[0]:  # "" is what a shell makes of "$UNSET"
@@ -194,10 +206,11 @@ def read_work(
     found: Script | None = None
     if script and not dashes and (words[0] == "-" or looks_like_script(words[0])):
         found = read_script(words[0], sys.stdin.buffer if words[0] == "-" else None)
-        if found.sbatch and not ignore_sbatch:
-            for line in translation(found):
+        obeyed = ignoring(found, ignored)
+        if obeyed.foreign:
+            for line in translation(obeyed):
                 session.note(line)
-            raise refused(found)
+            raise refused(obeyed)
         for note in found.notes:
             session.note(note)
         given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}

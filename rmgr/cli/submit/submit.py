@@ -14,6 +14,7 @@ from rmgr.cli.sending.options import SECTIONS, WorkRequest, read_work, work_opti
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
+from rmgr.cli.words import qsub, sbatch
 from rmgr.cli.words.exits import WORK_EXITS
 from rmgr.client.commands.sending import Sent, prepare, send
 
@@ -55,8 +56,9 @@ def has_dashes(ctx: click.Context, words: tuple[str, ...]) -> bool:
 @click.option("--progress", is_flag=True, help="as --wait, with a progress bar instead of output")
 @click.option("--parsable", is_flag=True, help="print the id alone")
 @click.option("--ignore-sbatch", is_flag=True, help="run a script of Slurm without what its #SBATCH lines ask for")
+@click.option("--ignore-pbs", is_flag=True, help="run a script of PBS without what its #PBS lines ask for")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT|CMD...")
-def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, jobs_file: str | None, **values: Any) -> None:
+def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore_pbs: bool, jobs_file: str | None, **values: Any) -> None:
     """Submits a command, a script, with - a script from standard input, or with --from a list of jobs."""
     ctx = click.get_current_context()
     if jobs_file is not None:
@@ -64,7 +66,8 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, jobs_f
 
         submit_list(ctx, session, words, jobs_file, values["token"])
         return
-    work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignore_sbatch=ignore_sbatch)
+    ignored = [mark for mark, is_ignored in ((sbatch.MARK, ignore_sbatch), (qsub.MARK, ignore_pbs)) if is_ignored]
+    work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignored=ignored)
     host = SessionHost(session)
     draft = prepare(host, work)
     if work.afterwards.dry_run:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from rmgr.cli.words import sbatch
+from rmgr.cli.words import qsub, sbatch
 
 #: Words that are no command here -> what to type instead; the words behind them follow. The longest that fits counts.
 _COMMANDS = {
@@ -141,7 +141,7 @@ _OPTIONS = {
     "--log-file": "-o FILE",
     "--partition": "-q QUEUE",
     "--nodelist": "the node's name alone, as in rmgr nodes n1",
-    "-l": "-t TIME (walltime), -c CORES (ncpus, ppn), --mem SIZE (mem), -N NODES -n P (select, nodes)",
+    "-l": "-t TIME (walltime), -c CORES (ncpus), --mem SIZE (mem), -N NODES -n P (select, nodes:ppn)",
     "-j": "-o FILE -e FILE, with the same name",
     "-V": "--env NAME for each variable: the whole environment does not go along",
     "-r": "--requeue, or --no-requeue",
@@ -149,8 +149,19 @@ _OPTIONS = {
     "-I": "rmgr run --pty bash",
     "-S": "#!/bin/bash, in the first line of the script",
 }
-#: Values of `-m` of PBS; Slurm's distributes processes.
-_MAIL = re.compile(r"[abefjn]+")
+#: Options of qsub -> values that mean nothing in an option of this name of Slurm, or here.
+_VALUES_OF_PBS = {
+    "-j": re.compile(""),
+    "-l": re.compile(""),
+    "-M": re.compile(".*@"),
+    "-m": re.compile("[abefjn]+$"),
+    "-N": re.compile("[^0-9]"),
+    "-P": re.compile(""),
+    "-R": re.compile(""),
+    "-r": re.compile(""),
+    "-S": re.compile("/"),
+    "-W": re.compile("[a-z_]+="),
+}
 
 
 def command_for(words: Sequence[str]) -> str:
@@ -182,33 +193,16 @@ def option_for(option: str, words: Sequence[str] = (), *, submits: bool = False)
     value = _value_of(option, words)
     if option == "--wrap":  # a command line is no value to look at
         return told
-    if option == "-W" and value is not None and "=" in value:
-        return _attribute(*value.split("=", 1))
-    if option in {"-m", "-M"} and value is not None and (_MAIL.fullmatch(value) or "@" in value):
-        return f"{option} {value}: {sbatch.NO_MAIL}"  # PBS
-    if not sbatch.is_known(option) or (value is None and told):
+    is_of_pbs = value is not None and option in _VALUES_OF_PBS and _VALUES_OF_PBS[option].match(value) is not None
+    if not (is_of_pbs or sbatch.is_known(option)) or (value is None and told):
         return told
     try:
-        ours = sbatch.said(option, value)
+        ours = qsub.said(option, value) if is_of_pbs else sbatch.said(option, value)
     except sbatch.Unlike as why:
         return f"{option}{'' if value is None else f' {value}'}: {why}" if value is not None or not told else told
     if not ours:
         return f"leave it out: it is so anyway without {option}"
-    return f"{told}: {shlex.join(ours)}" if told else f"here it is {shlex.join(ours)}"
-
-
-def _attribute(name: str, value: str) -> str:
-    """`-W name=value` of PBS."""
-    if name == "block":
-        return "here it is --wait" if value.lower() in {"true", "t", "yes", "y", "1"} else "leave it out: it is so anyway"
-    if name == "depend":
-        try:
-            return f"here it is --after={sbatch.dependency(value)}"
-        except sbatch.Unlike as why:
-            return f"-W {name}={value}: {why}"
-    if name in {"stagein", "stageout"}:
-        return "here it is --upload PATH, --input KEY=FILE or --output KEY=FILE"
-    return f"-W {name}={value}: there is no such attribute here: rmgr submit --help"
+    return f"{told}: {shlex.join(ours)}" if told and not is_of_pbs else f"here it is {shlex.join(ours)}"
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:

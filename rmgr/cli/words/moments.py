@@ -15,8 +15,8 @@ from rmgr.errors import UsageError
 from rmgr.model.base.units import MAX_DURATION_US, parse_duration_us
 
 BEGINS = "as 30m, now+30m, 16:00, tomorrow, 2026-11-30 or 2026-11-30T08:00"
-_CLOCK = re.compile(r"^(\d{1,2}):(\d{2})(?::(\d{2}))?$", re.ASCII)
-_SINCE = "as 2h, 1d, 2026-11-30 or 2026-11-30T12:00"
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", re.ASCII)
+_SINCE = "as 2h, 1d, 16:00, 2026-11-30 or 2026-11-30T12:00"
 
 
 def parse_begin(text: str, now_s: float | None = None) -> int:
@@ -32,15 +32,20 @@ def parse_begin(text: str, now_s: float | None = None) -> int:
 
 
 def parse_since(text: str, now_s: float | None = None) -> int:
-    """`2h` (ago), or a date and time, as microseconds since the epoch. Raises UsageError."""
+    """`2h` (ago), `16:00` the last one, a date with or without a time, as microseconds since the epoch. Raises UsageError."""
+    now_us = time.time_ns() // 1000 if now_s is None else round(now_s * 1e6)
+    text = text.strip()
+    clock = _time_of_day(text, _SINCE)
+    if clock is not None:
+        return round(_last_s(clock, now_us / 1e6) * 1e6)
     try:
-        return (time.time_ns() // 1000 if now_s is None else round(now_s * 1e6)) - parse_duration_us(text)
+        return now_us - parse_duration_us(text)
     except UsageError:
         pass
     try:
-        return round(_dated_s(text.strip()) * 1e6)
+        return round(_dated_s(text) * 1e6)
     except (ValueError, OverflowError, OSError):
-        raise UsageError(f"{text!r} is neither a duration nor a date", hint=_SINCE) from None
+        raise UsageError(f"{text!r} is neither a duration nor a date or time of day", hint=_SINCE) from None
 
 
 def midnight_s(day: date) -> float:
@@ -57,12 +62,9 @@ def _to_come(text: str, now_s: float) -> float:
         return midnight_s(today)
     if word == "tomorrow":
         return midnight_s(today + timedelta(days=1))
-    clock = _CLOCK.match("00:00" if word == "midnight" else word)
+    clock = _time_of_day("00:00" if word == "midnight" else word, BEGINS)
     if clock is not None:
-        try:
-            return _next_s(time_of_day(int(clock[1]), int(clock[2]), int(clock[3] or 0)), today, now_s)
-        except ValueError:
-            raise UsageError(f"{text!r} is no time of day", hint=BEGINS) from None
+        return _next_s(clock, today, now_s)
     try:
         return now_s + parse_duration_us(word.removeprefix("now").removeprefix("+")) / 1e6
     except UsageError:
@@ -73,11 +75,32 @@ def _to_come(text: str, now_s: float) -> float:
         raise UsageError(f"{text!r} is not a time to begin at", hint=BEGINS) from None
 
 
+def _time_of_day(text: str, hint: str) -> time_of_day | None:
+    """`16:00`, `16:00:30`; None for what does not look like one. Raises UsageError."""
+    if re.fullmatch(r"\d+(:\d+){1,2}", text, re.ASCII) is None:
+        return None
+    clock = _CLOCK.fullmatch(text)
+    try:
+        if clock is not None:
+            return time_of_day(int(clock[1]), int(clock[2]), int(clock[3] or 0))
+    except ValueError:
+        pass
+    raise UsageError(f"{text!r} is no time of day", hint=hint)
+
+
 def _next_s(clock: time_of_day, today: date, now_s: float) -> float:
     """When the clock shows this the next time."""
     tomorrow = _wall(midnight_s(today + timedelta(days=1))).date()  # Samoa had no 2011-12-30
     moments = (moment_s for day in (today, tomorrow) for moment_s in _moments_s(datetime.combine(day, clock)))
     return next(moment_s for moment_s in moments if moment_s > now_s)
+
+
+def _last_s(clock: time_of_day, now_s: float) -> float:
+    """When the clock showed this the last time."""
+    today = _wall(now_s).date()
+    yesterday = _wall(midnight_s(today) - 1).date()
+    moments = (moment_s for day in (yesterday, today) for moment_s in _moments_s(datetime.combine(day, clock)))
+    return max(moment_s for moment_s in moments if moment_s <= now_s)
 
 
 def _dated_s(text: str) -> float:

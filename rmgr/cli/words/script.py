@@ -11,20 +11,21 @@ import os
 import shlex
 import shutil
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from rmgr.cli.words.sbatch import MARK as SBATCH
-from rmgr.cli.words.sbatch import translated
+from rmgr.cli.words import qsub, sbatch
 from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
-_FOREIGN = (SBATCH, "#PBS", "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
+#: Whose lines are translated.
+_TRANSLATED = {sbatch.MARK: sbatch.translated, qsub.MARK: qsub.translated}
+_FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Script(ScriptText):
 
     directives: tuple[tuple[int, tuple[str, ...]], ...] = ()
     notes: tuple[str, ...] = ()  #: what its author should know
-    sbatch: tuple[tuple[int, str], ...] = ()  #: lines of Slurm that nothing here obeys; empty beside `#RMGR` lines
+    foreign: tuple[tuple[int, str], ...] = ()  #: lines of Slurm and PBS that nothing here obeys; empty beside `#RMGR` lines
 
     def where(self, line: int) -> str:
         """`job.sh:3`, for messages."""
@@ -93,22 +94,31 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
         text=text,
         directives=tuple(_directives(name, lines)),
         notes=tuple(_notes(name, lines)),
-        sbatch=() if is_ours else tuple((number, line) for number, line in block if line.startswith(SBATCH)),
+        foreign=() if is_ours else tuple((number, line) for number, line in block if line.startswith(tuple(_TRANSLATED))),
     )
 
 
+def ignoring(script: Script, marks: Collection[str]) -> Script:
+    """The script without its lines that begin with one of `marks`."""
+    return replace(script, foreign=tuple((number, line) for number, line in script.foreign if not line.startswith(tuple(marks))))
+
+
 def translation(script: Script) -> list[str]:
-    """Its `#SBATCH` lines as the `#RMGR` lines to write instead, then what has no equal, and why; empty where there are none."""
-    lines, without = translated([line for _, line in script.sbatch])
-    told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
-    return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
+    """Its lines of Slurm, or else of PBS, as the `#RMGR` lines to write instead, then what has no equal, and why; empty without any."""
+    for mark, translated in _TRANSLATED.items():
+        if theirs := [line for _, line in script.foreign if line.startswith(mark)]:
+            lines, without = translated(theirs)
+            told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
+            return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
+    return []
 
 
 def refused(script: Script) -> UsageError:
-    """Why a script whose `#SBATCH` lines would not be obeyed is not run."""
-    where = script.where(script.sbatch[0][0])
+    """Why a script whose lines of Slurm or PBS would not be obeyed is not run."""
+    mark, where = next((mark, script.where(number)) for mark in _TRANSLATED for number, line in script.foreign if line.startswith(mark))
+    option = "--ignore-sbatch" if mark == sbatch.MARK else "--ignore-pbs"
     return UsageError(
-        f"{where}: #SBATCH lines are not obeyed here", hint=f"add the {_MARK} lines above to it, or --ignore-sbatch: run it without them"
+        f"{where}: {mark} lines are not obeyed here", hint=f"add the {_MARK} lines above to it, or {option}: run it without them"
     )
 
 
@@ -141,7 +151,7 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
         if number not in block and line.startswith(f"{_MARK} "):
             yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
             break
-    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(SBATCH)]
+    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(tuple(_TRANSLATED))]
     if foreign and not any(line.startswith(_MARK) for line in block.values()):
         number, line = foreign[0]
         yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines"

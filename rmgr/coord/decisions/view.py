@@ -40,7 +40,9 @@ class Progress:
         "nodes",
         "reason",
         "run_us",
+        "served_us",
         "tail",
+        "turns",
     )
 
     def __init__(self) -> None:
@@ -53,6 +55,7 @@ class Progress:
         self.lost_us = 0  #: of those that were lost; each task of a lost block has the time of the block
         self.lost = 0  #: attempts that ended by a loss, not by themselves
         self.max_rss_kib = 0
+        self.served_us = self.turns = 0  #: of those that shared their cores in time
         self.first_started_us: int | None = None
         self.last_ended_us: int | None = None
         self.again = False  #: some task had an attempt before the one that is told of
@@ -151,7 +154,7 @@ class Progress:
             last_us = fragment.base_us + max([outcome.started_us + outcome.elapsed_us for outcome in outcomes])
             self.last_ended_us = last_us if self.last_ended_us is None else max(self.last_ended_us, last_us)
         for outcome in outcomes:
-            if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers:
+            if outcome.reason or outcome.exit_code is not None or outcome.past or outcome.helpers or outcome.turns:
                 self._account_unusual(outcome)
 
     def copy(self) -> Progress:
@@ -164,6 +167,8 @@ class Progress:
 
     def _account_unusual(self, outcome: Outcome) -> None:
         """What most outcomes have nothing of."""
+        self.served_us += outcome.served_us
+        self.turns += outcome.turns
         if outcome.reason in _LOST:
             self.lost += 1
             self.lost_us += outcome.elapsed_us

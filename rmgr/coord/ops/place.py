@@ -184,17 +184,24 @@ def _proof(ops: Sequence[Op]) -> Exists | Gone:
     return Gone(last.path) if type(last) is Delete else Exists(last.path, last.data if type(last) is Create else None)
 
 
-def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | None]], orders: Sequence[Op] = ()) -> Multi:
+def place(
+    jobs: Sequence[Assigned],
+    records: Sequence[tuple[str, bytes, int | None]],
+    orders: Sequence[Op] = (),
+    gangs: Sequence[tuple[str, bytes, int | None]] = (),
+) -> Multi:
     """PLACE: everything that one pass decided, or a part of it that stands by itself.
 
     Args:
-        records: (partition, what the scheduler remembers, version of its znode or None when there is none).
+        records: (partition, what the scheduler remembers, version of its znode or None when there is none). gangs: the same of the
+        records of gangs.
         orders: `ask_ops` of jobs that run; what is remembered of them changes with it. Also `reserve_ops`.
     Raises: ValueError for nothing.
     """
     ops: list[Op] = [*orders]
-    for partition, data, version in records:
-        path = paths.placing(partition)
+    written = [(paths.gangs(partition), data, version) for partition, data, version in gangs]
+    written += [(paths.placing(partition), data, version) for partition, data, version in records]
+    for path, data, version in written:
         ops.append(Create(path, data) if version is None else Set(path, data, version))
     checked: set[Op] = set()
     for job in jobs:
@@ -207,12 +214,12 @@ def place(jobs: Sequence[Assigned], records: Sequence[tuple[str, bytes, int | No
     most = MAX_OPS_OF_ONE_JOB if len(jobs) < 2 else MAX_OPS
     if jobs:
         return Multi(name="PLACE", ops=tuple(ops), proof=Exists(jobs[0].target), most_ops=most)
-    if orders and not records:
+    if orders and not written:
         return Multi(name="PLACE", ops=tuple(ops), proof=_proof(orders), most_ops=most)
-    if not records:
+    if not written:
         raise ValueError("a plan without decisions needs no commit")
-    partition, data, _ = records[0]
-    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(paths.placing(partition), data), most_ops=most)
+    path, data, _ = written[0]
+    return Multi(name="PLACE", ops=tuple(ops), proof=Holds(path, data), most_ops=most)
 
 
 def unhold(node: str, submission: int, index: int, attempt: int) -> Multi:

@@ -383,6 +383,8 @@ BOOK.add(
     value_sha256=optional(blob(32, 32)),
     helpers=many(NAME, LONG),
     story=_STORY,
+    served_us=SPAN,
+    turns=_COUNT,
 )
 BOOK.add(FragmentSeal, key_id=text(64, 1), signature=blob(64))
 BOOK.add(

@@ -106,6 +106,8 @@ def job_view(
         priority=submission.priority,
         cpu_us=progress.cpu_us,
         max_rss_kib=progress.max_rss_kib,
+        served_us=progress.served_us,
+        turns=progress.turns,
         work=submission.work,
         command=command_text(submission),
         cores=submission.request.cores,

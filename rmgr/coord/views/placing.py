@@ -59,6 +59,8 @@ def awaited(block: BlockOnNode, snapshot: ClusterSnapshot | None = None) -> str:
     if block.awaits:
         return f"waits for {block.awaits}{since}"
     helpers = f", {', '.join(block.nodes[1:])} and its first instruction" if len(block.nodes) > 1 else ""
+    if block.allocation is not None and block.allocation.gang:
+        return f"waits for its first turn on {', '.join(block.nodes)}{since}"
     what = "" if helpers else " to begin it: what runs there ends first, or what it needs is on its way"
     return f"waits for {block.node}{helpers}{what}{since}"
 
@@ -77,9 +79,12 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
         whys.append(WhyView(what="starting", id=shown, detail=f"placed on {', '.join(block.nodes)}, {awaited(block, snapshot)}"))
     for block in blocks:
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
+        view = None if snapshot is None else snapshot.placing.jobs.get((block.key.submission, block.key.first))
+        if view is not None and view.turns and block.allocation is not None and block.allocation.gang:
+            whys.append(WhyView(what="gang", id=shown, detail=view.turns))
         if block.stopping:
             whys.append(WhyView(what="stopping", id=shown, detail=f"it saves its state and gives up {where}: {block.stopping}"))
-        elif block.is_suspended:
+        elif block.is_suspended and not (view is not None and view.turns):
             whys.append(WhyView(what="suspended", id=shown, detail=f"it stands still on {where}, and goes on there"))
     return whys
 

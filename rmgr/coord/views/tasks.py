@@ -128,6 +128,8 @@ def _ended(submission: Submission, fragment: Fragment, outcome: Outcome, number:
         error=outcome.error,
         cpu_us=outcome.cpu_us,
         max_rss_kib=outcome.max_rss_kib,
+        served_us=outcome.served_us,
+        turns=outcome.turns,
         attempts=attempts,
         story=outcome.story,
     )

@@ -78,7 +78,7 @@ class Watchdog:
         meta: the cluster that it belongs to.
         endpoint: where it answers gRPC.
         resync_s: mean time between two comparisons of memory and znodes while it leads.
-        placings: see `LeaderContext`.
+        placings, credentials: see `LeaderContext`.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Watchdog:
         metrics: LeaderMetrics,
         metrics_at: str = "",
         placings: Placings | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.guid = machine.guid()[:12]
         self.meta = meta
@@ -104,6 +105,7 @@ class Watchdog:
         self._log = log
         self._metrics = metrics
         self._placings = placings
+        self._credentials = credentials
         self.mailbox: Mailbox[Thunk] = Mailbox()
         self._io = machine.steady_pool(_IO_THREADS, "store")
         self._lease = Lease(coordinator)
@@ -269,6 +271,7 @@ class Watchdog:
             metrics=self._metrics,
             wall_us=machine.wall_us,
             placings=self._placings,
+            credentials=self._credentials,
         )
         self.leader = leader = Leader(context, record, resync_s=self._resync_s)
         self._metrics.leader.set(1)
@@ -352,6 +355,7 @@ def _serve(
         metrics=metrics,
         metrics_at=advertised_metrics(measured.address, config.watchdog.advertise),
         placings=placings_of(credentials, trust, meta),
+        credentials=credentials,
     )
     hosts = config.cluster.hosts_and_chroot()[0]
     server.add_leader(

@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     log_parts: how many parts of (stdout, stderr) lie in the store before the inline rest.
     outputs: number of keyed output values in rows. value_sha256: of the bytes of the value in its row.
     helpers: of a placed job: its nodes beside the one that tells this. story: of its checkpoints (`BlockData.story`).
+    served_us, turns: of one that shared its cores in time: for how long it had them, in how many turns.
     """
 
     index: Number
@@ -51,6 +52,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
     value_sha256: bytes | None = None
     helpers: tuple[NodeName, ...] = ()
     story: tuple[str, ...] = ()
+    served_us: SpanUs = 0
+    turns: Number = 0
 
 
 def has_begun(outcome: Outcome) -> bool:

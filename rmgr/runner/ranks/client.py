@@ -152,6 +152,8 @@ class Launch:
         self._kill_on_bad_exit = kill_on_bad_exit
         total = sum(count for _, _, count in spread)
         self._environ = dict(environ) | {"RMGR_NPROCS": str(total)}
+        self._umask = os.umask(0o077)  # no other thread of this process creates files
+        os.umask(self._umask)
         self._printer = _Printer(label=label, is_single=total == 1)
         self._selector = selectors.DefaultSelector()
         self._crew = ranks.Crew(self._selector, self._told)
@@ -215,6 +217,7 @@ class Launch:
             "argv": self._argv,
             "environ": self._environ | {"RMGR_NODE": node},
             "cwd": os.getcwd(),
+            "umask": self._umask,
             "first": first,
             "count": count,
             "slots": dict(self._place.shares).get(node, count),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -151,12 +150,6 @@ def own_share(environ: Mapping[str, str], local: int) -> dict[str, str]:
     return found
 
 
-def _umask_of(environ: Mapping[str, str]) -> int:
-    """As `runner/host/environment.py`, which this program may lack where it runs."""
-    text = environ.get("RMGR_UMASK", "")
-    return int(text, 8) if re.fullmatch("[0-7]{1,4}", text, re.ASCII) and int(text, 8) <= 0o777 else 0o022
-
-
 def _is_here(named: str, directory: str) -> bool:
     """Both names are of one directory: PWD may have symbolic links that the system's own name for it has not."""
     try:
@@ -238,7 +231,7 @@ class Crew:
                     env=environ,
                     cwd=cwd,
                     start_new_session=True,
-                    umask=_umask_of(environ),
+                    umask=spec["umask"],
                 )
             except OSError as error:
                 self._tell(FAILED, number, f"{spec['argv'][0]} cannot be started: {error.strerror}".encode())

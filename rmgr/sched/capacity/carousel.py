@@ -87,6 +87,11 @@ class Carousel:
         self.entries.change(node, -self.weights.pop(job_id))
         self.jobs.change(node, -1)
 
+    def given(self) -> dict[int, int]:
+        """Slots that each job without an end has had since this was made of a record. Cost: O(nodes of the tree + jobs)."""
+        self.rotation.settle()
+        return {job_id: ENDLESS - rest for queue in self.rotation.queues for job_id, rest in queue.rest().items()}
+
     def node_of(self, job_id: int) -> int:
         """The tree node in whose queue the job stands."""
         return self.rotation.home[job_id]

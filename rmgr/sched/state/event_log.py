@@ -12,6 +12,7 @@
 - `at`: microseconds, never descending. `fact`: a method of `ClusterState` with its arguments by name.
 - `because` may say why: `failed`, `repaired`, `drained`, `undrained`, `maintenance`, `cancelled`. A `job_ended` without it completed; with
   `failed` or `maintenance` it was lost with its node; a `job_withdrawn` without `cancelled` was refused.
+- `gang_time`: how far the clock that slots of gangs are counted by is ahead of `at`, null where nobody can read it; 0 in a simulation.
 - `pass`: number, causes and decisions of one pass, in order; a decision is one of `plan.py` with its fields, `why` as its sentence.
 - The last line counts the others: a log without it was cut off, or is still being written.
 Records are objects of their fields; fields that have their default value are left out. Times and ids are integers.

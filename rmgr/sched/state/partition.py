@@ -287,7 +287,8 @@ class Partition:
         pool = NodePool(replace(node, closed=False) for node in self.nodes.values())
         mine = self.gangs.of.get(run.job.id)
         owned: set[int] = set()
-        for other in self.running.values():
+        leaving = (run for job_id, run in self.stopping.items() if job_id in self.gangs)
+        for other in (*self.running.values(), *leaving):
             name = self.gangs.of.get(other.job.id)
             if name is None:
                 pool.take(other.job, other.placement)

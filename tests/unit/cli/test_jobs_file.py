@@ -158,7 +158,7 @@ def test_json_lines_are_told_by_their_line(tmp_path: Path, text: str, told: str)
 
 
 def test_all_options_of_submit_that_are_of_one_job_are_keys(tmp_path: Path) -> None:
-    of_the_list = {"from", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "after"}
+    of_the_list = {"from", "token", "dry_run", "wait", "watch", "progress", "parsable", "ignore_sbatch", "ignore_pbs", "after"}
     everyones = {"zk", "store", "gateway", "config", "json", "timeout", "verbose", "help"}
     for option in submit.params:
         if isinstance(option, click.Option):

@@ -133,6 +133,40 @@ def test_since_until_and_before_are_the_same_moments(zone: Zone, name: str, text
     assert shown(parse_since(text, at("2026-12-01T00:00+00:00"))) == means
 
 
+@pytest.mark.parametrize(
+    ("name", "now", "text", "means"),
+    [
+        (BERLIN, "2026-03-29T17:00+02:00", "16:00", "2026-03-29T14:00Z"),
+        (BERLIN, "2026-03-29T15:00+02:00", "16:00", "2026-03-28T15:00Z"),  # not yet today: yesterday, before the jump
+        (BERLIN, "2026-03-29T16:00+02:00", "16:00:00", "2026-03-29T14:00Z"),  # now
+        (BERLIN, "2026-03-29T03:10+02:00", "2:30", "2026-03-29T01:00Z"),  # there is none: the first moment after the gap
+        (BERLIN, "2026-10-25T02:40+02:00", "02:30", "2026-10-25T00:30Z"),  # there are two: the first one was the last
+        (BERLIN, "2026-10-25T02:20+01:00", "02:30", "2026-10-25T00:30Z"),
+        (BERLIN, "2026-10-25T02:40+01:00", "02:30", "2026-10-25T01:30Z"),
+        (BERLIN, "2026-10-25T01:00+02:00", "02:30", "2026-10-24T00:30Z"),
+        (APIA, "2011-12-31T08:00+14:00", "09:30", "2011-12-29T19:30Z"),  # of the 29th, which comes before the 31st
+        (SAO_PAULO, "2017-10-15T12:00-02:00", "00:30", "2017-10-15T03:00Z"),
+        (SAO_PAULO, "2018-02-17T23:10-03:00", "23:15", "2018-02-18T01:15Z"),
+        (HAVANA, "2026-11-01T00:30-05:00", "00:00", "2026-11-01T05:00Z"),
+        ("UTC", "2026-03-29T16:30+00:00", "16:00:30", "2026-03-29T16:00Z"),
+        ("UTC", "2026-03-29T16:30+00:00", "16m", "2026-03-29T16:14Z"),
+        ("UTC", "2026-03-29T16:30+00:00", "2h", "2026-03-29T14:30Z"),
+        ("UTC", "2026-03-29T16:30+00:00", "1-02:00:00", "2026-03-28T14:30Z"),  # a day and two hours ago
+    ],
+)
+def test_a_time_of_day_is_the_last_one_that_the_clock_showed(zone: Zone, name: str, now: str, text: str, means: str) -> None:
+    zone(name)
+    assert shown(parse_since(text, at(now))) == means
+
+
+@pytest.mark.parametrize("text", ["25:00", "90:00", "100:00", "1:5", "24:00:00"])
+def test_what_looks_like_a_time_of_day_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError, match="no time of day") as caught:
+        parse_since(text)
+    assert "2h" in str(caught.value.hint)
+    assert "16:00" in str(caught.value.hint)
+
+
 def test_a_day_ago_is_24_hours_ago(zone: Zone) -> None:
     zone(BERLIN)
     assert shown(parse_since("1d", at("2026-10-25T12:00+01:00"))) == "2026-10-24T11:00Z"

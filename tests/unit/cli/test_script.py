@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmgr.cli.words.script import looks_like_script, read_script, refused, translation
+from rmgr.cli.words.script import ignoring, looks_like_script, read_script, refused, translation
 from rmgr.errors import UsageError
 
 
@@ -74,7 +74,7 @@ def test_the_lines_to_add_are_obeyed(tmp_path: Path) -> None:
     lines = "#SBATCH -J x -N 2 --ntasks-per-node=2 --mem=4G --nice=10 -o o.%A_%a --begin=noon --exclusive\n#SBATCH --wrap=x --export=NONE\n"
     told = translation(read_script(script(tmp_path, f"#!/bin/sh\n{lines}")))
     again = read_script(script(tmp_path, "#!/bin/sh\n" + "\n".join(told) + "\necho\n"))
-    assert again.sbatch == ()
+    assert again.foreign == ()
     assert [words for _, words in again.directives] == [
         (
             *("-J", "x", "-N", "2", "--processes=4", "--mem=2048M", "--priority=-10"),
@@ -83,9 +83,37 @@ def test_the_lines_to_add_are_obeyed(tmp_path: Path) -> None:
     ]
 
 
+def test_lines_of_pbs_are_refused_with_the_lines_to_add_and_those_are_obeyed(tmp_path: Path) -> None:
+    lines = "#!/bin/sh\n#PBS -N x -j oe\n#PBS -l nodes=2:ppn=2,walltime=1:00:00\n#PBS -l mem=8gb\n#PBS -V\n#PBS -o out\n"
+    read = read_script(script(tmp_path, lines))
+    told = translation(read)
+    assert told[:-1] == [
+        "#RMGR --name=x",
+        "#RMGR --processes=4 --nodes=2 --time=1:00:00",
+        "#RMGR --mem=2G",
+        "#RMGR --out=out --err=out",
+    ]
+    assert told[-1].startswith("# without an equal here: -V  (")
+    error = refused(read)
+    assert error.message.endswith("job.sh:2: #PBS lines are not obeyed here")
+    assert "--ignore-pbs" in str(error.hint)
+    again = read_script(script(tmp_path, "#!/bin/sh\n" + "\n".join(told) + "\n" + lines))
+    assert (again.foreign, again.notes) == ((), ())
+
+
+def test_a_script_of_two_systems_is_translated_from_slurm_and_each_is_ignored_by_name(tmp_path: Path) -> None:
+    read = read_script(script(tmp_path, "#!/bin/sh\n#PBS -N pbs\n#SBATCH -J slurm\n"))
+    assert translation(read) == ["#RMGR -J slurm"]
+    assert "--ignore-sbatch" in str(refused(read).hint)
+    rest = ignoring(read, ["#SBATCH"])
+    assert translation(rest) == ["#RMGR --name=pbs"]
+    assert "job.sh:2" in refused(rest).message
+    assert ignoring(rest, ["#PBS"]).foreign == ()
+
+
 def test_lines_of_slurm_beside_ours_are_comments(tmp_path: Path) -> None:
     read = read_script(script(tmp_path, "#!/bin/sh\n#SBATCH -J x\n#RMGR -J x\n"))
-    assert (read.notes, read.sbatch) == ((), ())
+    assert (read.notes, read.foreign) == ((), ())
 
 
 def test_a_file_is_a_script_and_a_command_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ SETTINGS = b'default_queue = "default"\n[queues.default]\n'
 
 def _script(path: Path) -> object:
     read = read_script(str(path))
-    return read.text, read.directives, read.sbatch, read.notes, looks_like_script(str(path))
+    return read.text, read.directives, read.foreign, read.notes, looks_like_script(str(path))
 
 
 def _jobs(path: Path) -> object:
@@ -108,7 +108,7 @@ def test_a_mark_alone_is_an_empty_text(tmp_path: Path, data: bytes) -> None:
 def test_lines_of_slurm_below_a_mark_are_refused_with_their_number(tmp_path: Path) -> None:
     path = tmp_path / "job.sh"
     path.write_bytes(MARK + b"#!/bin/sh\n#SBATCH --time=30\n")
-    assert read_script(str(path)).sbatch == ((2, "#SBATCH --time=30"),)
+    assert read_script(str(path)).foreign == ((2, "#SBATCH --time=30"),)
 
 
 def test_text_of_another_encoding_is_refused_not_guessed(tmp_path: Path) -> None:

@@ -104,6 +104,19 @@ def test_large_input_and_output_pass_through_another_node(place: dict[str, str],
     assert agent(place, "a", "cat", input=b"here").stdout == b"here"
 
 
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_ranks_have_the_surroundings_of_who_starts_them_on_every_node(place: dict[str, str], tmp_path: Path, node: str) -> None:
+    """As a child of a shell has them: also what the script itself has changed."""
+    told = {"TMPDIR": str(tmp_path), "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "MINE": "x y", "RMGR_UMASK": "0077"}
+    asked = "umask; pwd; echo $TMPDIR, $LC_ALL, $TZ, $MINE"
+    shown = []
+    for mask in (0o027, 0o002):
+        ended = agent(place | told, node, asked, umask=mask, cwd=tmp_path)
+        here = subprocess.run(["/bin/sh", "-c", asked], env=os.environ | told, umask=mask, cwd=tmp_path, capture_output=True, check=True)
+        shown.append((ended.returncode, ended.stdout == here.stdout, ended.stdout))
+    assert [told[:2] for told in shown] == [(0, True)] * 2, shown
+
+
 def test_options_of_a_step_say_again_what_the_job_has_or_are_told_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     from rmgr.cli.submit import ranks as typed
 

@@ -18,7 +18,7 @@ SLOT_US = 100_000
 
 def grown(seed: int) -> Carousel:
     """A tree of four nodes with some jobs, that has turned for a while."""
-    chance = random.Random(seed)  # noqa: S311 - a workload
+    chance = random.Random(seed)
     leaves = tuple((at, at, cores) for at, (_, cores) in enumerate(NODES))
     carousel = Carousel(Gang("dqt", SLOT_US, 5_000, 0, 2, leaves, ()))
     for number in range(1, chance.randint(3, 12)):

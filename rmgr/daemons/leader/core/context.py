@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 
+from rmgr.adapters.identity.credentials import Credentials
 from rmgr.coord.protocol.ports import Coordinator, Store
 from rmgr.daemons.leader.core.calls import WaitingCalls
 from rmgr.daemons.leader.core.doors import Thunk
@@ -30,6 +31,7 @@ class LeaderContext:
         io: where store calls run (they block).
         deposed: called once, in the loop, when the leadership has ended by itself.
         may_act: the lease is valid; asked before each commit.
+        credentials: of this WatchDog, None in an open cluster.
         clock: monotonic seconds. wall_us: microseconds since the epoch, for people and retention only.
     """
 
@@ -49,8 +51,10 @@ class LeaderContext:
         clock: Callable[[], float] | None = None,
         wall_us: Callable[[], int] | None = None,
         placings: Placings | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.coordinator = coordinator
+        self.credentials = credentials
         aside = Aside(log, metrics.loop_errors.inc)
         self.term = Term(epoch, epoch_version, log, metrics, wall_us or machine.wall_us, aside)
         self.tree = LeaderTree(coordinator, mailbox, self.term, deposed=deposed, may_act=may_act, clock=clock or machine.monotonic)

@@ -161,9 +161,18 @@ def with_known(job: Job, known: Known | None) -> Job:
 
 
 def allocation_of(
-    submission: Submission, placement: Placement, names: Names, now_us: int, nodes: Mapping[str, NodeRecord] | None = None
+    submission: Submission,
+    placement: Placement,
+    names: Names,
+    now_us: int,
+    nodes: Mapping[str, NodeRecord] | None = None,
+    *,
+    gang: str = "",
 ) -> Allocation:
-    """Nodes and ranks of a job that starts now; the first node is its head. nodes: what they have, for one that gets all of it."""
+    """Nodes and ranks of a job that starts now; the first node is its head.
+
+    nodes: what they have, for one that gets all of it. gang: the partition in whose slots it runs, "" = in none.
+    """
     request, rigid = submission.request, submission.rigid or _PLAIN
     counts = [(names.name(node), processes) for first, last, processes in placement for node in range(first, last + 1)]
     if rigid.nodes:
@@ -176,6 +185,7 @@ def allocation_of(
         started_us=now_us,
         planned_us=request.time_limit_us,
         whole=tuple(nodes[name].capacity.cores for name, _ in counts) if rigid.exclusive and nodes is not None else (),
+        gang=gang,
     )
 
 

@@ -35,6 +35,8 @@ class LeaderMetrics:
         self.backlog = Gauge("rmgr_leader_commit_backlog", "commits that wait or are on the way", registry=registry)
         self.placed = Counter("rmgr_leader_placed_jobs", "jobs given to nodes", registry=registry)
         self.waiting_jobs = Gauge("rmgr_leader_waiting_jobs", "jobs that wait to be placed", registry=registry)
+        self.gang_jobs = Gauge("rmgr_gang_jobs", "jobs that share nodes in time", registry=registry)
+        self.gang_max_tqlb = Gauge("rmgr_gang_max_tqlb", "slots at most from one turn of a job to its next", registry=registry)
         where = ["partition", "queue_class"]
         self.class_waiting = Gauge("rmgr_leader_class_waiting_jobs", "jobs that wait in a queue class", where, registry=registry)
         self.class_running = Gauge("rmgr_leader_class_running_jobs", "placed jobs of a queue class", where, registry=registry)

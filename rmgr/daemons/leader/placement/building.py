@@ -17,11 +17,13 @@ from rmgr.daemons.leader.placement.stops import PendingStop
 from rmgr.daemons.leader.records.job_table import JobTable, PlacedJob
 from rmgr.daemons.leader.records.records import Records
 from rmgr.daemons.leader.records.served import ServedPartitions
+from rmgr.model.cluster.gang import MOST_QUANTUM_US
 from rmgr.model.tasks.block import BlockKey
 from rmgr.model.tasks.placing import Allocation, job_id
 from rmgr.model.tasks.submission import Submission
-from rmgr.sched.job import Job, Node, Running
-from rmgr.sched.records import Suspended
+from rmgr.sched.capacity.carousel import leaves_of
+from rmgr.sched.job import Job, Node, Running, nodes_of
+from rmgr.sched.records import Gang, Suspended
 from rmgr.sched.state.cluster import ClusterState
 from rmgr.sched.state.partition import Partition
 from rmgr.sched.state.snapshot import Snapshot
@@ -78,6 +80,7 @@ class StateBuilding:
         placed: list[tuple[BlockKey, str, StandingJob]],
         told: Mapping[str, tuple[bool, int]],
         remembered: Mapping[str, Records],
+        gangs: Mapping[str, Gang],
         *,
         now_us: int,
         half_life_us: int,
@@ -85,7 +88,7 @@ class StateBuilding:
         """The state. Yields True, now and then.
 
         Args:
-            waiting: (queue, name, key). placed: (key, queue, block). remembered: by partition.
+            waiting: (queue, name, key). placed: (key, queue, block). remembered, gangs: by partition.
             told: path of a waiting block -> whether its program has answered, how often it was moved.
         """
         routes = {job: queue for records in remembered.values() for job, queue in records.routes}
@@ -144,7 +147,11 @@ class StateBuilding:
             if submission is not None and submission.rigid is not None:
                 self._nodes.mark(node_mark(submission.rigid))
         machine = self._nodes.all()
-        running, crowded = _fitting(running, suspended, machine)
+        turning = [run for run in running if job_table.placed[run.job.id].allocation.gang]
+        leaving = [run for job, run in stopping.items() if job_table.placed[job].allocation.gang]
+        others_run = [run for run in running if not job_table.placed[run.job.id].allocation.gang]
+        running, crowded = _fitting(others_run, suspended, machine, [*turning, *leaving])
+        running = sorted((*running, *turning), key=lambda run: run.job.id)
         stopping |= {run.job.id: run for run in crowded}
         waits, runs = frozenset(job.id for job in jobs), frozenset(run.job.id for run in running)
         others = frozenset({*stopping, *(stopped.run.job.id for stopped in suspended)})
@@ -166,6 +173,7 @@ class StateBuilding:
                 pinned=tuple((job.partition, job.id) for job in pinned),
                 reservations=tuple(one for reservations, _, _ in kept for one in reservations),
                 notes=tuple(one for _, notes, _ in kept for one in notes),
+                gangs=_gangs(gangs, [*turning, *leaving], machine),
                 holds=tuple(one for _, _, holds in kept for one in holds),
                 limits=tuple(sorted(self._served.limits.items())),
                 usage=tuple(use for records in remembered.values() for use in records.charged(runs, now_us, half_life_us)),
@@ -216,10 +224,35 @@ class StateBuilding:
         return replace(job, queued_us=queued[job.id])
 
 
-def _fitting(running: list[Running], suspended: list[Suspended], machine: list[Node]) -> tuple[list[Running], list[Running]]:
+def _gangs(known: Mapping[str, Gang], members: list[Running], machine: list[Node]) -> tuple[Gang, ...]:
+    """The gangs of all members: what the records say, and for members that no record has, one in which all share all nodes in turn.
+
+    Nodes go on by the last record that they could read; whoever is in none stands still until the next one is set.
+    """
+    found: list[Gang] = []
+    for partition in sorted({run.job.partition for run in members}):
+        there = sorted(run.job.id for run in members if run.job.partition == partition)
+        gang = known.get(partition)
+        homes = {} if gang is None else gang.homes
+        missing = tuple((job, 1) for job in there if job not in homes)
+        if gang is None:
+            leaves = leaves_of({node.id: node for node in machine if node.partition == partition})
+            gang = Gang("dqt", MOST_QUANTUM_US, 0, 0, 2, leaves, (), policy="dqt", partition=partition)
+        if missing:
+            queues = dict(gang.queues)
+            queues[0] = (*queues.get(0, ()), *missing)
+            gang = gang._replace(queues=tuple(sorted(queues.items())), front=())
+        found.append(gang)
+    return tuple(found)
+
+
+def _fitting(
+    running: list[Running], suspended: list[Suspended], machine: list[Node], members: list[Running]
+) -> tuple[list[Running], list[Running]]:
     """(what stands on its nodes as the scheduler counts it, what stands there beside it).
 
     A job that has refused to stop goes on under others that were given its nodes and wait there: the last to come are counted.
+    members: of gangs, which have their nodes as a whole.
     Cost: O(runs) where nothing is counted twice.
     """
     taken: Counter[int] = Counter()
@@ -228,7 +261,8 @@ def _fitting(running: list[Running], suspended: list[Suspended], machine: list[N
         for first, last, processes in run.placement:
             for node in range(first, last + 1):
                 taken[node] += has.get(node, 0) if run.job.exclusive else processes * run.job.threads
-    full = {node for node, cores in taken.items() if cores > has.get(node, cores)}
+    owned = {node for run in members for node in nodes_of(run.placement)}
+    full = {node for node, cores in taken.items() if node in owned or cores > has.get(node, cores)}
     if not full:
         return running, []
     parts: dict[str, Partition] = {}
@@ -236,6 +270,12 @@ def _fitting(running: list[Running], suspended: list[Suspended], machine: list[N
         parts[name] = Partition(name, [one for one in machine if one.partition == name])
     for stopped in suspended:
         parts[stopped.run.job.partition].suspended[stopped.run.job.id] = stopped
+    for run in members:
+        part = parts.get(run.job.partition)
+        if part is None:
+            continue  # its nodes have left
+        part.running[run.job.id] = run
+        part.gangs.of[run.job.id] = "its gang"
     kept, crowded = [], []
     for run in sorted(running, key=lambda run: (-run.start_us, run.job.id)):
         part = parts[run.job.partition]

@@ -16,12 +16,13 @@ from rmgr.coord.ops import place as place_ops
 from rmgr.coord.ops import work as ops
 from rmgr.coord.ops.place import Assigned
 from rmgr.coord.protocol import paths
-from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Committed, Multi, Op, Outcome, Stamped, size_of
+from rmgr.coord.protocol.multi import MAX_MULTI_BYTES, MAX_PLACING_BYTES, Check, Committed, Multi, Op, Outcome, Stamped, size_of
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.doors import LeaderCommits
 from rmgr.daemons.leader.core.facts import Names, allocation_of
 from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
+from rmgr.daemons.leader.placement.gangs import GangKeeper
 from rmgr.daemons.leader.placement.stops import GO_ON, POLICY, SentOrder, Stops, stop_order
 from rmgr.daemons.leader.records.job_table import JobTable, Waiting
 from rmgr.daemons.leader.records.records import encode_records
@@ -29,6 +30,7 @@ from rmgr.daemons.leader.records.reserved import Promises
 from rmgr.daemons.leader.records.view import said
 from rmgr.errors import RmgrError
 from rmgr.model.base.states import Reason, State
+from rmgr.model.cluster.gang import LEAD_US
 from rmgr.model.cluster.node import InboxOrder, NodeRecord, OrderKind
 from rmgr.model.tasks.block import BlockData
 from rmgr.model.tasks.placing import Allocation, task_of
@@ -37,6 +39,7 @@ from rmgr.runtime.failpoint import failpoint
 from rmgr.sched.job import Running
 from rmgr.sched.plan import (
     Decision,
+    GangSet,
     HoldCores,
     Migrate,
     Plan,
@@ -51,6 +54,7 @@ from rmgr.sched.plan import (
     WakeAt,
     Why,
 )
+from rmgr.sched.records import Gang
 from rmgr.sched.state.cluster import ClusterState
 
 #: Operations of one commit, and bytes: below the caps of a multi, which also counts where in the ensemble the cluster lies.
@@ -103,8 +107,10 @@ class PlanExecution:
         placed: Callable[[str], None],
         broke: Callable[[str, str], None],
         promises: Promises,
+        gangs: GangKeeper,
     ) -> None:
         self._promises = promises
+        self._gangs = gangs
         self._placed = placed  # told the head of each job that was placed
         self._broke = broke  # told the partition whose plan cannot be carried out, and why
         self._stops = stops
@@ -176,6 +182,7 @@ class PlanExecution:
         asked: list[SentOrder] = []
         left: dict[int, tuple[Running, Migrate | Preempt]] = {}
         promised: dict[int, None] = {}
+        gangs: dict[str, Gang] = {}
         made = self._starts(decisions, now_us)
         for decision in decisions:
             self._at = decision
@@ -189,6 +196,8 @@ class PlanExecution:
                 self._job_table.since.pop(decision.job_id, None)
             elif isinstance(decision, Migrate | Preempt):
                 left[decision.job_id] = (_stretch(state, decision), decision)
+            elif type(decision) is GangSet:
+                gangs[decision.partition] = decision.gang
             if type(decision) is not Start or decision.job_id in left:  # one that moves starts when it is back
                 state.carried_out(decision, now_us)
                 if type(decision) is Reject and decision.job_id not in left:
@@ -217,15 +226,45 @@ class PlanExecution:
             asked.append(SentOrder(job, guid, order, self._stops.begin(state, run, guid, now_us, by_policy=moved)))
         for job, assigned in jobs:
             self._stops.started(state, job, assigned.data)
-        self._send(state, jobs, asked, self._promises.changed(state, promised))
+        started = {job: assigned.key.attempt for job, assigned in jobs}
+        records = [self._gangs.encoded(partition, gang, self._attempts(gang, started)) for partition, gang in gangs.items()]
+        self._send(state, jobs, asked, self._promises.changed(state, promised), records)
+
+    def renew(self, state: ClusterState, partitions: Sequence[str], *, done: Callable[[str], None]) -> None:
+        """Sets the records of their gangs again, from the next slot on, because another clock counts; `done` as for a plan."""
+        self._done, self._problem, self._begun_s = done, "", self._tree.clock()
+        records = []
+        for partition in partitions:
+            part, now_us = state.partitions[partition], self._gangs.gang_now_us(partition)
+            if now_us is None:
+                continue
+            for gang in list(part.gangs.by_name.values()):
+                carousel = part.gangs.carousel(gang, frozenset()).copy()
+                carousel.advance_to(carousel.boundary(now_us + LEAD_US))
+                renewed = carousel.record(gang.name, gang.policy, gang.partition)
+                part.gangs.put(renewed)
+                records.append(self._gangs.encoded(partition, renewed, self._attempts(renewed, {})))
+        self._send(state, [], [], gangs=records)
+
+    def _attempts(self, gang: Gang, started: Mapping[int, int]) -> dict[int, int]:
+        """Of its jobs: those that start by this commit, those that run, and those that were asked to leave and have not yet."""
+        placed = self._job_table.placed
+        return {job: started.get(job) or placed[job].key.attempt for job in gang.homes if job in started or job in placed}
 
     def ask(self, state: ClusterState, asked: Sequence[SentOrder], *, done: Callable[[str], None]) -> None:
         """Orders that no plan has decided, with what is remembered of them; `done` as for a plan."""
         self._done, self._problem = done, ""
         self._send(state, [], asked)
 
-    def _send(self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op] = ()) -> None:
-        multis = self._multis(state, jobs, asked, promises)
+    def _send(
+        self,
+        state: ClusterState,
+        jobs: list[tuple[int, Assigned]],
+        asked: Sequence[SentOrder],
+        promises: Sequence[Op] = (),
+        gangs: Sequence[tuple[str, bytes, int | None]] = (),
+    ) -> None:
+        multis = self._multis(state, jobs, asked, promises, gangs)
         self._waits = len(multis)
         failpoint("leader.before_place")
         for multi, some, theirs in multis:
@@ -295,7 +334,7 @@ class PlanExecution:
         self._job_table.odd[waiting.name] = f"{type(error).__name__}: {error}"
         self._problem = self._problem or f"job {job} cannot be started"
 
-    def _chosen(self, start: Start, found: Stamped, now_us: int) -> _Chosen | None:
+    def _chosen(self, start: Start, found: Stamped, now_us: int, gang: str) -> _Chosen | None:
         waiting = self._job_table.waiting.get(start.job_id)
         number, _ = task_of(start.job_id)
         submission = self._job_table.submissions.get(number)
@@ -306,7 +345,7 @@ class PlanExecution:
         fences = tuple((name, version) for name in names if (version := self._nodes.version_of(name)) is not None)
         if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
             return None
-        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records)
+        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records, gang=gang)
         running = place_ops.running_key(waiting.key, allocation)
         name = waiting.name if running is waiting.key else paths.block_name(running)
         return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)
@@ -315,13 +354,14 @@ class PlanExecution:
         """What starts, job by job, sealed together; None: it is not there any more, or what was wrong with it."""
         made: dict[int, Assigned | Exception | None] = {}
         chosen: dict[int, _Chosen] = {}
+        gangs = {job: one.partition for one in decisions if type(one) is GangSet for job in one.gang.homes}
         for decision in decisions:
             if type(decision) is not Start or decision.job_id not in self._blocks:  # one that moves was not read
                 continue
             self._at, found, job = decision, self._blocks[decision.job_id], decision.job_id
             made[job] = None
             try:
-                one = None if found is None else self._chosen(decision, found, now_us)
+                one = None if found is None else self._chosen(decision, found, now_us, gangs.get(job, ""))
             except Exception as error:  # noqa: BLE001 - the boundary of one job: its block or record is to blame, not the policy
                 made[job] = error
             else:
@@ -346,10 +386,16 @@ class PlanExecution:
         return made
 
     def _multis(
-        self, state: ClusterState, jobs: list[tuple[int, Assigned]], asked: Sequence[SentOrder], promises: Sequence[Op]
+        self,
+        state: ClusterState,
+        jobs: list[tuple[int, Assigned]],
+        asked: Sequence[SentOrder],
+        promises: Sequence[Op],
+        gangs: Sequence[tuple[str, bytes, int | None]],
     ) -> list[_Sent]:
         """What is remembered goes first, and so do orders to jobs that run; each as large as a commit may be."""
         found: list[_Sent] = []
+        slots: list[tuple[str, bytes, int | None]] = []
         records: list[tuple[str, bytes, int | None]] = []
         some: list[tuple[int, Assigned]] = []
         theirs: list[SentOrder] = []
@@ -357,10 +403,13 @@ class PlanExecution:
         count = size = 0
 
         def close() -> None:
-            nonlocal records, some, theirs, orders, count, size
-            if some or records or orders:
-                found.append((place_ops.place([one for _, one in some], records, orders), some, theirs))
-            records, some, theirs, orders, count, size = [], [], [], [], 0, 0
+            nonlocal slots, records, some, theirs, orders, count, size
+            if some or slots or records or orders:
+                # Starts beyond the first commit stand or fall with the record that says which slots they have.
+                elsewhere = {one.allocation.gang for _, one in some if one.allocation.gang}.difference(name for name, _, _ in slots)
+                checks = [Check(paths.gangs(name), self._gangs.generation(name) or 0) for name in sorted(elsewhere)]
+                found.append((place_ops.place([one for _, one in some], records, [*checks, *orders], slots), some, theirs))
+            slots, records, some, theirs, orders, count, size = [], [], [], [], [], 0, 0
 
         def make_room(more: int, more_bytes: int) -> None:
             nonlocal count, size
@@ -368,6 +417,9 @@ class PlanExecution:
                 close()
             count, size = count + more, size + more_bytes
 
+        for gang in gangs:
+            make_room(1, 200 + len(gang[1]))
+            slots.append(gang)
         for record in self._changed(state):
             make_room(1, 200 + len(record[1]))
             records.append(record)

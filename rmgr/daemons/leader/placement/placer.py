@@ -23,6 +23,7 @@ from rmgr.daemons.leader.placement.building import StateBuilding
 from rmgr.daemons.leader.placement.classes import ClassMetrics, views_of
 from rmgr.daemons.leader.placement.faults import INSTEAD, Faults
 from rmgr.daemons.leader.placement.foreign import Foreign
+from rmgr.daemons.leader.placement.gangs import GangKeeper, OpenClock
 from rmgr.daemons.leader.placement.holds import PlacedHolds
 from rmgr.daemons.leader.placement.job_lists import JobLists
 from rmgr.daemons.leader.placement.next_starts import NextStarts
@@ -69,6 +70,7 @@ class Placer:
         settings: Callable[[], ClusterSettings],
         nodes: NodeKeeper,
         *,
+        open_clock: OpenClock,
         inline: bool = False,
     ) -> None:
         self.state: ClusterState | None = None
@@ -94,8 +96,12 @@ class Placer:
         self._records = SubmissionRecords(tree, term, table, self.wake)
         self._lists = JobLists(tree, table, self.wake)
         self._backoffs = NodeBackoffs(tree, term.log, self.nodes_changed)
-        self._nodes = ScheduledNodes(nodes, self._lists.running, self._backoffs.is_left_alone, updates)
+        self._nodes = ScheduledNodes(nodes, self._lists.running, self._is_shut, updates)
         self.names = names = self._nodes.names
+        self.gangs = GangKeeper(
+            names, self.served, lambda: nodes.records,
+            open_clock=open_clock, again=partial(self._look_again, Cause.NODES_CHANGED), post=tree.soon, log=term.log,
+        )  # fmt: skip
         self._next_starts = NextStarts(table, self._nodes, nodes.records, updates)
         self._stops = Stops(tree, term, table, self._lists, updates)
         self._arrivals = Arrivals(
@@ -109,7 +115,7 @@ class Placer:
         self._promises = Promises(tree, table, names, self.rebuild)
         self._holds = PlacedHolds(tree, calls, table, self._promises, nodes.records)
         self._orders = PlanExecution(
-            tree, term, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises
+            tree, term, placings, table, names, nodes, self._stops, self._lists.watch_head, self._broke, self._promises, self.gangs
         )
         self.user_requests = UserRequests(
             tree, term, calls, table, self._stops, self._next_starts, self._orders, nodes.drains,
@@ -127,6 +133,7 @@ class Placer:
                 TurnStep.TELL_ARRIVALS: self._tell_arrivals,
                 TurnStep.KEEP_PROMISES: self._keep_promises,
                 TurnStep.ASK_JOBS: self._ask_jobs,
+                TurnStep.SET_CLOCKS: self._set_clocks,
                 TurnStep.PASS: self._pass,
                 TurnStep.MEASURE: self._measure,
             }
@@ -144,6 +151,7 @@ class Placer:
         self._measured.clear()
         self._passes.close()
         self._foreign.close()
+        self.gangs.close()
         self._updates.end_log()
 
     def resync(self) -> None:
@@ -187,8 +195,12 @@ class Placer:
         promised = promised_starts(state, self.plan)
         left_alone = self._backoffs.under_way()
         return PlacingView(
-            partitions=partitions_view(state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s)),
-            jobs=jobs_view(state, self.plan, promised, self.job_table, self._stops.by_job, self.served.problems, stages),
+            partitions=partitions_view(
+                state, self.served, self.faults, self.names, left_alone, (self.passes, self.last_pass_s), self.gangs.summary(state)
+            ),
+            jobs=jobs_view(
+                state, self.plan, promised, self.job_table, self._stops.by_job, self.served.problems, stages, self.gangs.turns(state)
+            ),
             ledger=ledger_view(state, promised, self.job_table, self.names),
             shares=shares_view(state, stages, self.now_us()),
             classes=views_of(state, promised, self.served, self.job_table, stages),
@@ -275,11 +287,22 @@ class Placer:
     def _ask_jobs(self, turn: Turn) -> bool:
         return not self.user_requests.turn(turn.state, self.now_us(), self._carried_out)
 
+    def _is_shut(self, node: str) -> bool:
+        return self._backoffs.is_left_alone(node) or self.gangs.is_unfit(node)
+
+    def _set_clocks(self, turn: Turn) -> bool:
+        self.gangs.tell(turn.state, self._updates)
+        due = self.gangs.due(turn.state)
+        if due:
+            self._orders.renew(turn.state, due, done=self._carried_out)
+        return not due
+
     def _pass(self, turn: Turn) -> bool:
         state = turn.state
         if not (self._updates.causes or self._foreign.has_work) or not any(map(_has_work, state.partitions.values())):
             return True
         causes = self._updates.take_causes()
+        self.gangs.tell(state, self._updates)
         now_us, has_plan = self.now_us(), self._foreign.has_plan
         self._foreign.ask(state, causes, now_us)
         if causes or has_plan:
@@ -289,7 +312,10 @@ class Placer:
         return True
 
     def _measure(self, _: Turn) -> bool:
-        self._term.metrics.waiting_jobs.set(len(self.job_table.waiting))
+        metrics, gangs = self._term.metrics, self.gangs.summary(self.state).values()
+        metrics.waiting_jobs.set(len(self.job_table.waiting))
+        metrics.gang_jobs.set(sum(gang.jobs for gang in gangs))
+        metrics.gang_max_tqlb.set(max((gang.max_tqlb for gang in gangs), default=0))
         self._measured.soon()
         return True
 
@@ -373,7 +399,7 @@ class Placer:
             self._look_at_nodes()
             self._rebuild_of = Rebuild(
                 self._tree, self._term, self._placings,
-                self.job_table, self._lists, self._records, self.served, self._building, self._updates,
+                self.job_table, self._lists, self._records, self.served, self._building, self._updates, self.gangs,
             )  # fmt: skip
         if not self._known_nodes.hurry():
             self._tree.after(0.01, self.wake)
@@ -385,6 +411,7 @@ class Placer:
         records = self._rebuild_of.records
         self._promises.adopt(self._rebuild_of.promised)
         self.state, self._rebuild_of = built, None
+        self.gangs.look_over(built)
         self._begin_log(built)
         self._orders.adopt(records)
         self.user_requests.rebuilt()

@@ -22,6 +22,7 @@ from rmgr.daemons.leader.core.seals import Placings
 from rmgr.daemons.leader.core.term import Term
 from rmgr.daemons.leader.core.watched_cache import WatchedCache
 from rmgr.daemons.leader.placement.building import SOME, StandingJob, StateBuilding
+from rmgr.daemons.leader.placement.gangs import GangKeeper
 from rmgr.daemons.leader.placement.submissions import SubmissionRecords
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.records import Records, decode_records
@@ -65,7 +66,9 @@ class Rebuild:
         served: ServedPartitions,
         building: StateBuilding,
         updates: StateUpdates,
+        gangs: GangKeeper,
     ) -> None:
+        self._keeper = gangs
         self._tree = tree
         self._term = term
         self._placings = placings
@@ -85,13 +88,15 @@ class Rebuild:
         self.records: dict[str, tuple[bytes, int | None]] = {}  #: partition -> what policies remember, version of its znode
         for cache in (*self._pending.values(), *self._running.values()):
             cache.refresh()
+        self.gangs: dict[str, Stamped | None] = {}  #: partition -> the record of its gang
         for partition in self._partitions:
             self._read(paths.placing(partition), partial(self._on_records, partition))
+            self._read(paths.gangs(partition), partial(self._on_gangs, partition))
 
     def step(self, half_life_us: int) -> ClusterState | None:
         """The state, once it is made; what comes, or is still to do, asks for the turn with the next step."""
         lists = (*self._pending.values(), *self._running.values())
-        if len(self.records) < len(self._partitions) or any(cache.asked_s < self._began_s for cache in lists):
+        if min(len(self.records), len(self.gangs)) < len(self._partitions) or any(cache.asked_s < self._began_s for cache in lists):
             return None
         if self._reading:
             return None  # each answer wakes us
@@ -147,7 +152,8 @@ class Rebuild:
         self.promised = promises.found
         stand = [(key, queue, one) for key, queue, path in placed if (one := self._blocks[path]) is not None]
         building, now_us = self._building, self._updates.now_us()
-        return (yield from building.state(waiting, stand, self._told, remembered, now_us=now_us, half_life_us=half_life_us))
+        gangs = self._keeper.adopt(self.gangs)
+        return (yield from building.state(waiting, stand, self._told, remembered, gangs, now_us=now_us, half_life_us=half_life_us))
 
     # -- reading
 
@@ -165,6 +171,10 @@ class Rebuild:
 
     def _on_records(self, partition: str, found: Stamped | None) -> None:
         self.records[partition] = (b"", None) if found is None else (found.data, found.version)
+        self._updates.wake()
+
+    def _on_gangs(self, partition: str, found: Stamped | None) -> None:
+        self.gangs[partition] = found
         self._updates.wake()
 
     def _read_blocks(self, wanted: list[str]) -> None:

@@ -31,6 +31,8 @@ class TurnStep(Enum):
     KEEP_PROMISES = auto()
     #: Requests of users, and jobs that are to give nodes back. Ends the turn when one was sent: its commit comes before a plan.
     ASK_JOBS = auto()
+    #: Gangs whose clock another node has by now: their records are set anew. Ends the turn when one was sent.
+    SET_CLOCKS = auto()
     #: The policies plan, where one has a reason to. Last: nothing that is known is kept from them.
     PASS = auto()
     MEASURE = auto()

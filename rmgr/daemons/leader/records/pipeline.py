@@ -13,7 +13,7 @@ from typing import Any
 from rmgr.adapters import policy_files
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_QUANTUM_US
-from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, PipelineSpec
+from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
 from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
@@ -106,6 +106,22 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
                 hint=f"half_life = {shown(Kind.DURATION, its)}",
             )
     return found
+
+
+def shares_time(policy: object) -> bool:
+    """Its jobs share nodes in time."""
+    return bool(getattr(policy, "shares_time", False))
+
+
+def idle_pulls(settings: ClusterSettings, partition: str) -> str:
+    """What to tell of pull queues in a partition whose jobs share nodes in time, "" = there are none. Raises: ConfigError."""
+    pulled = [queue.name for queue in settings.queues if queue.partition == partition and queue.dispatch is Dispatch.PULL]
+    if not pulled or not any(shares_time(stage.policy) for stage in configuration(settings, partition).stages):
+        return ""
+    return (
+        f"partition {partition}: nothing of queue {', '.join(pulled)} is pulled on nodes that jobs share in time; "
+        "give pulled work a partition of its own: rmgr config apply"
+    )
 
 
 def classes_of(found: Configuration) -> tuple[QueueClass, ...]:

@@ -12,13 +12,14 @@ from typing import Protocol, TypeAlias
 from rmgr.coord.protocol import paths
 from rmgr.coord.views.placing import STOPPING, SUSPENDED
 from rmgr.daemons.leader.core.facts import NOTHING_KNOWN, Names
+from rmgr.daemons.leader.records.gangs import MemberTurn
 from rmgr.daemons.leader.records.job_table import JobTable
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.model.base.units import utc
 from rmgr.model.tasks.array import shown_index
 from rmgr.model.tasks.placing import MAX_INDEX, job_label, task_of
 from rmgr.model.tasks.submission import Submission
-from rmgr.model.views import HeldView, PartitionView, PlacedView
+from rmgr.model.views import GangSummary, HeldView, PartitionView, PlacedView
 from rmgr.sched.capacity.holds import by_node
 from rmgr.sched.job import UNLIMITED_US, Job
 from rmgr.sched.pipeline.stages import fair_share_of
@@ -75,12 +76,13 @@ def jobs_view(
     asked: Mapping[int, AskedJob],
     problems: Container[str],
     stages: Stages,
+    turns: Mapping[int, MemberTurn],
 ) -> dict[tuple[int, int], PlacedView]:
     """Where each job stands, and what it waits for. Cost: O(jobs).
 
     Args:
         plan: of the last pass. promised: see `promised_starts`. asked: jobs that were asked to stop.
-        problems: partitions in which nobody places. stages: that place now.
+        problems: partitions in which nobody places. stages: that place now. turns: of jobs that share nodes in time.
     """
     jobs: dict[tuple[int, int], PlacedView] = {}
     records = job_table.submissions
@@ -103,7 +105,9 @@ def jobs_view(
             jobs.setdefault((key.submission, key.first), PlacedView(state="waiting", what="set aside", reason=told))
     for job, placed in job_table.placed.items():
         stop, part = asked.get(job), state.partitions.get(placed.partition) if state is not None else None
-        doing = SUSPENDED if part is not None and job in part.suspended else "running"
+        turn = turns.get(job)
+        stands = (part is not None and job in part.suspended) or (turn is not None and not turn.runs)
+        doing = SUSPENDED if stands else "running"
         if stop is not None and not stop.is_refused and not stop.is_taken_back:  # which has not begun, and is shown so
             doing = STOPPING
         run = part.running.get(job) if part is not None else None
@@ -112,6 +116,7 @@ def jobs_view(
             reason="" if run is None else _stays(run.job, stages),
             nodes=placed.allocation.shares,
             route=job_table.class_of(job),
+            turns="" if turn is None else turn.told,
         )
     return jobs
 
@@ -200,6 +205,7 @@ def partitions_view(
     names: Names,
     left_alone: Mapping[str, float],
     passes: tuple[int, float],
+    gangs: Mapping[str, GangSummary],
 ) -> dict[str, PartitionView]:
     """Who places where, and how often it failed. left_alone: node -> seconds left. passes: how many, seconds of the last one."""
     found = {}
@@ -216,6 +222,7 @@ def partitions_view(
             instead=faults.told(partition),
             is_stopped=faults.is_stopped(partition),
             resting=tuple((node, left_s) for node, left_s in left_alone.items() if part is not None and names.id(node) in part.nodes),
+            gang=gangs.get(partition),
         )
     return found
 

@@ -18,6 +18,7 @@ from rmgr.coord.views.snapshot import ClusterSnapshot
 from rmgr.daemons.leader.core.context import LeaderContext
 from rmgr.daemons.leader.core.watched_cache import data_of, names_below
 from rmgr.daemons.leader.nodes.nodes import NodeKeeper
+from rmgr.daemons.leader.placement.gangs import OpenClock
 from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.history import HistoryKeeper
@@ -29,6 +30,7 @@ from rmgr.model.cluster.node import EpochRecord, NodeRecord
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.runtime import machine
 from rmgr.runtime.aside import Aside
+from rmgr.runtime.gang_clock import ClockReader
 
 
 class Leader:
@@ -38,9 +40,18 @@ class Leader:
         record: what TAKE-OVER wrote into /epoch.
         resync_s: mean time between two comparisons of memory and znodes.
         inline_passes: the scheduler's passes run in the loop, not in a thread of their own.
+        open_clock: makes what reads clocks of Starters; None: it asks them.
     """
 
-    def __init__(self, context: LeaderContext, record: EpochRecord, *, resync_s: float, inline_passes: bool = False) -> None:
+    def __init__(
+        self,
+        context: LeaderContext,
+        record: EpochRecord,
+        *,
+        resync_s: float,
+        inline_passes: bool = False,
+        open_clock: OpenClock | None = None,
+    ) -> None:
         self.settings = ClusterSettings()
         self.record = record
         self._tree = tree = context.tree
@@ -53,7 +64,10 @@ class Leader:
         self._watchdogs = names_below(tree, paths.WATCHDOGS, lambda: None)
         window_s = 2 * context.coordinator.session_timeout_s
         self.nodes = NodeKeeper(tree, term, lambda: self.settings, self._queue_of, window_s=window_s, changed=self._on_nodes)
-        self.placer = Placer(tree, term, calls, context.placings, lambda: self.settings, self.nodes, inline=inline_passes)
+        self.placer = Placer(
+            tree, term, calls, context.placings, lambda: self.settings, self.nodes,
+            open_clock=open_clock or partial(ClockReader, context.credentials), inline=inline_passes,
+        )  # fmt: skip
         self._release = ReleaseKeeper(tree, term, calls, self._living, lambda: self._watchdogs.value or ())
         self.submissions = SubmissionKeeper(
             tree, term, calls, lambda: self.settings, lambda: self.node_names, getattr(context.coordinator, "drop_link", None)

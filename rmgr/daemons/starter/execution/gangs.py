@@ -224,6 +224,11 @@ class Gangs:
         if self._gangs:
             self._tree.after(_LOOK_S, self._tree.wake)
 
+    def turn_on(self) -> None:
+        """All that is done while the node may not act: its turns go on."""
+        if self._parts:
+            self._send_rows()
+
     def label(self, block: ClaimedBlock) -> str:
         """The name of a block of a gang as a part, "" for any other block."""
         allocation, key = block.data.allocation, block.key

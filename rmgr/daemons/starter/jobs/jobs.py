@@ -354,6 +354,7 @@ class Jobs:
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
                 on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
+                takes_turns=bool(allocation.gang),
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -426,6 +427,8 @@ class Jobs:
         cpu_us, max_rss_kib = self.used_elsewhere(block)
         ending.cpu_us += cpu_us
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
+        if part := self.gangs.label(block):
+            ending.served_us, ending.turns = self.gangs.served_us(part)
         place = self._places.get(block.key)
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _CHUNK = 64 * 1024
 #: How long the program that runs ranks may take to listen.
 _CONNECT_S, _CONNECT_PAUSE_S = 15.0, 0.01
+#: The same, and for the first line of a connection, where parts of the job stand still between their turns: they take no part of it then.
+_TURNS_S = 600.0
 #: How long it may take until it is known why a node's processes are gone.
 _WORDS_S = 5.0
 #: Pause of a door that has no descriptor for who comes.
@@ -108,7 +110,8 @@ class RanksAnswering:
         found = self._ask(node, lambda: agent.jobs.holds.get(hold), _CONNECT_S)  # it may be registering again: that takes a while
         if found is None or found.place is None:
             raise NotFound(f"the job has no cores on node {node} any more")
-        end_s = machine.monotonic() + _CONNECT_S
+        takes_turns = found.record is not None and bool(found.record.gang)
+        end_s = machine.monotonic() + (_TURNS_S if takes_turns else _CONNECT_S)
         account = found.info.account if found.info is not None else None
         seq = found.seq
         user = account.uid if account is not None else os.getuid()
@@ -241,6 +244,7 @@ class Door:
         endpoint_of: where the Starter of such a node was when it was ready ("": it was not). Called on any thread; ZooKeeper, which may
             be away, is not asked.
         hold: the job's name below /holds. uid: whose the job is, -1 = the Starter's.
+        takes_turns: the job stands still between its turns.
         on_starved: called (on any thread) when ranks elsewhere were ended for want of memory.
     A connection says {"node": "n2"} in its first line; frames of runner/ranks/ranks.py follow.
     """
@@ -255,8 +259,10 @@ class Door:
         hold: str,
         uid: int = -1,
         on_starved: Callable[[], None] = lambda: None,
+        takes_turns: bool = False,
     ) -> None:
         self._peers = peers
+        self._line_s = _TURNS_S if takes_turns else _LINE_S
         self._endpoint_of = endpoint_of
         self._closed = threading.Event()
         self._losses: dict[str, tuple[float, str]] = {}
@@ -363,7 +369,7 @@ class Door:
 
     def _node_of(self, link: socket.socket) -> str:
         """For which node a connection is, "" if it ended before it said so. Raises: NotFound; OSError."""
-        line, end_s = b"", machine.monotonic() + _LINE_S
+        line, end_s = b"", machine.monotonic() + self._line_s
         while not line.endswith(b"\n"):
             link.settimeout(max(0.001, end_s - machine.monotonic()))
             byte = link.recv(1)

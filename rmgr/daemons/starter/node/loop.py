@@ -248,6 +248,9 @@ class Starter:
                 except Exception as error:  # noqa: BLE001 - the boundary of one node: its neighbours in this process go on
                     agent.failed(error, now_s)
             self._watch_hungry()
+        else:
+            for agent in self.agents.values():
+                self._aside.attempt(agent.jobs.gangs.turn_on)
         if (pending := self._io.pending_bytes) != self._spooled:
             self._spooled = pending
             self._metrics.spooled_bytes.set(pending)

@@ -69,6 +69,8 @@ class Ending:
     elapsed_us: int = 0
     cpu_us: int = 0
     max_rss_kib: int = 0
+    served_us: int = 0
+    turns: int = 0
     data: bytes = b""
     pickled: bool = True
     value: Value | None = None
@@ -447,6 +449,8 @@ def conclude(
         outputs=told.outputs,
         past=block.data.past,
         value_sha256=told.value_sha256,
+        served_us=ending.served_us,
+        turns=ending.turns,
     )
 
 

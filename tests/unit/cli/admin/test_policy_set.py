@@ -78,7 +78,8 @@ def test_a_file_with_stages_is_recorded_under_its_name(cluster: Cluster, capsys:
         (["easy", "--param", "ordr=sjf"], 2, "did you mean order"),
         (["easy", "--param", "order=x"], 2, "order"),
         (["fifo"], 2, "what Starters do with pull queues"),
-        (["dqt"], 2, "dqt shares nodes in time, which only the simulator carries out"),
+        (["dqt", "--param", "quantum=10ms"], 2, "nodes turn every 50ms to 1m"),
+        (["dqt", "--param", "quantum=61s"], 2, "nodes turn every 50ms to 1m"),
         (["./mine.py"], 2, "entry point of group rmgr.policies"),
         (["absent.toml"], 2, "cannot be read"),
         (["easy", "--partition", "deflaut"], 3, "did you mean 'default'?"),
@@ -90,6 +91,26 @@ def test_what_cannot_be_set_changes_nothing(cluster: Cluster, capsys: Captured, 
     assert run(["policy", "set", *words]) == code
     assert told in capsys.readouterr().err
     assert cluster.writes == 0
+
+
+def test_time_sharing_is_set_and_who_has_a_pull_queue_there_is_told(cluster: Cluster, capsys: Captured) -> None:
+    assert run(["policy", "set", "dqt", "--param", "quantum=500ms"]) == 0
+    captured = capsys.readouterr()
+    assert "dqt" in captured.out
+    assert "nothing of queue default is pulled on nodes that jobs share in time" in captured.err
+    assert run(["policy", "set", "easy"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_with_time_sharing_is_checked_as_it_is_set(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    text = '[queues.default]\n[queues.batch]\ndispatch = "place"\n[pipelines.default]\npolicy = "dqt"\nparameters = {{ quantum = "{}" }}\n'
+    file.write_text(text.format("1s"))
+    assert run(["config", "check", str(file)]) == 0
+    assert "nothing of queue default is pulled" in capsys.readouterr().err
+    file.write_text(text.format("10ms"))
+    assert run(["config", "check", str(file)]) == 2
+    assert "nodes turn every 50ms to 1m" in capsys.readouterr().err
 
 
 def test_a_plug_in_for_calls_is_not_set_for_jobs(cluster: Cluster, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

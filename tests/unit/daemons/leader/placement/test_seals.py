@@ -25,6 +25,7 @@ OTHERS: dict[str, Any] = {
     "planned_us": 7,
     "whole": (8, 9),
     "seal": None,
+    "gang": "default",
 }
 
 

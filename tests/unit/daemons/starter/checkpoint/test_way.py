@@ -103,7 +103,7 @@ REACHABLE = reachable()
 
 def test_production_has_a_method_for_each_effect_and_runs_the_table() -> None:
     some = Checkpoints(
-        Mock(), Mock(), Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), log=Mock()
+        Mock(), Mock(), Mock(), reread=Mock(), directory=Path("/nonexistent"), over=Mock(), on_unstartable=Mock(), let_go=Mock(), log=Mock()
     )
     assert set(some._effects) == set(F)
     seen: list[tuple[CheckpointEffect, Any]] = []

@@ -70,7 +70,8 @@ class Node:
         log = structlog.get_logger()
         self.reservations = Reservations(me, me, me.reads, log=log)
         self.holds = HeldParts(
-            me, me.reads, shared, accounts=None, directory=Path(), log=log, reservations=self.reservations, on_missing=lambda: None
+            me, me.reads, shared, accounts=None, directory=Path(), log=log, reservations=self.reservations, on_missing=lambda: None,
+            gangs=None,  # type: ignore[arg-type]  # none of these jobs takes turns
         )
 
     def is_taking(self, submission: int) -> bool:

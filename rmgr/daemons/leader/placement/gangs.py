@@ -1,0 +1,317 @@
+"""Gangs as a leader looks after them: their records in ZooKeeper, and the clock by which their slots are counted.
+
+Nodes turn without a leader. All that it adds is the next generation of the record, by which jobs come and go, and another reference for
+the clock when the Starter that had it is gone. Gang time goes on over that: it is this leader's own estimate, or (of a leader that has
+none) what has passed since the record was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
+from rmgr.coord.validity import records as validity
+from rmgr.daemons.leader.core.facts import Names, natural
+from rmgr.daemons.leader.records.gangs import MemberTurn, encode_gang, gang_of, most_members, turns_of
+from rmgr.daemons.leader.records.served import ServedPartitions
+from rmgr.daemons.leader.records.updates import StateUpdates
+from rmgr.errors import LimitReached, RmgrError
+from rmgr.model.base.units import counted
+from rmgr.model.cluster.gang import LEAD_US, MOST_LEAVES, GangClock, GangRecord
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.views import GangSummary
+from rmgr.runtime import machine
+from rmgr.runtime.gang_clock import ClockReading
+from rmgr.runtime.logger import Log
+from rmgr.sched.capacity.carousel import Carousel
+from rmgr.sched.records import Gang
+from rmgr.sched.state.cluster import ClusterState
+
+#: Differences of clocks below this are not told: the log would be full of them.
+_NEAR_US = 1_000
+#: Makes what reads the clock of a Starter; it is told when there is a reading.
+OpenClock = Callable[[Callable[[], None]], "NodeClock"]
+
+
+class NodeClock(Protocol):
+    """Follows the boot clock of one Starter (`runtime/gang_clock.py`)."""
+
+    @property
+    def reading(self) -> ClockReading | None:
+        """The last one, None: there is none yet."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why there is none, "" = there is one."""
+        ...
+
+    def follow(self, node: str, incarnation: int, endpoint: str) -> None:
+        """Whom to ask from now on."""
+        ...
+
+    def close(self) -> None:
+        """Asks no more."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """Of one partition. data, version: of its znode, None = there is none. written_us: wall clock. clock: of its next generation.
+
+    reader: follows that clock's node. next: follows the node that is to have it, while the old one is gone. is_due: the record is to be
+    set only because its clock is another one.
+    """
+
+    data: bytes = b""
+    version: int | None = None
+    written_us: int = 0
+    record: GangRecord | None = None
+    clock: GangClock | None = None
+    reader: NodeClock | None = None
+    next: NodeClock | None = None
+    is_due: bool = False
+
+
+class GangKeeper:
+    """All gangs of one leadership. In its loop.
+
+    Args:
+        nodes: records of all nodes, by name. again: a clock can be read by now. post: runs a call in the loop.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        served: ServedPartitions,
+        nodes: Callable[[], Mapping[str, NodeRecord]],
+        *,
+        open_clock: OpenClock,
+        again: Callable[[], None],
+        post: Callable[[Callable[[], None]], None],
+        log: Log,
+    ) -> None:
+        self._names = names
+        self._served = served
+        self._nodes = nodes
+        self._open_clock = open_clock
+        self._again = again
+        self._post = post
+        self._log = log
+        self._kept: dict[str, _Kept] = {}
+        self._unreadable: set[tuple[str, int]] = set()
+        self._rounds: dict[str, tuple[list[Gang], int]] = {}  # partition -> the longest round of these, slots
+
+    def close(self) -> None:
+        """The leadership is over."""
+        for kept in self._kept.values():
+            for reader in (kept.reader, kept.next):
+                if reader is not None:
+                    reader.close()
+        self._kept.clear()
+
+    # -- records -----------------------------------------------------------------------------------------------------------
+
+    def adopt(self, found: Mapping[str, Stamped | None]) -> dict[str, Gang]:
+        """The records as they were read: gangs by partition. One that cannot be read is told once, and missing."""
+        gangs = {}
+        for partition, stamped in found.items():
+            kept = self._kept.setdefault(partition, _Kept())
+            kept.data, kept.version, kept.record = (b"", None, None) if stamped is None else (stamped.data, stamped.version, None)
+            if stamped is None:
+                continue
+            kept.written_us = stamped.stat.mtime_ms * 1000
+            try:
+                kept.record = record = validity.decode(stamped.data, GangRecord, paths.gangs(partition))
+            except (RmgrError, msgspec.DecodeError) as error:
+                if (partition, stamped.version) not in self._unreadable:
+                    self._unreadable.add((partition, stamped.version))
+                    self._log.error("gang_not_readable", partition=partition, version=stamped.version, error=str(error))
+                continue
+            if kept.clock is None:
+                kept.clock = record.clock
+            kept.is_due = kept.clock != record.clock  # what told of it was refused
+            gangs[partition] = gang_of(record, partition, self._names)
+        return gangs
+
+    def look_over(self, state: ClusterState) -> None:
+        """The state was made of what was read: a member that its record lacks would stand still, so it is set again."""
+        for partition, kept in self._kept.items():
+            part = state.partitions.get(partition)
+            if part is not None and kept.record is not None and not part.gangs.of.keys() <= self.members(partition).keys():
+                kept.is_due = True
+
+    def members(self, partition: str) -> dict[int, int]:
+        """Job -> attempt, as the record has them."""
+        kept = self._kept.get(partition)
+        return {job: attempt for job, attempt, _ in kept.record.attempts} if kept is not None and kept.record is not None else {}
+
+    def encoded(self, partition: str, gang: Gang, attempts: Mapping[int, int]) -> tuple[str, bytes, int | None]:
+        """The record to be written, and the version that it replaces (None: it is the first); taken for committed.
+
+        Raises: LimitReached for one that is too large; RuntimeError without a clock.
+        """
+        kept = self._kept.setdefault(partition, _Kept())
+        if kept.clock is None:
+            raise RuntimeError(f"the gang of partition {partition} has no clock")
+        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record)
+        if len(data) > MAX_GANGS_BYTES:
+            raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
+        before, kept.version = kept.version, 0 if kept.version is None else kept.version + 1
+        kept.data, kept.written_us, kept.is_due = data, machine.wall_us(), False
+        kept.record = validity.decode(data, GangRecord, paths.gangs(partition))
+        return partition, data, before
+
+    def generation(self, partition: str) -> int | None:
+        """The version of its record."""
+        kept = self._kept.get(partition)
+        return kept.version if kept is not None else None
+
+    # -- what is shown -------------------------------------------------------------------------------------------------------
+
+    def turns(self, state: ClusterState | None) -> dict[int, MemberTurn]:
+        """Of every member: whether it has the present slot, and its part of them."""
+        found: dict[int, MemberTurn] = {}
+        for name, part in state.partitions.items() if state is not None else ():
+            for gang in part.gangs:
+                there = {job: run for job, run in {**part.stopping, **part.running}.items() if part.gangs.of.get(job) == gang.name}
+                found |= turns_of(gang, there, self.gang_now_us(name), self._names)
+        return found
+
+    def summary(self, state: ClusterState | None) -> dict[str, GangSummary]:
+        """By partition, of those that have a gang."""
+        found = {}
+        for name, part in state.partitions.items() if state is not None else ():
+            clock, generation = self.clock_of(name) or ("", 0), self.generation(name)
+            gangs, jobs = list(part.gangs), len(part.gangs.of)
+            if gangs and generation is not None:
+                if self._rounds.get(name, ([], 0))[0] != gangs:
+                    self._rounds[name] = gangs, max(Carousel(gang).rotation.rounds[0] for gang in gangs)
+                most = self._rounds[name][1]
+                found[name] = GangSummary(generation=generation, jobs=jobs, max_tqlb=most, reference=clock[0], error_us=clock[1])
+        return found
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------------
+
+    def is_unfit(self, name: str) -> bool:
+        """The node cannot stop work between slots, and its partition shares nodes in time."""
+        record = self._nodes().get(name)
+        return record is not None and not record.freezer and record.attributes.partition in self._sharing()
+
+    def _sharing(self) -> set[str]:
+        stages = self._served.every
+        return {name for stage in stages if getattr(stage.policy, "shares_time", False) for name in stage.partitions}
+
+    # -- the clock -------------------------------------------------------------------------------------------------------------
+
+    def tell(self, state: ClusterState, updates: StateUpdates) -> None:
+        """Before a pass: how gang time stands to that of the pass, in every partition that has a gang or may get one."""
+        now_us = updates.now_us()
+        sharing = self._sharing()
+        for partition in sorted(sharing | {name for name, part in state.partitions.items() if part.gangs.by_name}):
+            part = state.partitions.get(partition)
+            if part is None:
+                continue
+            shift_us, why = self._shift_us(partition, now_us, is_used=bool(part.gangs.by_name))
+            cores = sum(node.cores for node in part.nodes.values())
+            if cores > MOST_LEAVES and partition in sharing:
+                shift_us, why = None, f"partition {partition} has {counted(cores, 'core')}, and cores of at most {MOST_LEAVES:,} are shared"
+            most = max(1, most_members(part.nodes, self._names))
+            before_us = part.gang_shift_us
+            if before_us is not None and shift_us is not None and abs(shift_us - before_us) < _NEAR_US:
+                shift_us = before_us
+            if (before_us, part.gang_why, part.gang_most) != (shift_us, why, most):
+                updates.tell(state, "gang_time", partition, shift_us, why, most)
+
+    def due(self, state: ClusterState) -> list[str]:
+        """Partitions whose record is to be set again because another node has the clock."""
+        there = {name for name, part in state.partitions.items() if part.gangs.by_name}
+        return [name for name, kept in self._kept.items() if kept.is_due and name in there and self.gang_now_us(name) is not None]
+
+    def gang_now_us(self, partition: str) -> int | None:
+        """The present time of the gang, None: nobody can read it."""
+        kept = self._kept.get(partition)
+        if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
+            return None
+        return machine.boottime_ns() // 1000 + reading.offset_us + kept.clock.offset_us
+
+    def clock_of(self, partition: str) -> tuple[str, int] | None:
+        """(reference, error in us) of the clock that is read."""
+        kept = self._kept.get(partition)
+        if kept is None or kept.clock is None or kept.reader is None or (reading := kept.reader.reading) is None:
+            return None
+        return kept.clock.node, reading.error_us
+
+    def _shift_us(self, partition: str, now_us: int, *, is_used: bool) -> tuple[int | None, str]:
+        kept = self._kept.setdefault(partition, _Kept())
+        clock = kept.clock
+        if clock is None or not self._is_up(clock):
+            if is_used and clock is not None:
+                self._hand_over(partition, kept, clock)
+            else:
+                self._choose(partition, kept)
+        elif is_used or kept.reader is not None:
+            self._follow(kept, clock)
+        else:
+            self._choose(partition, kept)
+        if kept.clock is None:
+            return None, f"no node of partition {partition} is up that can stop work between slots"
+        gang_us = self.gang_now_us(partition)
+        if gang_us is None:
+            problem = kept.reader.problem if kept.reader is not None else ""
+            return None, f"the clock of node {kept.clock.node}, by which slots are counted, cannot be read: {problem}"
+        return gang_us - now_us + LEAD_US, ""
+
+    def _choose(self, partition: str, kept: _Kept) -> None:
+        """Nobody counts slots there: the first node that is up has the clock from now on."""
+        node = self._first(partition)
+        kept.clock = None if node is None else GangClock(node=node.node, incarnation=node.incarnation, offset_us=0)
+        if kept.clock is not None:
+            self._follow(kept, kept.clock)
+
+    def _hand_over(self, partition: str, kept: _Kept, old: GangClock) -> None:
+        """The Starter of the reference is gone: another node has the clock from now on, and gang time goes on."""
+        node = self._first(partition)
+        if node is None:
+            return
+        if kept.next is None:
+            kept.next = self._open_clock(self._told)
+        kept.next.follow(node.node, node.incarnation, node.endpoint)
+        reading = kept.next.reading
+        if reading is None:
+            return
+        gang_us = self.gang_now_us(partition)
+        if gang_us is None and kept.record is not None:
+            record = kept.record
+            gang_us = record.origin_us + record.slot * record.slot_us + max(0, machine.wall_us() - kept.written_us)
+        if gang_us is None:
+            return
+        offset_us = gang_us - machine.boottime_ns() // 1000 - reading.offset_us
+        if kept.reader is not None:
+            kept.reader.close()
+        kept.reader, kept.next = kept.next, None
+        kept.clock = GangClock(node=node.node, incarnation=node.incarnation, offset_us=offset_us)
+        kept.is_due = True
+        self._log.info("gang_clock_moved", partition=partition, before=old.node, target=node.node)
+
+    def _follow(self, kept: _Kept, clock: GangClock) -> None:
+        if kept.reader is None:
+            kept.reader = self._open_clock(self._told)
+        kept.reader.follow(clock.node, clock.incarnation, self._nodes()[clock.node].endpoint)
+
+    def _told(self) -> None:
+        self._post(self._again)
+
+    def _is_up(self, clock: GangClock) -> bool:
+        record = self._nodes().get(clock.node)
+        return record is not None and record.state is NodeState.UP and record.incarnation == clock.incarnation
+
+    def _first(self, partition: str) -> NodeRecord | None:
+        there = [one for one in self._nodes().values() if one.attributes.partition == partition and one.freezer and one.endpoint]
+        up = [one for one in there if one.state is NodeState.UP]
+        return min(up, key=lambda one: natural(one.node), default=None)

@@ -1,0 +1,258 @@
+"""Gangs on real nodes under faults (policy dqt): an outside ledger says who ran when, and trusts nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from breakable import RECOVERY_S, TICK, Chaos, T, eventually
+
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.model.base.states import State
+from rmgr.runner.host.contain import state_of
+from rmgr.runtime import machine
+from tests.harness import gang_ledger
+from tests.harness.fair_time import PATIENCE_S
+from tests.harness.gang_ledger import Stretch
+
+pytestmark = pytest.mark.chaos
+
+QUANTUM_S = 0.2
+NODES = ("n1", "n2", "n3", "n4")
+IGNORES = "trap '' TERM; while :; do :; done"
+
+
+@pytest.fixture(scope="module")
+def broken(breakable_zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
+    """Four nodes of one core, whose partition is shared in time."""
+    made = Chaos(tmp_path_factory.mktemp("gangs"), guest_of=breakable_zookeeper.start())
+    try:
+        made.start(nodes=len(NODES), cores=1, watchdogs=2)
+        done = made.rmgr("policy", "set", "dqt", "--param", f"quantum={QUANTUM_S}s")
+        assert done.returncode == 0, done.stderr
+        yield made
+    finally:
+        made.stop()
+
+
+class Turning:
+    """Work that stamps, on a healed cluster."""
+
+    def __init__(self, chaos: Chaos, directory: Path) -> None:
+        self.chaos = chaos
+        self.directory = directory
+
+    def submit(self, processes: int, seconds: float, *options: str) -> int:
+        """A job whose ranks spin until each has had a processor for so long."""
+        spin = ("rmgr", "run", sys.executable, gang_ledger.__file__, str(self.directory), str(seconds))
+        return self.command(processes, *spin, options=("-t", "10m", *options))
+
+    def command(self, processes: int, *argv: str, options: tuple[str, ...] = ()) -> int:
+        done = self.chaos.rmgr("submit", "--parsable", "-q", "batch", "-n", str(processes), *options, "--", *argv)
+        assert done.returncode == 0, done.stderr
+        self.chaos.submissions.append(int(done.stdout))
+        return int(done.stdout)
+
+    def stretches(self, *jobs: int, since: int = 0) -> list[Stretch]:
+        names = {str(job) for job in jobs}
+        return [one for one in gang_ledger.stretches(self.directory) if (not names or one.job in names) and one.end > since]
+
+    def turned(self, *jobs: int, times: int = 3, since: int = 0) -> None:
+        """Waits until each of these has had so many turns since then."""
+
+        def have() -> bool:
+            return all(len(self.stretches(job, since=since)) >= times for job in jobs)
+
+        eventually(f"each of {jobs} has had {times} turns", have, within=PATIENCE_S)
+
+    def view(self, job: int) -> Any:
+        return self.chaos.tasks(job)[0]
+
+    def completed(self, *jobs: int, attempt: int = 1, within: float = PATIENCE_S) -> None:
+        eventually(f"{jobs} have ended", lambda: all(self.view(job).state.is_final for job in jobs), within=within)
+        assert [(self.view(job).state, self.view(job).attempt) for job in jobs] == [(State.COMPLETED, attempt)] * len(jobs)
+
+    def apart(self) -> None:
+        """No two jobs ever ran on one core."""
+        assert not gang_ledger.overlaps(self.stretches())
+
+    def trees(self) -> list[dict[str, Any]]:
+        done = self.chaos.rmgr("queues", "--tree", "--matrix", "8", "--json")
+        assert done.returncode == 0, done.stderr
+        found: list[dict[str, Any]] = json.loads(done.stdout)["trees"]
+        return found
+
+    def pids_of(self, node: str, module: str = "") -> list[int]:
+        """Programs of a Starter whose command line names the module; all below it without."""
+        starter = psutil.Process(self.chaos.cluster.process(node).pid)
+        return [child.pid for child in starter.children(recursive=True) if not module or module in child.cmdline()]
+
+    def nothing_stands(self) -> None:
+        """No process below a Starter is stopped, and no control group of it frozen."""
+        below = [pid for node in NODES if self.chaos.cluster.process(node).state == "running" for pid in self.pids_of(node)]
+        assert [pid for pid in below if state_of(pid) in "Tt"] == []
+
+
+@pytest.fixture
+def turning(broken: Chaos, tmp_path: Path) -> Iterator[Turning]:
+    broken.heal(n1=1, n2=1, n3=1, n4=1)
+    made = Turning(broken, tmp_path)
+    yield made
+    for job in broken.submissions:
+        if not made.view(job).state.is_final:
+            broken.rmgr("cancel", str(job))
+    eventually("all have ended", lambda: all(made.view(job).state.is_final for job in broken.submissions), within=PATIENCE_S)
+    made.nothing_stands()
+
+
+def test_jobs_have_their_nodes_in_turn_and_all_nodes_of_a_job_at_once(turning: Turning):
+    wide, pair, other = turning.submit(4, 3.0), turning.submit(2, 3.0), turning.submit(4, 3.0)
+    small = [turning.submit(1, 3.0) for _ in range(2)]
+    turning.turned(wide, pair, other, *small, times=2)
+    tree = turning.trees()[0]
+    assert (tree["partition"], tree["policy"], tree["quantum_seconds"]) == ("default", "dqt", QUANTUM_S)
+    jobs = {entry["id"] for queue in tree["queues"] for entry in queue["jobs"]}
+    assert jobs == {str(job) for job in (wide, pair, other, *small)}
+    rows = [row["cores"] for row in tree["matrix"]]
+    assert all(row.count(str(job)) in (0, 4) for row in rows for job in (wide, other))
+    assert {job for row in rows for job in row if job} == jobs, "each has a turn in two rounds"
+    turning.completed(wide, pair, other, *small)
+    turning.apart()
+    assert all(gang_ledger.together(turning.stretches(), str(job)) > 0.5 for job in (wide, other, pair))
+
+
+def test_turns_go_on_without_a_leader_and_the_next_one_takes_over(turning: Turning):
+    wide, other = turning.submit(4, 4.0), turning.submit(4, 4.0)
+    turning.turned(wide, other)
+    leaders = [process.id for process in turning.chaos.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
+    for leader in leaders:
+        turning.chaos.cluster.kill(leader)
+    since = machine.boottime_ns()
+    turning.turned(wide, other, times=12, since=since)
+    turning.chaos.cluster.start_watchdog(f"w{time.monotonic_ns()}")
+    turning.chaos.cluster.start_watchdog(f"v{time.monotonic_ns()}")
+    eventually("somebody leads", turning.chaos.leader, within=PATIENCE_S)
+    late = turning.submit(2, 0.5)
+    turning.completed(wide, other, late)
+    turning.apart()
+
+
+def test_a_turner_and_a_spawner_that_die_cost_their_own_node_at_most(turning: Turning):
+    wide, other = turning.submit(4, 3.0), turning.submit(4, 3.0)
+    turning.turned(wide, other)
+    (turner,) = turning.pids_of("n2", "rmgr.runner.turner")
+    os.kill(turner, signal.SIGKILL)
+    since = machine.boottime_ns()
+    eventually("another turner", lambda: turning.pids_of("n2", "rmgr.runner.turner") not in ([], [turner]), within=PATIENCE_S)
+    turning.turned(wide, other, times=4, since=since)
+    turning.completed(wide, other)
+    settled = since + int(2e9)
+    assert not gang_ledger.overlaps(turning.stretches(since=settled))
+
+
+def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning: Turning):
+    stubborn = turning.command(4, "rmgr", "run", "sh", "-c", IGNORES, options=("-t", "10m"))
+    wide = turning.submit(4, 3.0)
+    turning.turned(wide)
+    assert turning.chaos.rmgr("cancel", str(stubborn)).returncode == 0
+    eventually("it is gone", lambda: turning.view(stubborn).state is State.CANCELLED, within=PATIENCE_S)
+    turning.completed(wide)
+
+
+def test_limits_count_served_time(turning: Turning):
+    one, two = turning.submit(1, 2.5, "-t", "4s", "-N", "1"), turning.submit(1, 2.5, "-t", "4s", "-N", "1")
+    busy = [turning.submit(4, 4.0) for _ in range(2)]  # each has a third of the time of every core
+    long = turning.submit(1, 60.0, "-t", "2s")
+    turning.completed(one, two)
+    eventually("it is over its limit", lambda: turning.view(long).state.is_final, within=PATIENCE_S)
+    view = turning.view(long)
+    assert (view.state, view.reason) == (State.FAILED, "TIME_LIMIT")
+    assert 1.2 < gang_ledger.served_s(turning.stretches(), str(long)) < 6.0
+    turning.completed(*busy)
+
+
+def test_other_policies_take_over_and_give_back_without_a_new_attempt(turning: Turning):
+    chaos = turning.chaos
+    wide, other = turning.submit(4, 4.0), turning.submit(2, 4.0)
+    turning.turned(wide, other)
+    assert chaos.rmgr("policy", "set", "easy").returncode == 0
+    since = machine.boottime_ns()
+    turning.turned(wide, other, since=since)
+    chaos.cluster.kill(chaos.leader())
+    after = turning.submit(1, 0.3)
+    turning.turned(wide, other, times=2, since=machine.boottime_ns())
+    assert chaos.rmgr("policy", "set", "dqt", "--param", f"quantum={QUANTUM_S}s").returncode == 0
+    late = turning.submit(4, 0.5)
+    turning.completed(wide, other, after, late)
+    turning.apart()
+
+
+def test_jobs_of_a_lost_node_run_again_while_others_turn_on(turning: Turning):
+    chaos = turning.chaos
+    wide = turning.submit(4, 6.0)
+    turning.turned(wide)
+    record = turning.trees()[0]["clock"]["node"]
+    pair = turning.submit(1, 8.0, "--nodelist", "n4" if record != "n4" else "n3")
+    turning.turned(pair)
+    chaos.cluster.kill(record)  # the reference of the clock dies, and with it a quarter of the wide job
+    turning.turned(pair, since=machine.boottime_ns())
+    chaos.add_node(record, cores=1)
+    eventually("the wide job runs again", lambda: turning.view(wide).attempt == 2, within=RECOVERY_S + PATIENCE_S)
+    turning.completed(pair)
+    turning.completed(wide, attempt=2, within=2 * PATIENCE_S)
+    turning.apart()
+
+
+def test_a_starter_that_stands_still_for_long_stops_nobody_else(turning: Turning):
+    chaos = turning.chaos
+    single = turning.submit(1, 10.0, "--nodelist", "n1")
+    other = turning.submit(1, 10.0, "--nodelist", "n1")
+    away = turning.submit(1, 10.0, "--nodelist", "n2")
+    turning.turned(single, other)
+    turning.turned(away, times=1)
+    chaos.cluster.kill("n1", signal.SIGSTOP)
+    since = machine.boottime_ns()
+    turning.turned(single, other, times=6, since=since)
+    turning.turned(away, times=1, since=since)
+    time.sleep(T + TICK)
+    chaos.cluster.kill("n1", signal.SIGCONT)
+    turning.completed(away)
+    for job in (single, other):
+        eventually("it has ended", lambda job=job: turning.view(job).state.is_final, within=2 * PATIENCE_S)  # type: ignore[misc]
+        assert turning.view(job).state is State.COMPLETED
+    turning.apart()
+
+
+def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turning):
+    chaos = turning.chaos
+    wide, other = turning.submit(2, 30.0), turning.submit(2, 30.0)
+    turning.turned(wide, other)
+    node = chaos.nodes_of(wide)[0]
+    below = turning.pids_of(node)
+    chaos.cluster.kill(node, signal.SIGTERM)
+    for job in (wide, other):
+        chaos.rmgr("cancel", str(job))
+    eventually("it has ended", lambda: chaos.cluster.process(node).state == "dead", within=PATIENCE_S)
+    eventually("all of it is gone", lambda: all(state_of(pid) in "ZX" for pid in below), within=PATIENCE_S)
+    chaos.add_node(node, cores=1)
+
+
+@pytest.mark.parametrize("away_s", [T + TICK + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeeper: ZooKeeperServer, away_s: float):
+    wide, other = turning.submit(4, away_s), turning.submit(4, away_s)
+    turning.turned(wide, other)
+    breakable_zookeeper.kill()
+    since = machine.boottime_ns()
+    time.sleep(away_s)
+    turning.turned(wide, other, times=round(away_s / QUANTUM_S / 4), since=since)
+    breakable_zookeeper.start()
+    turning.completed(wide, other, within=4 * away_s + PATIENCE_S)
+    turning.apart()
