@@ -18,21 +18,24 @@ import socket
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from rmgr.model.wire import stream
 from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.model.wire.turns import AddPart, Began, DropPart, HoldPart, LetGo, Rows, Served, Stubborn, ToTurner
-from rmgr.runner.host.contain import below, cpu_ticks, send, state_of, write_file
+from rmgr.runner.host.contain import below, cpu_ticks, send, state_of, still, write_file
 from rmgr.runner.host.kernel import CLOCK
 
 _MS = 1_000_000
 #: Who does not stand still after this is late; after the second he is killed, if he computes.
 _LATE_NS, _STUBBORN_NS = 20 * _MS, 1_000 * _MS
+#: Who has used less in that second sleeps; and so long he may take to die.
+_LITTLE_NS, _DYING_NS = 20 * _MS, 500 * _MS
+_TICK_NS = 1_000 * _MS // os.sysconf("SC_CLK_TCK")
 #: Between two looks whether those that leave stand still.
 _POLL_S = 0.0003
-#: How often a part that is stopped by signals is looked at in between: a process of its user may have continued it.
+#: How often parts that are stopped are looked at in between: a process of their user may have continued them, or left their group.
 _LOOK_NS = 50 * _MS
 _REPORT_NS = 500 * _MS
 _RECEIVE = 256 * 1024
@@ -42,12 +45,16 @@ _MOST_WAITING = 256
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """since_ns: it runs since then. is_awake: it is stopped, and something of it sleeps where no signal reaches."""
+    """since_ns: it runs since then. is_new: it was told to stop, and nobody has seen yet that it stands still.
+
+    is_awake: it is stopped, and something of it sleeps where no signal reaches. stopped: pids that were sent SIGSTOP.
+    """
 
     name: str
     spawner: int
     freeze: str
     runs: bool = False
+    is_new: bool = True
     has_begun: bool = False
     is_held: bool = False
     is_awake: bool = False
@@ -55,47 +62,69 @@ class _Part:
     since_ns: int = 0
     served_ns: int = 0
     turns: int = 0
+    stopped: set[int] = field(default_factory=set)
 
     def stop(self) -> None:
         """Asks all of it to stand still."""
         if self.freeze:
             write_file(self.freeze, "1")
-            return
-        for pid in below(self.spawner):
-            send(pid, signal.SIGSTOP)
+        else:
+            self.is_still()
 
     def is_still(self) -> bool:
         """All of it stands still; what does not is stopped again (it was born meanwhile)."""
         if self.freeze:
-            with contextlib.suppress(OSError), open(f"{self.freeze.removesuffix('freeze')}events", "rb") as file:
-                return b"frozen 1" in file.read()
-            return True  # the group is gone, and all that was in it
-        is_still = True
-        for pid in below(self.spawner):
-            if state_of(pid) not in "TtZX":
-                send(pid, signal.SIGSTOP)
-                is_still = False
-        return is_still
+            return b"frozen 0" not in self._read("events")  # without a group there is nothing in it
+        seen = below(self.spawner)
+        running = set(seen) - still(seen)
+        for pid in running:
+            send(pid, signal.SIGSTOP)
+        self.stopped |= running
+        return not running and set(below(self.spawner)) <= set(seen)  # who was born before his parent stopped is found at this look
 
     def go(self) -> None:
         """Continues all of it."""
         if self.freeze:
             write_file(self.freeze, "0")
             return
-        for pid in below(self.spawner):
+        for pid in (*below(self.spawner), *self.stopped):
             send(pid, signal.SIGCONT)
+        self.stopped.clear()
 
     def kill(self) -> None:
         """Kills all of it but its spawner, stopped or not."""
         if self.freeze and write_file(f"{self.freeze.removesuffix('freeze')}kill", "1"):
             return
-        for _ in range(3):
-            for pid in below(self.spawner):
-                send(pid, signal.SIGKILL)
+        for pid in below(self.spawner):
+            send(pid, signal.SIGKILL)
 
-    def ticks(self) -> int:
+    def is_gone(self) -> bool:
+        """Nothing of it lives."""
+        if self.freeze:
+            return b"populated 1" not in self._read("events")
+        return all(state_of(pid) in "ZX" for pid in below(self.spawner))
+
+    def used_ns(self) -> int:
         """Processor time of all of it."""
-        return sum(map(cpu_ticks, below(self.spawner)))
+        if self.freeze:
+            return 1000 * int((self._read("stat", "cpu").split() or (b"", b"0"))[1])  # usage_usec comes first
+        return sum(map(cpu_ticks, below(self.spawner))) * _TICK_NS
+
+    def fetch(self) -> bool:
+        """Brings back who has left the group for the slot's own, as a user may where no controller is in use. True: somebody had."""
+        escaped: list[bytes] = []
+        work = os.path.dirname(self.freeze)
+        if self.freeze:
+            with contextlib.suppress(OSError), open(f"{os.path.dirname(work)}/cgroup.procs", "rb") as file:
+                escaped = file.read().split()
+        for pid in escaped:
+            write_file(f"{work}/cgroup.procs", pid.decode())
+        return bool(escaped)
+
+    def _read(self, name: str, controller: str = "cgroup") -> bytes:
+        with contextlib.suppress(OSError), open(f"{self.freeze.removesuffix('cgroup.freeze')}{controller}.{name}", "rb") as file:
+            return file.read()
+        return b""
 
 
 class Turner:
@@ -121,7 +150,7 @@ class Turner:
             self._turn(now)
             self._look(now)
             if self._has_news and now - self._told_ns >= _REPORT_NS:
-                self._tell(now)
+                self._tell()
             readable, _, _ = select.select([self._control], [self._control] if self._outbox else [], [], self._timeout())
             self._push()
             if readable:
@@ -132,7 +161,7 @@ class Turner:
         moments = [part.until_ns for part in self._parts.values() if part.until_ns]
         if self._rows:
             moments.append(self._rows[0][0])
-        if any(not part.freeze or part.is_awake for part in self._parts.values()):
+        if any(not part.runs for part in self._parts.values()):
             moments.append(self._looked_ns + _LOOK_NS)
         if self._has_news or any(part.runs for part in self._parts.values()):
             moments.append(self._told_ns + _REPORT_NS)
@@ -150,13 +179,13 @@ class Turner:
             if part.until_ns and part.until_ns <= now:
                 part.until_ns = 0
             wanted = bool(part.until_ns) or (part.name in self._row and not part.is_held)
-            if part.runs and not wanted:
+            if part.is_new or (part.runs and not wanted):
                 leaving.append(part)
-            elif wanted and not part.runs:
+            if wanted and not part.runs:
                 coming.append(part)
         if not leaving and not coming:
             return
-        self._switches += 1
+        self._switches += bool(coming) or any(part.runs for part in leaving)
         if leaving:
             self._stop(leaving)
         for part in coming:
@@ -169,34 +198,42 @@ class Turner:
         self._has_news = True
 
     def _stop(self, leaving: list[_Part]) -> None:
-        """All of them stand still afterwards, or are dying, or sleep too deeply to be stopped."""
+        """All of them stand still afterwards, or are dead, or sleep too deeply to be stopped."""
         began = time.clock_gettime_ns(CLOCK)
         for part in leaving:
             part.stop()
         waits = list(leaving)
-        is_late = False
-        ticks: dict[str, int] = {}
+        used: dict[str, int] = {}  # by those that are late
         while True:
-            waits = [part for part in waits if not part.is_still()]
+            still_ones = [part for part in waits if part.is_still()]
             now = time.clock_gettime_ns(CLOCK)
-            if not waits:
+            for part in still_ones:
+                waits.remove(part)
+                self._has_stopped(part, now)
+            if not waits or (used and now - began > _STUBBORN_NS):
                 break
-            if now - began > _LATE_NS and not is_late:
-                is_late = True
-                ticks = {part.name: part.ticks() for part in waits}
-            if now - began > _STUBBORN_NS:
-                break
-            time.sleep(_POLL_S if not is_late else 0.005)
-        self._late += is_late
-        for part in leaving:
-            part.runs = False
-            part.served_ns += now - part.since_ns
-        for part in waits:
-            computes = part.ticks() > ticks.get(part.name, 0)
-            if computes:
+            if now - began > _LATE_NS and not used:
+                used = {part.name: part.used_ns() for part in waits}
+                began = now - _LATE_NS  # this process may have stood still meanwhile: nobody's fault
+            time.sleep(_POLL_S if not used else 0.005)
+        self._late += bool(used)
+        computing = [part for part in waits if part.used_ns() - used[part.name] > _LITTLE_NS]
+        while computing and time.clock_gettime_ns(CLOCK) - began < _STUBBORN_NS + _DYING_NS:
+            for part in computing:
                 part.kill()
-            part.is_awake = not computes
-            self._send(Stubborn(part.name, computes))
+            if all(part.is_gone() for part in computing):
+                break
+            time.sleep(0.002)
+        for part in waits:
+            self._has_stopped(part, time.clock_gettime_ns(CLOCK))
+            part.is_awake = part not in computing
+            self._send(Stubborn(part.name, not part.is_awake))
+
+    @staticmethod
+    def _has_stopped(part: _Part, now: int) -> None:
+        if part.runs:
+            part.served_ns += now - part.since_ns
+        part.runs = part.is_new = False
 
     def _look(self, now: int) -> None:
         """Stops again what should stand still and does not: it slept too deeply, or a process of its user has continued it."""
@@ -204,16 +241,15 @@ class Turner:
             return
         self._looked_ns = now
         for part in self._parts.values():
-            if part.runs or (part.freeze and not part.is_awake):
+            has_left = part.fetch()
+            if part.runs:
                 continue
-            is_still = part.is_still()
-            if part.freeze:
-                part.is_awake = not is_still
-            elif not is_still and part.has_begun and not part.is_awake:
+            is_trusted = bool(part.freeze) and not part.is_awake  # nobody but the Starter continues its group
+            if not has_left if is_trusted else part.is_still():
+                part.is_awake = False
+            elif part.has_begun and not part.is_awake:
                 self._late += 1
                 self._has_news = True
-            elif is_still:
-                part.is_awake = False
 
     def _count_out_of_turn(self, now: int) -> None:
         if self._seen_ns:
@@ -248,32 +284,40 @@ class Turner:
                     if part_or_none.runs:
                         part_or_none.served_ns += now - part_or_none.since_ns
                     part_or_none.go()
-                    self._send(self._report([part_or_none], now))
+                    self._send(self._report([part_or_none]))
             case Rows():
                 self._rows = deque((start, frozenset(parts)) for start, parts in order.rows)
             case LetGo() if order.part in self._parts:
                 self._parts[order.part].until_ns = order.until_ns
+                self._told_ns, self._has_news = 0, True
             case HoldPart() if order.part in self._parts:
                 self._parts[order.part].is_held = order.on
 
     def _end(self) -> NoReturn:
         """The Starter is dead: nothing of its work goes on, and nothing stays stopped."""
+        deadline = time.clock_gettime_ns(CLOCK) + _DYING_NS
+        while True:
+            for part in self._parts.values():
+                part.kill()
+            if all(part.is_gone() for part in self._parts.values()) or time.clock_gettime_ns(CLOCK) > deadline:
+                break
+            time.sleep(0.002)
         for part in self._parts.values():
-            part.kill()
             part.go()
         os._exit(0)
 
     # -- telling -----------------------------------------------------------------------------------------------------------
 
-    def _tell(self, now: int) -> None:
+    def _tell(self) -> None:
+        now = time.clock_gettime_ns(CLOCK)  # somebody may just have been continued
         self._told_ns, self._has_news = now, False
         for part in self._parts.values():
             if part.runs:
                 part.served_ns += now - part.since_ns
                 part.since_ns = now
-        self._send(self._report(list(self._parts.values()), now))
+        self._send(self._report(list(self._parts.values())))
 
-    def _report(self, parts: list[_Part], now: int) -> Served:  # noqa: ARG002
+    def _report(self, parts: list[_Part]) -> Served:
         told = tuple((part.name, part.served_ns, part.turns, part.runs) for part in parts)
         return Served(told, self._switches, self._late, self._out_ns)
 

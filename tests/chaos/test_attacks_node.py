@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rmgr.adapters.host.process import Slot
 from rmgr.adapters.host.workevents import SlotLost, Surprised
 from rmgr.model.wire.frames import BatchShape
 from rmgr.runner.host import home
+from rmgr.runner.host.contain import below, cpu_ticks
 from tests.harness import hostile_spawner
 from tests.harness.local_accounts import LocalAccounts
 from tests.harness.reachable import work_that_users_reach
@@ -126,6 +128,44 @@ for line in open("/proc/self/cgroup"):
 print(json.dumps(could))
 """
 
+#: As an isolated command: tries to continue itself for good, or to leave its group for the spawner's; which it could.
+UNFREEZE = """
+import json, os
+mount = next(words[1] for words in map(str.split, open("/proc/self/mounts")) if words[2] == "cgroup2")
+own = next(line.strip()[3:] for line in open("/proc/self/cgroup") if line.startswith("0::"))
+work = os.path.dirname(mount + own)
+slot = os.path.dirname(work)
+could = []
+for path, text in ((f"{work}/cgroup.freeze", "0"), (f"{slot}/cgroup.freeze", "0"), (f"{slot}/main/cgroup.procs", str(os.getpid()))):
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+        could.append(path)
+    except OSError:
+        pass
+for path in (slot, os.path.dirname(slot)):
+    try:
+        os.mkdir(f"{path}/mine")
+        could.append(path)
+    except OSError:
+        pass
+print(json.dumps(could))
+"""
+
+#: Leaves for the slot's own group again and again, which its spawner must be able to write to, and computes.
+LEAVE = """
+import os
+mount = next(words[1] for words in map(str.split, open("/proc/self/mounts")) if words[2] == "cgroup2")
+own = next(line.strip()[3:] for line in open("/proc/self/cgroup") if line.startswith("0::"))
+slot = os.path.dirname(os.path.dirname(mount + own))
+while True:
+    try:
+        with open(f"{slot}/cgroup.procs", "w") as file:
+            file.write(str(os.getpid()))
+    except OSError:
+        pass
+"""
+
 #: The least score that it could give itself.
 OOM = """
 for score in range(-1000, 1000, 50):
@@ -225,6 +265,36 @@ def test_a_command_cannot_lift_the_limits_of_its_cgroup(node: WorkNode, slot: Sl
     if "cgroup" not in slot.features and "pids" not in slot.features:
         pytest.skip("no cgroup may be made here: processes are counted by uid, memory is watched, nothing else is limited")
     assert said(node, slot, CGROUPS) == []
+
+
+def test_a_command_continues_itself_by_no_file_of_its_control_group(node: WorkNode, slot: Slot) -> None:
+    if not slot.freeze_file:
+        pytest.skip("no control group of version 2 may be made here: work is stopped by signals")
+    end = node.end_of(node.run(slot, home.PYTHON, "-I", "-S", "-c", UNFREEZE, isolate=True))
+    assert end.exit_code == 0, end
+    assert json.loads(end.out.data) == []
+
+
+def test_who_leaves_his_control_group_stands_still_with_it_all_the_same(node: WorkNode, slot: Slot) -> None:
+    if not slot.freeze_file:
+        pytest.skip("no control group of version 2 may be made here: work is stopped by signals")
+    turner = node.runner.turner
+    turner.add("a", slot)
+    turner.rows(((0, ("a",)),))
+    seq = node.run(slot, home.PYTHON, "-I", "-S", "-c", LEAVE, isolate=True)
+    (pid,) = eventually(lambda: below(slot.pid))
+    eventually(lambda: cpu_ticks(pid) > 20)
+    turner.rows(((0, ()),))
+
+    def stands() -> bool:
+        before = cpu_ticks(pid)
+        time.sleep(0.3)
+        return cpu_ticks(pid) == before
+
+    eventually(stands)
+    turner.drop("a")
+    slot.stop(seq, grace_us=0)
+    node.end_of(seq)
 
 
 def test_work_goes_before_daemons_when_memory_runs_out(node: WorkNode, slot: Slot) -> None:

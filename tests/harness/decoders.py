@@ -44,7 +44,7 @@ from rmgr.model.tasks.block import BlockData, KeyedPayload
 from rmgr.model.tasks.outcome import FailedRange, Fragment, Outcome
 from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
-from rmgr.model.wire import frames, line
+from rmgr.model.wire import frames, line, turns
 from rmgr.model.wire.stream import FrameError, FrameReader
 from rmgr.runner.ranks import ranks
 from rmgr.sched.state import event_log
@@ -165,6 +165,8 @@ DECODERS = (
             ("of a spawner", frames.FromSpawner),
             ("to a worker", frames.ToWorker),
             ("of a worker", frames.FromWorker),
+            ("to a turner", turns.ToTurner),
+            ("of a turner", turns.FromTurner),
             ("of a direct line", line.Message),
         )
     ),

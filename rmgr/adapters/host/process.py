@@ -45,6 +45,7 @@ from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import AUTO, Freezer
 from rmgr.model.wire import frames
 from rmgr.runner.host import home
+from rmgr.runner.host.contain import lists_children
 from rmgr.runner.host.removal import remove_tree
 
 __all__ = ["Account", "CgroupConfig", "NodeRunner", "Slot", "Worker", "WorkerSpec"]
@@ -108,7 +109,7 @@ class NodeRunner:
         self.loop = Loop("rmgr-slots")
         self.freezer = freezer_of(self._cgroups, freezer)  #: how parts of gangs are stopped
         self.turner = Turner(
-            self.loop, self.directory, environ=self.environ, uses_freezer=self.freezer is Freezer.V2, emit=lambda told: on_events([*told])
+            self.loop, self.directory, environ=self.environ, uses_freezer=self.freezer == Freezer.V2, emit=lambda told: on_events([*told])
         )
 
     def next_seq(self) -> int:
@@ -194,8 +195,8 @@ class NodeRunner:
         return self._cgroups.slot(name, pids_limit=self.pids_limit) if self._cgroups is not None else None
 
 
-def freezer_of(cgroups: Cgroups | None, wanted: str) -> Freezer:
-    """How parts of gangs are stopped on this machine. Raises: ConfigError for a way that it does not have."""
+def freezer_of(cgroups: Cgroups | None, wanted: str) -> str:
+    """How parts of gangs are stopped on this machine (`Freezer`), "" = they cannot be. Raises: ConfigError for a way it does not have."""
     if wanted not in (AUTO, *Freezer):
         raise ConfigError(f"[starter] freezer = {wanted!r} is not known", hint="auto, v2 or signals")
     has_v2 = cgroups is not None and cgroups.can_freeze
@@ -204,7 +205,14 @@ def freezer_of(cgroups: Cgroups | None, wanted: str) -> Freezer:
             "freezer = v2, and this Starter cannot make control groups of version 2",
             hint='delegate them (Delegate=yes in its unit), run it as root, or set freezer = "signals" in [starter]',
         )
-    return Freezer.SIGNALS if wanted == Freezer.SIGNALS or not has_v2 else Freezer.V2
+    if wanted == Freezer.SIGNALS and not lists_children():
+        raise ConfigError(
+            "freezer = signals, and this system does not list the children of a process (/proc/PID/task/PID/children)",
+            hint='set freezer = "auto" in [starter]; without control groups of version 2 the node then takes no jobs of gangs',
+        )
+    if has_v2 and wanted != Freezer.SIGNALS:
+        return Freezer.V2
+    return Freezer.SIGNALS if lists_children() else ""
 
 
 def _pids_of_user(pids_limit: int) -> int:

@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,15 +19,19 @@ from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn, 
 from rmgr.model.wire import stream, turns
 from rmgr.runner.host import home
 
-#: A turner that dies is followed by another one after so long.
-_AGAIN_S = 0.5
+#: Turners are started so far apart at least.
+_APART_S = 1.0
+_NONE = (0, 0)
 
 
 class Turner:
-    """Stops and continues parts of gangs. Every method returns at once, from the Starter's one thread; events come on the selector thread.
+    """Stops and continues parts of gangs. Every method returns at once, from any thread; events come on the selector thread.
+
+    What it counts goes on over the death of a program, but for the half second that this one had not told.
 
     Args:
-        directory: of the node, where the program is written down for the next incarnation. freezer: "" = parts are stopped by signals.
+        directory: of the node, where the program is written down for the next incarnation.
+        uses_freezer: parts are stopped by their control groups, else by signals.
     """
 
     def __init__(
@@ -42,12 +48,19 @@ class Turner:
         self._environ = environ
         self._uses_freezer = uses_freezer
         self._emit = emit
+        self._lock = threading.Lock()  #: of all below: the Starter's thread and that of the loop
         self._parts: dict[str, turns.AddPart] = {}
         self._held: set[str] = set()
+        self._let_go: dict[str, int] = {}
         self._rows = turns.Rows(())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        self._started_s = -_APART_S
         self._closed = False
+        self._served: dict[str, tuple[int, int]] = {}  #: of each part, as last told to the Starter (ns, turns)
+        self._served_before: dict[str, tuple[int, int]] = {}  #: of it under the turners before
+        self._counts = self._counts_before = (0, 0, 0)
+        self.restarts = 0
 
     @property
     def pid(self) -> int:
@@ -56,50 +69,66 @@ class Turner:
 
     def add(self, part: str, slot: Slot) -> None:
         """The part's work runs in this slot, and stands still until its first turn. Raises: OSError when no turner can be started."""
-        self._parts[part] = turns.AddPart(part, slot.pid, slot.freeze_file if self._uses_freezer else "")
-        if self._channel is None:
-            self._start()
-        else:
-            self._order(self._parts[part])
+        with self._lock:
+            added = turns.AddPart(part, slot.pid, slot.freeze_file if self._uses_freezer else "")
+            self._parts[part] = added
+            self._served_before.pop(part, None)
+            if self._process is not None:
+                self._order(added)  # where the program has just died the next one is told
+                return
+            try:
+                self._start()
+            except OSError:
+                del self._parts[part]
+                raise
 
     def drop(self, part: str) -> None:
         """It is over."""
-        if self._parts.pop(part, None) is not None:
-            self._held.discard(part)
-            self._order(turns.DropPart(part))
+        with self._lock:
+            if self._parts.pop(part, None) is not None:
+                self._held.discard(part)
+                self._let_go.pop(part, None)
+                self._order(turns.DropPart(part))
 
     def rows(self, rows: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
         """Whose turn is when (CLOCK_BOOTTIME, ns), in place of what was told before."""
-        self._rows = turns.Rows(rows)
-        self._order(self._rows)
+        with self._lock:
+            self._rows = turns.Rows(rows)
+            self._order(self._rows)
 
     def let_go(self, part: str, until_ns: int) -> None:
-        """It runs until then, whosever turn it is."""
-        self._order(turns.LetGo(part, until_ns))
+        """It runs until then, whosever turn it is; 0: it returns to its turns."""
+        with self._lock:
+            if part in self._parts:
+                self._let_go[part] = until_ns
+                self._order(turns.LetGo(part, until_ns))
 
     def hold(self, part: str, on: bool) -> None:
         """It is suspended (on): its turns pass idle."""
-        (self._held.add if on else self._held.discard)(part)
-        self._order(turns.HoldPart(part, on))
+        with self._lock:
+            if part in self._parts:
+                (self._held.add if on else self._held.discard)(part)
+                self._order(turns.HoldPart(part, on))
 
     def close(self) -> None:
         """Ends the program; what its parts still run is killed. Idempotent."""
-        self._closed = True
-        channel, self._channel = self._channel, None
+        with self._lock:
+            self._closed = True
+            channel, self._channel = self._channel, None
+            process = self._process
         if channel is not None:
             channel.close()
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2.0)
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait(2.0)
+        if process is not None:
+            _bury(process, 2.0)
+
+    # -- under the lock ----------------------------------------------------------------------------------------------------
 
     def _order(self, frame: turns.ToTurner) -> None:
         if self._channel is not None:
             self._channel.send(stream.encode(frame))
 
     def _start(self) -> None:
+        self._started_s = time.monotonic()
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -119,8 +148,10 @@ class Turner:
         self._channel = Channel(self._loop, ours, turns.FromTurner, on_frames=self._on_frames, on_end=self._on_end)
         for part in self._parts.values():
             self._order(part)
-        for held in self._held:
+        for held in sorted(self._held):
             self._order(turns.HoldPart(held, on=True))
+        for part_name, until_ns in self._let_go.items():
+            self._order(turns.LetGo(part_name, until_ns))
         self._order(self._rows)
 
     # -- on the selector thread --------------------------------------------------------------------------------------------
@@ -132,24 +163,54 @@ class Turner:
                 case turns.Began():
                     events.append(PartBegan(frame.part))
                 case turns.Served():
-                    events.append(PartsServed(frame.parts, frame.switches, frame.late, frame.out_of_turn_ns))
+                    events.append(self._in_all(frame))
                 case turns.Stubborn():
                     events.append(PartStubborn(frame.part, frame.killed))
         self._emit(events)
 
+    def _in_all(self, told: turns.Served) -> PartsServed:
+        """With what turners before have counted."""
+        with self._lock:
+            parts = []
+            for part, ns, count, runs in told.parts:
+                before_ns, before = self._served_before.get(part, _NONE)
+                self._served[part] = (before_ns + ns, before + count)
+                parts.append((part, *self._served[part], runs))
+            for gone in self._served.keys() - self._parts.keys():
+                del self._served[gone]
+                self._served_before.pop(gone, None)
+            switches, late, out_ns = self._counts_before
+            self._counts = (switches + told.switches, late + told.late, out_ns + told.out_of_turn_ns)
+            return PartsServed(tuple(parts), *self._counts)
+
     def _on_end(self, _why: str) -> None:
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-        if not self._closed:
-            self._loop.later(_AGAIN_S, self._again)
+        process = self._process
+        if process is not None:
+            _bury(process, 0.5)  # before another one turns what it may still turn
+        with self._lock:
+            self._channel = None
+            if not self._closed:
+                self._loop.later(max(0.0, self._started_s + _APART_S - time.monotonic()), self._again)
 
     def _again(self) -> None:
-        if self._closed:
-            return
-        try:
-            self._start()
-        except OSError:
-            self._loop.later(_AGAIN_S, self._again)
-        else:
-            self._emit([TurnerRestarted()])
+        with self._lock:
+            if self._closed:
+                return
+            self._served_before, self._counts_before = dict(self._served), self._counts
+            try:
+                self._start()
+            except OSError:
+                self._loop.later(_APART_S, self._again)
+                return
+            self.restarts += 1
+        self._emit([TurnerRestarted()])
+
+
+def _bury(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Waits for its end, or brings it about."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(wait_s)
+    if process.poll() is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)

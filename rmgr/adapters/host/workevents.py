@@ -157,8 +157,10 @@ class PartBegan:
 
 @dataclass(frozen=True, slots=True)
 class PartsServed:
-    """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now); the rest counts from the
-    turner's beginning."""
+    """parts: (name, for how long it has had its cores in all (ns), in how many turns, whether it has them now).
+
+    The rest as `model/wire/turns.py` has it, since the `NodeRunner` began: a turner that dies takes half a second of this along at most.
+    """
 
     parts: tuple[tuple[str, int, int, bool], ...]
     switches: int

@@ -33,7 +33,7 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class LetGo(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """It runs until then, whatever the rows say. 0: it returns to its turns."""
+    """It runs until then, whatever the rows say. 0: it returns to its turns. What it was served so far is told at once."""
 
     part: str
     until_ns: int

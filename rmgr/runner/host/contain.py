@@ -145,17 +145,46 @@ def below(root: int) -> list[int]:
     return _tree(root)[1:]
 
 
+def lists_children() -> bool:
+    """The kernel lists the children of a process: without that `below` finds nothing."""
+    return os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
 def state_of(pid: int) -> str:
     """The letter of the process's state (`T`: stopped), "X" when there is none."""
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b") ")[2][:1].decode()
-    return "X"
+    return _state(f"/proc/{pid}/stat")[0]
+
+
+def still(pids: list[int]) -> set[int]:
+    """Those that run no instruction until they are continued: stopped, or dead, or in vfork for a child that is stopped.
+
+    A process whose first thread has ended is a zombie by its state, and runs on in others. Cost: about 15 us a process.
+    """
+    states = {pid: _state(f"/proc/{pid}/stat") for pid in pids}
+    forking = {parent for state, parent in states.values() if state in "Tt"}
+    found = set()
+    for pid, (state, _) in states.items():
+        if state == "Z":
+            with contextlib.suppress(OSError):
+                if not all(_state(f"/proc/{pid}/task/{thread}/stat")[0] in "TtZX" for thread in os.listdir(f"/proc/{pid}/task")):
+                    continue
+        if state in "TtZX" or (state == "D" and pid in forking):
+            found.add(pid)
+    return found
+
+
+def _state(path: str) -> tuple[str, int]:
+    """(letter, parent)."""
+    with contextlib.suppress(OSError, IndexError, ValueError), open(path, "rb") as file:
+        words = file.read().rpartition(b") ")[2].split(None, 2)
+        return words[0].decode(), int(words[1])
+    return "X", 0
 
 
 def cpu_ticks(pid: int) -> int:
-    """Processor time of one process, in ticks of the kernel."""
+    """Processor time of one process and of those that it has waited for, in ticks of the kernel."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
-        return sum(map(int, file.read().rpartition(b") ")[2].split()[11:13]))
+        return sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
     return 0
 
 

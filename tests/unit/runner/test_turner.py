@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -13,12 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rmgr.adapters.host.process import CgroupConfig, NodeRunner
+from rmgr.adapters.host.process import CgroupConfig, NodeRunner, freezer_of
 from rmgr.adapters.host.slot import Slot
-from rmgr.adapters.host.workevents import CommandsEnded, NodeEvent, PartBegan, PartsServed, TurnerRestarted
+from rmgr.adapters.host.workevents import CommandsEnded, NodeEvent, PartBegan, PartsServed, PartStubborn, TurnerRestarted
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import Freezer
 from rmgr.model.wire.frames import BatchShape, CommandBatch, CommandItem
+from rmgr.runner.host import contain
 from rmgr.runner.host.contain import below, state_of
 from rmgr.runtime import machine
 from tests.harness import gang_ledger
@@ -172,8 +174,130 @@ def test_a_turner_that_is_killed_is_followed_by_another_one(bench: Bench) -> Non
     assert bench.runner.turner.pid != dead
     since = now_ns()
     eventually(lambda: all(len([one for one in bench.stretches(part) if one.start > since]) >= 4 for part in "ab"))
+    # The ledger sees no gap of less than 20 ms, as the rest of a slot may leave at first.
     found = [one for part in "ab" for one in bench.stretches(part) if one.start > since + 2 * SLOT_NS]
     assert not gang_ledger.overlaps(found)
+    assert bench.runner.turner.restarts == 1
+
+
+def test_what_ran_on_without_a_turner_stands_still_before_others_go_on(bench: Bench) -> None:
+    bench.add("a")
+    bench.add("b")
+    bench.runner.turner.rows(((now_ns(), ("a",)),))
+    eventually(bench.has_run("a", times=1))
+    # With signals, what is born into a part that is stopped runs until it is looked at: by nobody, without a turner.
+    is_frozen = bench.runner.freezer == Freezer.V2
+    eventually(lambda: (pids := bench.processes("b")) and (is_frozen or all(state_of(pid) == "T" for pid in pids)))
+    os.kill(bench.runner.turner.pid, signal.SIGKILL)
+    bench.runner.turner.rows(((now_ns(), ("b",)),))
+    eventually(bench.has_run("b", times=1))
+    stopped(bench, "a")
+    assert not gang_ledger.overlaps(bench.stretches("a") + bench.stretches("b"))
+
+
+def test_what_was_counted_stays_counted_when_a_turner_dies(bench: Bench) -> None:
+    bench.add("a")
+    bench.add("b")
+    bench.turns("a", "b", count=2000)
+    eventually(lambda: bench.served().get("a", (0, 0))[1] >= 6)
+    os.kill(bench.runner.turner.pid, signal.SIGKILL)
+    eventually(lambda: any(isinstance(event, TurnerRestarted) for event in bench.take()))
+    count = len(bench.seen)
+    eventually(lambda: any(isinstance(event, PartsServed) for event in bench.take()[count:]))
+    told = [event for event in bench.take() if isinstance(event, PartsServed)]
+    assert [event.switches for event in told] == sorted(event.switches for event in told)
+    of_a = [(ns, turns) for event in told for name, ns, turns, _ in event.parts if name == "a"]
+    assert of_a == sorted(of_a)
+    assert all(ns >= 0 for ns, _ in of_a)
+
+
+def test_who_is_let_go_or_held_stays_so_when_a_turner_dies(bench: Bench) -> None:
+    for part in "abc":
+        bench.add(part)
+    bench.runner.turner.rows(((now_ns(), ("a", "c")),))
+    eventually(bench.has_run("a", "c", times=1))
+    bench.runner.turner.let_go("b", now_ns() + 600_000 * MS)
+    bench.runner.turner.hold("c", on=True)
+    stopped(bench, "c")
+    os.kill(bench.runner.turner.pid, signal.SIGKILL)
+    eventually(lambda: any(isinstance(event, TurnerRestarted) for event in bench.take()))
+    since = now_ns()
+    eventually(lambda: all(bench.stretches(part)[-1].end > since + 300 * MS for part in "ab"))
+    stopped(bench, "c")
+    assert bench.stretches("c")[-1].end < since
+
+
+#: Continues processes as soon as somebody stops them, before all other work of the machine.
+CONTINUE = """
+import os, signal, sys, time
+os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
+while True:
+    for pid in map(int, sys.argv[1:]):
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            sys.exit()
+    time.sleep(0.00005)
+"""
+
+
+def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
+    """Somebody outside continues him at once, again and again."""
+    bench = Bench(tmp_path, Freezer.SIGNALS)
+    helper = None
+    try:
+        bench.add("a")
+        bench.add("b")
+        bench.runner.turner.rows(((now_ns(), ("a",)),))
+        eventually(bench.has_run("a", times=1))
+        helper = psutil.Popen([sys.executable, "-c", CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
+        eventually(lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR)
+        if helper.poll() is not None:
+            pytest.skip("no process may go before others here")
+        # He is found standing still where the helper is late by chance: then his next turn ends as well.
+        start = now_ns()
+        bench.runner.turner.rows(tuple((start + at * 1_500 * MS, ("ba"[at % 2],)) for at in range(80)))
+        eventually(lambda: PartStubborn("a", killed=True) in bench.take())
+        eventually(bench.has_run("b", times=1))
+        assert bench.slots["a"].is_up, "his spawner tells of his end"
+        eventually(lambda: any(isinstance(event, CommandsEnded) and event.slot is bench.slots["a"] for event in bench.take()))
+    finally:
+        if helper is not None:
+            helper.kill()
+            helper.wait(10)
+        bench.runner.close()
+
+
+def test_who_sleeps_too_deeply_is_left_and_stopped_when_he_wakes(bench: Bench) -> None:
+    """A process that version 1's freezer holds is in state D, as one that waits for a file server is."""
+    place = Path("/sys/fs/cgroup/freezer") / f"rmgr-test-{os.getpid()}"
+    try:
+        place.mkdir()
+    except OSError:
+        pytest.skip("no freezer of version 1 may be used here, which holds a process in state D")
+    try:
+        bench.add("a")
+        bench.add("b")
+        bench.runner.turner.rows(((now_ns(), ("a",)),))
+        eventually(bench.has_run("a", times=1))
+        for pid in bench.processes("a"):
+            (place / "cgroup.procs").write_text(str(pid))
+        (place / "freezer.state").write_text("FROZEN")
+        eventually(lambda: "FROZEN" in (place / "freezer.state").read_text())
+        bench.runner.turner.rows(((now_ns(), ("b",)),))
+        eventually(lambda: PartStubborn("a", killed=False) in bench.take())
+        eventually(bench.has_run("b", times=1))
+        (place / "freezer.state").write_text("THAWED")
+        stopped(bench, "a")
+        assert bench.processes("a")
+        bench.runner.turner.rows(((now_ns(), ("a",)),))
+        before = bench.stretches("a")[-1].end
+        eventually(lambda: bench.stretches("a")[-1].end > before + 100 * MS)
+    finally:
+        (place / "freezer.state").write_text("THAWED")
+        bench.runner.close()
+        eventually(lambda: not (place / "cgroup.procs").read_text())
+        place.rmdir()
 
 
 def test_who_forks_for_ever_is_stopped_with_all_his_processes(bench: Bench) -> None:
@@ -250,6 +374,51 @@ time.sleep(600)
         starter.kill()
         starter.wait(10)
     eventually(lambda: not any(psutil.pid_exists(pid) and state_of(pid) not in "ZX" for pid in (*work, *spawners)))
+
+
+# -- what stands still ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def program(text: str) -> Iterator[int]:
+    """A Python program that has printed a line."""
+    process = psutil.Popen([sys.executable, "-c", text], stdout=-1, text=True, start_new_session=True)
+    try:
+        assert process.stdout.readline()
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+def test_a_process_whose_first_thread_has_ended_stands_still_when_the_others_do() -> None:
+    text = "import ctypes, threading\ndef spin():\n  while True: pass\nthreading.Thread(target=spin).start()\nprint('up', flush=True)\n"
+    with program(f"{text}ctypes.CDLL(None).pthread_exit(None)") as pid:
+        eventually(lambda: state_of(pid) == "Z")
+        assert contain.still([pid]) == set()
+        os.kill(pid, signal.SIGSTOP)
+        eventually(lambda: contain.still([pid]) == {pid})
+
+
+def test_who_waits_in_vfork_for_a_child_that_is_stopped_stands_still() -> None:
+    text = "import ctypes, time\nprint('up', flush=True)\nif ctypes.PyDLL(None).vfork() == 0:\n  while True: pass"
+    with program(text) as pid:
+        (child,) = eventually(lambda: below(pid))
+        for each in (pid, child):
+            os.kill(each, signal.SIGSTOP)
+        eventually(lambda: contain.still([pid, child]) == {pid, child})
+        assert state_of(pid) == "D"
+
+
+def test_a_node_says_how_its_work_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert freezer_of(None, "auto") == Freezer.SIGNALS
+    for wanted, words in (("v2", "control groups of version 2"), ("v1", "not known")):
+        with pytest.raises(ConfigError, match=words):
+            freezer_of(None, wanted)
+    monkeypatch.setattr("rmgr.adapters.host.process.lists_children", lambda: False)  # a kernel without CONFIG_PROC_CHILDREN
+    assert freezer_of(None, "auto") == ""
+    with pytest.raises(ConfigError, match="does not list the children"):
+        freezer_of(None, "signals")
 
 
 def test_the_ledger_sees_what_must_not_be(tmp_path: Path) -> None:
