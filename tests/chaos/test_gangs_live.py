@@ -48,11 +48,13 @@ class Turning:
 
     def __init__(self, chaos: Chaos, directory: Path) -> None:
         self.chaos = chaos
-        self.directory = directory
+        self.directory = directory / "ledger"
+        self.directory.mkdir()
+        self._end = directory / "end"
 
     def submit(self, processes: int, seconds: float, *options: str) -> int:
-        """A job whose ranks spin until each has had a processor for so long."""
-        spin = ("rmgr", "run", sys.executable, gang_ledger.__file__, str(self.directory), str(seconds))
+        """A job whose ranks spin until each has had a processor for so long, and until `let_end`."""
+        spin = ("rmgr", "run", sys.executable, gang_ledger.__file__, str(self.directory), str(seconds), str(self._end))
         return self.command(processes, *spin, options=("-t", "10m", *options))
 
     def command(self, processes: int, *argv: str, options: tuple[str, ...] = ()) -> int:
@@ -76,7 +78,12 @@ class Turning:
     def view(self, job: int) -> Any:
         return self.chaos.tasks(job)[0]
 
+    def let_end(self) -> None:
+        """All that spins ends once it has had its time."""
+        self._end.touch()
+
     def completed(self, *jobs: int, attempt: int = 1, within: float = PATIENCE_S) -> None:
+        self.let_end()
         eventually(f"{jobs} have ended", lambda: all(self.view(job).state.is_final for job in jobs), within=within)
         assert [(self.view(job).state, self.view(job).attempt) for job in jobs] == [(State.COMPLETED, attempt)] * len(jobs)
 
@@ -114,8 +121,8 @@ def turning(broken: Chaos, tmp_path: Path) -> Iterator[Turning]:
 
 
 def test_jobs_have_their_nodes_in_turn_and_all_nodes_of_a_job_at_once(turning: Turning):
-    wide, pair, other = turning.submit(4, 3.0), turning.submit(2, 3.0), turning.submit(4, 3.0)
-    small = [turning.submit(1, 3.0) for _ in range(2)]
+    wide, pair, other = turning.submit(4, 0.5), turning.submit(2, 0.5), turning.submit(4, 0.5)
+    small = [turning.submit(1, 0.5) for _ in range(2)]
     turning.turned(wide, pair, other, *small, times=2)
     tree = turning.trees()[0]
     assert (tree["partition"], tree["policy"], tree["quantum_seconds"]) == ("default", "dqt", QUANTUM_S)
@@ -130,7 +137,7 @@ def test_jobs_have_their_nodes_in_turn_and_all_nodes_of_a_job_at_once(turning: T
 
 
 def test_turns_go_on_without_a_leader_and_the_next_one_takes_over(turning: Turning):
-    wide, other = turning.submit(4, 4.0), turning.submit(4, 4.0)
+    wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
     turning.turned(wide, other)
     leaders = [process.id for process in turning.chaos.cluster.state.processes if process.role == "watchdog" and process.state == "running"]
     for leader in leaders:
@@ -146,7 +153,7 @@ def test_turns_go_on_without_a_leader_and_the_next_one_takes_over(turning: Turni
 
 
 def test_a_turner_and_a_spawner_that_die_cost_their_own_node_at_most(turning: Turning):
-    wide, other = turning.submit(4, 3.0), turning.submit(4, 3.0)
+    wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
     turning.turned(wide, other)
     (turner,) = turning.pids_of("n2", "rmgr.runner.turner")
     os.kill(turner, signal.SIGKILL)
@@ -160,7 +167,7 @@ def test_a_turner_and_a_spawner_that_die_cost_their_own_node_at_most(turning: Tu
 
 def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning: Turning):
     stubborn = turning.command(4, "rmgr", "run", "sh", "-c", IGNORES, options=("-t", "10m"))
-    wide = turning.submit(4, 3.0)
+    wide = turning.submit(4, 0.5)
     turning.turned(wide)
     assert turning.chaos.rmgr("cancel", str(stubborn)).returncode == 0
     eventually("it is gone", lambda: turning.view(stubborn).state is State.CANCELLED, within=PATIENCE_S)
@@ -168,10 +175,13 @@ def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning
 
 
 def test_limits_count_served_time(turning: Turning):
-    one, two = turning.submit(1, 2.5, "-t", "4s", "-N", "1"), turning.submit(1, 2.5, "-t", "4s", "-N", "1")
-    busy = [turning.submit(4, 4.0) for _ in range(2)]  # each has a third of the time of every core
+    turning.let_end()
+    busy = [turning.submit(4, 6.0) for _ in range(3)]
+    short = turning.submit(4, 3.0, "-t", "6s")  # it needs four times as long by the clock on the wall
     long = turning.submit(1, 60.0, "-t", "2s")
-    turning.completed(one, two)
+    turning.completed(short)
+    view = turning.view(short)
+    assert view.served_us < 6_000_000 < view.ended_us - view.started_us
     eventually("it is over its limit", lambda: turning.view(long).state.is_final, within=PATIENCE_S)
     view = turning.view(long)
     assert (view.state, view.reason) == (State.FAILED, "TIME_LIMIT")
@@ -181,7 +191,7 @@ def test_limits_count_served_time(turning: Turning):
 
 def test_other_policies_take_over_and_give_back_without_a_new_attempt(turning: Turning):
     chaos = turning.chaos
-    wide, other = turning.submit(4, 4.0), turning.submit(2, 4.0)
+    wide, other = turning.submit(4, 0.5), turning.submit(2, 0.5)
     turning.turned(wide, other)
     assert chaos.rmgr("policy", "set", "easy").returncode == 0
     since = machine.boottime_ns()
@@ -197,10 +207,10 @@ def test_other_policies_take_over_and_give_back_without_a_new_attempt(turning: T
 
 def test_jobs_of_a_lost_node_run_again_while_others_turn_on(turning: Turning):
     chaos = turning.chaos
-    wide = turning.submit(4, 6.0)
+    wide = turning.submit(4, 0.5)
     turning.turned(wide)
     record = turning.trees()[0]["clock"]["node"]
-    pair = turning.submit(1, 8.0, "--nodelist", "n4" if record != "n4" else "n3")
+    pair = turning.submit(1, 0.5, "--nodelist", "n4" if record != "n4" else "n3")
     turning.turned(pair)
     chaos.cluster.kill(record)  # the reference of the clock dies, and with it a quarter of the wide job
     turning.turned(pair, since=machine.boottime_ns())
@@ -213,9 +223,9 @@ def test_jobs_of_a_lost_node_run_again_while_others_turn_on(turning: Turning):
 
 def test_a_starter_that_stands_still_for_long_stops_nobody_else(turning: Turning):
     chaos = turning.chaos
-    single = turning.submit(1, 10.0, "--nodelist", "n1")
-    other = turning.submit(1, 10.0, "--nodelist", "n1")
-    away = turning.submit(1, 10.0, "--nodelist", "n2")
+    single = turning.submit(1, 0.5, "--nodelist", "n1")
+    other = turning.submit(1, 0.5, "--nodelist", "n1")
+    away = turning.submit(1, 0.5, "--nodelist", "n2")
     turning.turned(single, other)
     turning.turned(away, times=1)
     chaos.cluster.kill("n1", signal.SIGSTOP)
@@ -233,7 +243,7 @@ def test_a_starter_that_stands_still_for_long_stops_nobody_else(turning: Turning
 
 def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turning):
     chaos = turning.chaos
-    wide, other = turning.submit(2, 30.0), turning.submit(2, 30.0)
+    wide, other = turning.submit(2, 0.5), turning.submit(2, 0.5)
     turning.turned(wide, other)
     node = chaos.nodes_of(wide)[0]
     below = turning.pids_of(node)
@@ -247,7 +257,7 @@ def test_a_starter_that_ends_in_good_order_leaves_nothing_stopped(turning: Turni
 
 @pytest.mark.parametrize("away_s", [T + TICK + 2.0, pytest.param(60.0, marks=pytest.mark.long)])
 def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeeper: ZooKeeperServer, away_s: float):
-    wide, other = turning.submit(4, away_s), turning.submit(4, away_s)
+    wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
     turning.turned(wide, other)
     breakable_zookeeper.kill()
     since = machine.boottime_ns()
@@ -256,3 +266,26 @@ def test_turns_go_on_while_zookeeper_is_away(turning: Turning, breakable_zookeep
     breakable_zookeeper.start()
     turning.completed(wide, other, within=4 * away_s + PATIENCE_S)
     turning.apart()
+
+
+def test_clocks_of_machines_differ_and_slots_do_not(turning: Turning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One Starter's boot clock is 1,000 s ahead: in its own slots it runs what all others run."""
+    chaos = turning.chaos
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec unshare --time --boottime 1000 {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    tree = turning.submit(4, 0.1)
+    turning.completed(tree)
+    chaos.cluster.kill("n4")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(wrapper))
+        chaos.add_node("n4", cores=1)
+    eventually("n4 is back", lambda: "n4" in chaos.up(), within=PATIENCE_S)
+    wide, other = turning.submit(4, 2.0), turning.submit(4, 2.0)
+    turning.completed(wide, other)
+    there = [one._replace(start=one.start - 1000 * 10**9, end=one.end - 1000 * 10**9) for one in turning.stretches() if one.node == "n4"]
+    elsewhere = [one for one in turning.stretches(wide, other) if one.node != "n4"]
+    assert not gang_ledger.overlaps(there)
+    for job in (wide, other):
+        assert gang_ledger.together([*elsewhere, *(one for one in there if one.job == str(job))], str(job)) > 0.4
+    chaos.restart("n4", cores=1)

@@ -1,7 +1,8 @@
 """An outside ledger of gangs: processes spin and stamp a mapped file with CLOCK_BOOTTIME, so their own stamps say when each ran.
 
-As a program: `gang_ledger.py DIR SECONDS` spins until it has had a processor for so long, and leaves `DIR/<job>.<rank>.<node>`
-with the stretches in which it ran: one ends where it was away for longer than `GAP_NS`. The checker compares stretches, and trusts nobody.
+As a program: `gang_ledger.py DIR SECONDS [FILE]` spins until it has had a processor for so long, and FILE is there. It leaves
+`DIR/<job>.<rank>.<node>` with the stretches in which it ran: one ends where it was away for longer than `GAP_NS`. The checker
+compares stretches, and trusts nobody.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Stretch(NamedTuple):
     node: str
 
 
-def spin(directory: str, seconds: float) -> None:
-    """Stamps until it has run for so long."""
+def spin(directory: str, seconds: float, until: str = "") -> None:
+    """Stamps until it has run for so long, and the file is there."""
     import mmap
 
     name = f"{os.environ['RMGR_JOB_ID']}.{os.environ.get('RMGR_RANK', '0')}.{os.environ['RMGR_NODE']}"
@@ -40,8 +41,9 @@ def spin(directory: str, seconds: float) -> None:
         file.truncate(_PAIR.size * _MOST)
         table = mmap.mmap(file.fileno(), _PAIR.size * _MOST)
     had, at = 0, -1
-    last = -GAP_NS
-    while had < seconds * 1e9:
+    last = looked = -GAP_NS
+    may_end = not until
+    while had < seconds * 1e9 or not may_end:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         if now - last > GAP_NS or at < 0:
             at += 1
@@ -50,6 +52,8 @@ def spin(directory: str, seconds: float) -> None:
             had += now - last
             struct.pack_into("<Q", table, at * _PAIR.size + 8, now)
         last = now
+        if not may_end and now - looked > GAP_NS:
+            may_end, looked = os.path.exists(until), now
 
 
 def stretches(directory: Path) -> list[Stretch]:
@@ -100,4 +104,4 @@ def served_s(some: Iterable[Stretch], job: str) -> float:
 
 
 if __name__ == "__main__":
-    spin(sys.argv[1], float(sys.argv[2]))
+    spin(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

@@ -121,7 +121,7 @@ class Gangs:
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
         self.switches = self.late_switches = 0
-        self._told = (0, 0, 0)  # by the present turner: switches, late ones, ns out of turn
+        self._told = (0, 0, 0)  # switches, late ones, ns out of turn
 
     # -- what jobs ask -----------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,6 @@ class Gangs:
                 why = "it computed on at the end of its turn, and was killed" if event.killed else "it does not stop at the end of its turn"
                 self._log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
-                self._told = (0, 0, 0)
                 self._log.warning("turner_restarted", node=self._node.name)
         self._tree.wake()
 
