@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from rmgr.coord.decisions.dependencies import SubmissionEnd
 from rmgr.coord.protocol import keys
 from rmgr.coord.protocol.ports import Store
-from rmgr.coord.views.closing import decode_summary
+from rmgr.coord.views.closing import decode_ending, decode_summary
 from rmgr.errors import DataLost, UsageError
 from rmgr.model.views import JobView
 from rmgr.procedures.bounded import MOST_SUMMARY_BYTES, row_of
@@ -24,6 +25,12 @@ def summary_of(store: Store, number: int, *, timeout_s: float = 30.0) -> JobView
     """What the history keeps of a submission, None when there is nothing. Raises DataLost."""
     data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES, timeout_s=timeout_s)
     return None if data is None else decode_summary(data)
+
+
+def ending_of(store: Store, number: int, *, timeout_s: float = 30.0) -> SubmissionEnd:
+    """What the history tells those that wait for a submission. Raises DataLost."""
+    data = row_of(store, keys.history(number), MOST_SUMMARY_BYTES, timeout_s=timeout_s)
+    return SubmissionEnd(known=False) if data is None else decode_ending(data)
 
 
 def ended_before(

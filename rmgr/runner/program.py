@@ -13,8 +13,10 @@ Imported by clients and workers: standard library, cloudpickle, rmgr.errors only
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
 import dis
+import enum
 import functools
 import io
 import os
@@ -434,6 +436,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             members = {name: value for name, value in state[0].items() if not isinstance(value, types.MemberDescriptorType)}
             members.pop("__slots__", None)
             state = members, state[1]
+        methods: dict[str, object] = {name: value for name, value in state[0].items() if isinstance(value, _METHODS)}
+        values = {name: value for name, value in state[0].items() if name not in methods}
+        state = _Methods(kind, methods), values, _known_by_members(kind)
         version = 0
         if name is not None and self._versions is not None:
             version = self._versions.get(name, 0)
@@ -453,6 +458,27 @@ _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 
 def _own(wrapper: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(wrapper).items() if name not in _OF_WRAPPERS}
+
+
+#: They are set before a class's other attributes, which may be its instances: to make one again may take its `__new__`.
+_METHODS = (types.FunctionType, classmethod, staticmethod, property)
+
+
+class _Methods:
+    """Methods of a class on their way: reading them sets them."""
+
+    def __init__(self, kind: type, methods: dict[str, object]) -> None:
+        self._given = kind, methods
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set_methods, self._given
+
+
+def _known_by_members(kind: type) -> dict[str, dict[str, object]]:
+    """What members of an enumeration know beside their values, by their names."""
+    members: Mapping[str, object] = kind.__members__ if isinstance(kind, enum.EnumMeta) else {}
+    own = {name: {key: value for key, value in vars(member).items() if not re.fullmatch("_.*_", key)} for name, member in members.items()}
+    return {name: attributes for name, attributes in own.items() if attributes}
 
 
 # -- what pickles call ----------------------------------------------------------------------------------------------------
@@ -513,9 +539,58 @@ def _class(where: tuple[str, str, str, int], maker: Callable[..., type], argumen
     known = cp._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)  # noqa: SLF001 - where cloudpickle keeps them, by id
     if known is not None:
         return known  # type: ignore[no-any-return]
-    made = maker(*arguments)
+    is_enum = maker is not cp._make_skeleton_class  # noqa: SLF001 - how cloudpickle makes all others
+    with _without(types.resolve_bases(arguments[0 if is_enum else 2]), "__init_subclass__"):
+        made = maker(*arguments) if is_enum else _skeleton(*arguments)
     _unfinished[made] = where
     return made
+
+
+def _is_sent(kind: type) -> bool:
+    """A class that came in a pickle, or went in one: what it did when a class was made was done where the program made that class."""
+    return kind in cp._DYNAMIC_CLASS_TRACKER_BY_CLASS  # noqa: SLF001 - where cloudpickle keeps them
+
+
+def _skeleton(metaclass: type, name: str, bases: tuple[Any, ...], options: dict[str, Any], tracker: str, extra: object) -> type:
+    """An empty class, as `cp._make_skeleton_class` makes it, without what a metaclass of the program's own does then."""
+    maker = next(kind for kind in metaclass.__mro__ if not _is_sent(kind))
+    if maker is metaclass:
+        return cp._make_skeleton_class(metaclass, name, bases, options, tracker, extra)  # type: ignore[no-any-return] # noqa: SLF001
+    resolved = types.resolve_bases(bases)
+    namespace = {sys.intern(key): value for key, value in options.items()}
+    if resolved is not bases:
+        namespace["__orig_bases__"] = bases
+    made: type = maker.__new__(metaclass, name, resolved, namespace)
+    maker.__init__(made, name, resolved, namespace)  # type: ignore[misc]
+    return cp._lookup_class_or_track(tracker, made)  # type: ignore[no-any-return] # noqa: SLF001
+
+
+@contextlib.contextmanager
+def _without(kinds: Iterable[type], method: str) -> Iterator[None]:
+    """These classes and their bases lack this method meanwhile, as far as they came in a pickle."""
+    having = {base for kind in kinds for base in kind.__mro__ if method in vars(base) and _is_sent(base)}
+    if not having:
+        yield
+        return
+    with _lock:
+        hidden = {base: vars(base)[method] for base in having}
+        try:
+            for base in hidden:
+                type.__delattr__(base, method)
+            yield
+        finally:
+            for base, function in hidden.items():
+                type.__setattr__(base, method, function)
+
+
+def _set_methods(made: type, methods: dict[str, object]) -> None:
+    if made in _unfinished:
+        _set(made, methods)
+
+
+def _set(made: type, attributes: dict[str, object]) -> None:
+    with _without([type(made)], "__setattr__"):
+        cp._class_setstate(made, (attributes, {}))  # noqa: SLF001 - how cloudpickle sets up classes
 
 
 def _fill_class(made: type, state: Any) -> None:
@@ -523,7 +598,10 @@ def _fill_class(made: type, state: Any) -> None:
     where = _unfinished.pop(made, None)
     if where is None:
         return
-    cp._class_setstate(made, state)  # noqa: SLF001 - how cloudpickle sets up classes
+    _, values, known = state
+    _set(made, values)
+    for member, attributes in known.items():
+        vars(made.__members__[member]).update(attributes)  # type: ignore[attr-defined]
     number, module, name, version = where
     program = _known(number)
     if module and "." not in name and not program.is_here and version > program.version_of(module, name):

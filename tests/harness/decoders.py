@@ -241,6 +241,15 @@ DECODERS = (
         sample=_VIEW,
     ),
     Decoder(
+        name="ending in the history",
+        module="coord/views/closing.py",
+        decode=closing.decode_ending,
+        raises=(DataLost,),
+        form=Form.JSON,
+        kind=JobView,
+        sample=_VIEW,
+    ),
+    Decoder(
         name="written today",
         module="daemons/service/written.py",
         decode=written.decode_written,

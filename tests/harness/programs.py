@@ -694,6 +694,386 @@ PROGRAMS = {
                         told += [getattr(error, "errno", None), getattr(error, "filename", None), getattr(error, "__notes__", None)]
                         print(*told, [(type(e).__name__, str(e)) for e in getattr(error, "exceptions", ())])
     """,
+    "subclasses that register": """
+        class Plugin:
+            known = {}
+            asked = []
+            def __init_subclass__(cls, *, key, level=0, **options):
+                super().__init_subclass__(**options)
+                Plugin.asked.append(key)
+                cls.key, cls.level = key, level
+                Plugin.known[key] = cls
+        class Json(Plugin, key="json", level=2):
+            def write(self, x):
+                return f"json {x} {self.level}"
+        class Text(Plugin, key="text"):
+            def write(self, x):
+                return f"text {x} {self.level}"
+        class Long(Text, key="long"):
+            pass
+        def write(key, x):
+            return Plugin.known[key]().write(x), Plugin.known[key].key, len(Plugin.asked), sorted(Plugin.known)
+        def later(x):
+            class Late(Plugin, key="late"):
+                def write(self, x):
+                    return f"late {x}"
+            return Plugin.known["late"]().write(x), len(Plugin.asked), type(Json()) is Plugin.known["json"]
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                for key in ("json", "text", "long"):
+                    print(executor.submit(write, key, 1).result())
+                print(executor.submit(later, 2).result(), Plugin.asked, sorted(Plugin.known))
+                print(executor.submit(Json().write, 3).result(), executor.submit(write, "text", 4).result())
+                print(type(executor.submit(Long).result()) is Long, Plugin.asked)
+    """,
+    "metaclasses that remember": """
+        made = []
+        class Table(type):
+            @classmethod
+            def __prepare__(mcls, name, bases, **options):
+                return {"order": []}
+            def __new__(mcls, name, bases, namespace, *, columns):
+                namespace["columns"] = tuple(columns.split()) + (namespace["marker"],)
+                return super().__new__(mcls, name, bases, namespace)
+            def __init__(cls, name, bases, namespace, **options):
+                super().__init__(name, bases, namespace)
+                made.append(name)
+            def __len__(cls):
+                return len(cls.columns)
+            def __getattr__(cls, name):
+                if name.startswith("col_"):
+                    return cls.columns[int(name[4:])]
+                raise AttributeError(name)
+        class Users(metaclass=Table, columns="id name"):
+            marker = "end"
+            order.append("users")
+        def look(n):
+            return len(Users), Users.columns, Users.col_0, Users.order, made, type(Users) is Table, Users().columns[n]
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(look, 1).result())
+                print(executor.submit(len, Users).result(), made)
+    """,
+    "abstract classes with a metaclass of the program": """
+        import abc
+        seen = []
+        class Counted(abc.ABCMeta):
+            def __init__(cls, *given, **options):
+                super().__init__(*given, **options)
+                seen.append(cls.__name__)
+        class Shape(metaclass=Counted):
+            @abc.abstractmethod
+            def area(self): ...
+        class Square(Shape):
+            def area(self):
+                return 4
+        class Duck:
+            pass
+        Shape.register(Duck)
+        def use():
+            try:
+                Shape()
+            except TypeError:
+                refused = True
+            return Square().area(), isinstance(Duck(), Shape), issubclass(Square, Shape), seen, refused
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use).result(), seen)
+    """,
+    "classes that refuse changes": """
+        class Constant(type):
+            def __setattr__(cls, name, value):
+                raise TypeError(f"{name} is constant")
+            def __delattr__(cls, name):
+                raise TypeError(f"{name} is constant")
+        class Limits(metaclass=Constant):
+            most = 7
+            @classmethod
+            def under(cls, n):
+                return n < cls.most
+        class Frozen:
+            __slots__ = ("x",)
+            def __init__(self, x):
+                object.__setattr__(self, "x", x)
+            def __setattr__(self, name, value):
+                raise AttributeError(f"{name} cannot be set")
+            def __getstate__(self):
+                return self.x
+            def __setstate__(self, x):
+                object.__setattr__(self, "x", x)
+        def use(frozen):
+            said = []
+            for thing, name in ((Limits, "most"), (frozen, "x")):
+                try:
+                    setattr(thing, name, 9)
+                except (TypeError, AttributeError) as error:
+                    said.append(str(error))
+            return Limits.under(frozen.x), said
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, Frozen(3)).result(), executor.submit(Limits.under, 8).result())
+    """,
+    "descriptors that count": """
+        named = []
+        class Field:
+            def __init__(self, kind):
+                self.kind = kind
+            def __set_name__(self, owner, name):
+                named.append(f"{owner.__name__}.{name}")
+                self.name = name
+                owner.fields = (*getattr(owner, "fields", ()), name)
+            def __get__(self, instance, owner=None):
+                return self if instance is None else vars(instance)[self.name]
+            def __set__(self, instance, value):
+                vars(instance)[self.name] = self.kind(value)
+        class Row:
+            a = Field(int)
+            b = Field(str)
+            def __init__(self, a, b):
+                self.a, self.b = a, b
+        class Wide(Row):
+            c = Field(float)
+        def use(row):
+            row.a = "5"
+            return row.a, row.b, Row.fields, Wide.fields, Row.a.name, named, Wide(1, 2).b
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, Row("1", 2)).result(), named)
+    """,
+    "decorators of classes": """
+        import dataclasses, functools
+        decorated, born = [], []
+        def register(name):
+            def decorate(cls):
+                decorated.append(name)
+                cls.registered = name
+                return cls
+            return decorate
+        def singleton(cls):
+            made = {}
+            @functools.wraps(cls, updated=())
+            def get(*args):
+                if cls not in made:
+                    born.append(cls.__name__)
+                    made[cls] = cls(*args)
+                return made[cls]
+            return get
+        @register("point")
+        @functools.total_ordering
+        @dataclasses.dataclass(slots=True)
+        class Point:
+            x: int
+            scale: dataclasses.InitVar[int] = 2
+            y: int = dataclasses.field(init=False, default=0)
+            def __post_init__(self, scale):
+                self.y = self.x * scale
+            def __lt__(self, other):
+                return self.y < other.y
+        @singleton
+        class Config:
+            level = 3
+        def use(point):
+            config = Config() is Config(), Config().level, born
+            return point.y, Point.registered, decorated, config, point >= Point(1), max(point, Point(9)).x
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, Point(3)).result(), decorated, born)
+    """,
+    "subclasses of classes of the library": """
+        import collections, configparser, contextlib, enum, json, string, threading
+        class Percent(string.Template):
+            delimiter = "%"
+        class Upper(json.JSONEncoder):
+            def default(self, x):
+                return sorted(x)
+        class Case(configparser.ConfigParser):
+            def optionxform(self, text):
+                return text
+        class Default(dict):
+            def __missing__(self, key):
+                return key * 2
+        class Words(collections.UserList):
+            def longest(self):
+                return max(self.data, key=len)
+        class Timer(contextlib.ContextDecorator):
+            entered = 0
+            def __enter__(self):
+                Timer.entered += 1
+            def __exit__(self, *error):
+                return False
+        @Timer()
+        def timed(n):
+            return n, Timer.entered
+        class Worker(threading.Thread):
+            def run(self):
+                self.answer = "ran"
+        class Text(str):
+            def shout(self):
+                return self.upper() + "!"
+        class Level(str, enum.Enum):
+            LOW = "low"
+            @classmethod
+            def _missing_(cls, value):
+                return cls.LOW
+        def use(text):
+            thread = Worker()
+            thread.start()
+            thread.join()
+            case = Case()
+            case.read_string("[A]\\nKey=1")
+            return (Percent("%who $who").substitute(who=text), json.dumps({1: {3, 2}}, cls=Upper), list(case["A"]), Default()["a"],
+                Words(["a", "abc"]).longest(), timed(1), thread.answer, Text(text).shout(), Level("?") is Level.LOW)
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, "me").result())
+                print(executor.submit(Text, "x").result().shout(), executor.submit(Default, {1: 2}).result()[4])
+    """,
+    "protocols and checks of a metaclass": """
+        import typing
+        class Even(type):
+            def __instancecheck__(cls, x):
+                return x % 2 == 0
+            def __contains__(cls, x):
+                return x in cls.known
+            def __iter__(cls):
+                return iter(cls.known)
+            def __class_getitem__(cls, x):
+                return "item"
+            @property
+            def size(cls):
+                return len(cls.known)
+        class Number(metaclass=Even):
+            known = [2, 4]
+            def __class_getitem__(cls, x):
+                return cls, x
+        @typing.runtime_checkable
+        class Closes(typing.Protocol):
+            def close(self): ...
+        class File:
+            def close(self):
+                return "closed"
+        def use(n):
+            closes = isinstance(File(), Closes), isinstance(3, Closes)
+            return isinstance(n, Number), 2 in Number, list(Number), Number.size, Number[3][1], closes
+        if __name__ == "__main__":
+            with pool() as executor:
+                print(list(executor.map(use, [3, 4])))
+    """,
+    "exceptions that register": """
+        class AppError(Exception):
+            codes = {}
+            def __init_subclass__(cls, code=0, **options):
+                super().__init_subclass__(**options)
+                if code in AppError.codes:
+                    raise RuntimeError(f"code {code} is taken by {AppError.codes[code].__name__}")
+                cls.code = code
+                AppError.codes[code] = cls
+        class NotThere(AppError, code=404):
+            pass
+        class Teapot(AppError, code=418):
+            def __init__(self, cups):
+                super().__init__(cups)
+                self.cups = cups
+        def fail(code):
+            raise AppError.codes[code](3)
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                for code in (404, 418):
+                    try:
+                        executor.submit(fail, code).result()
+                    except AppError as error:
+                        print(type(error) is AppError.codes[code], error.code, error, getattr(error, "cups", None), sorted(AppError.codes))
+    """,
+    "enums whose members know more": """
+        import enum
+        class Planet(enum.Enum):
+            EARTH = (5.9, 6.3)
+            MARS = (0.6, 3.4)
+            def __init__(self, mass, radius):
+                self.mass, self.radius = mass, radius
+            @property
+            def density(self):
+                return round(self.mass / self.radius ** 3, 4)
+        class Coin(enum.Enum):
+            CENT = (1, "copper")
+            EURO = (100, "gold")
+            def __new__(cls, value, metal):
+                made = object.__new__(cls)
+                made._value_, made.metal = value, metal
+                return made
+        def use(planet):
+            masses = [p.mass for p in Planet]
+            return planet.density, Planet((0.6, 3.4)).radius, masses, Coin(100).metal, Coin.CENT.metal, planet is Planet.EARTH
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, Planet.EARTH).result(), executor.submit(Planet, (5.9, 6.3)).result() is Planet.EARTH)
+    """,
+    "classes that keep their own instances": """
+        class Unit(tuple):
+            def __new__(cls, name, power):
+                return super().__new__(cls, (name, power))
+            def __getnewargs__(self):
+                return tuple(self)
+            @property
+            def name(self):
+                return self[0]
+        Unit.METER = Unit("m", 1)
+        class Money:
+            def __init__(self, cents):
+                self.cents = cents
+            def __getstate__(self):
+                return [self.cents]
+            def __setstate__(self, state):
+                (self.cents,) = state
+            def __eq__(self, other):
+                return self.cents == other.cents
+            def __hash__(self):
+                return hash(self.cents)
+        Money.zero = Money(0)
+        Money.names = {Money.zero: "nothing", Money(1): "a cent"}
+        def use(unit, money):
+            return unit == Unit.METER, Unit.METER.name, type(Unit.METER) is Unit, money == Money.zero, Money.names[money], Money.zero.cents
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use, Unit.METER, Money(0)).result(), executor.submit(Unit, "m", 2).result())
+    """,
+    "mixins and hooks": """
+        import enum
+        calls = []
+        class Base:
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                calls.append(("base", cls.__name__))
+        class Other:
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                calls.append(("other", cls.__name__))
+                cls.hooked = len(calls)
+        class Both(Base, Other):
+            pass
+        class Deep(Both):
+            __slots__ = ("x",)
+            def __init__(self):
+                self.x = self.hooked
+        class Coded(enum.Enum):
+            def __init_subclass__(cls, **options):
+                super().__init_subclass__(**options)
+                calls.append(("enum", cls.__name__))
+            @property
+            def code(self):
+                return self.value * 10
+        class Color(Coded):
+            RED = 1
+        def use():
+            return Color.RED.code, Deep().x, Both.hooked, calls, [kind.__name__ for kind in Deep.__mro__], Deep.__slots__
+        def more():
+            Local = type("Local", (Both,), {"y": 1})
+            return calls[-2:], Local.hooked, Local.y
+        if __name__ == "__main__":
+            with pool(1) as executor:
+                print(executor.submit(use).result(), calls)
+                print(executor.submit(more).result(), executor.submit(use).result()[:2], len(calls))
+    """,
     "everything": """
         import functools
         import dataclasses

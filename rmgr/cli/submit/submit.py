@@ -14,8 +14,9 @@ from rmgr.cli.sending.options import SECTIONS, WorkRequest, read_work, work_opti
 from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.cli.session.errors import WorkEnded
-from rmgr.cli.words import qsub, sbatch
 from rmgr.cli.words.exits import WORK_EXITS
+from rmgr.cli.words.sbatch import MARK as SBATCH
+from rmgr.cli.words.script import PBS
 from rmgr.client.commands.sending import Sent, prepare, send
 
 #: Options end at the first word: `rmgr submit -J x echo -n hello` submits `echo -n hello`.
@@ -66,7 +67,7 @@ def submit(session: Session, words: tuple[str, ...], ignore_sbatch: bool, ignore
 
         submit_list(ctx, session, words, jobs_file, values["token"])
         return
-    ignored = [mark for mark, is_ignored in ((sbatch.MARK, ignore_sbatch), (qsub.MARK, ignore_pbs)) if is_ignored]
+    ignored = [mark for mark, is_ignored in ((SBATCH, ignore_sbatch), (PBS, ignore_pbs)) if is_ignored]
     work = read_work(ctx, session, values, words, dashes=has_dashes(ctx, words), ignored=ignored)
     host = SessionHost(session)
     draft = prepare(host, work)

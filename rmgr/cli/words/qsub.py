@@ -14,11 +14,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rmgr.cli.words.sbatch import NO_MAIL, Unlike
+from rmgr.cli.words.script import PBS
 from rmgr.errors import UsageError
 from rmgr.model.base.units import parse_duration_us
 from rmgr.model.tasks.array import parse_array
-
-MARK = "#PBS"
 
 
 class _Given(NamedTuple):
@@ -50,7 +49,7 @@ def translated(lines: Sequence[str]) -> tuple[list[list[str]], list[tuple[str, s
     read: list[list[_Given]] = []
     for line in lines:
         try:
-            words = shlex.split(re.split(r"\s#", line.removeprefix(MARK), maxsplit=1)[0])
+            words = shlex.split(re.split(r"\s#", line.removeprefix(PBS), maxsplit=1)[0])
             read.append([item for given in _options(words) for item in _apart(given)])
         except ValueError as error:
             read.append([])

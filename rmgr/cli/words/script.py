@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from rmgr.cli.words import qsub, sbatch
+from rmgr.cli.words.sbatch import MARK as SBATCH
 from rmgr.client.commands.request import ScriptText
 from rmgr.errors import UsageError
 from rmgr.model.tasks.submission import MAX_SCRIPT_BYTES
 
 _MARK = "#RMGR"
 _SUFFIXES = {".sh", ".bash", ".zsh", ".csh", ".ksh", ".job", ".slurm", ".sbatch", ".pbs", ".batch", ".cmd"}
+PBS = "#PBS"
 #: Whose lines are translated.
-_TRANSLATED = {sbatch.MARK: sbatch.translated, qsub.MARK: qsub.translated}
+_TRANSLATED = (SBATCH, PBS)
 _FOREIGN = (*_TRANSLATED, "#BSUB", "#HQ", "#$ ", "#COBALT", "#PJM")
 
 
@@ -94,7 +95,7 @@ def read_script(word: str, stdin: BinaryIO | None = None) -> Script:
         text=text,
         directives=tuple(_directives(name, lines)),
         notes=tuple(_notes(name, lines)),
-        foreign=() if is_ours else tuple((number, line) for number, line in block if line.startswith(tuple(_TRANSLATED))),
+        foreign=() if is_ours else tuple((number, line) for number, line in block if line.startswith(_TRANSLATED)),
     )
 
 
@@ -105,18 +106,18 @@ def ignoring(script: Script, marks: Collection[str]) -> Script:
 
 def translation(script: Script) -> list[str]:
     """Its lines of Slurm, or else of PBS, as the `#RMGR` lines to write instead, then what has no equal, and why; empty without any."""
-    for mark, translated in _TRANSLATED.items():
-        if theirs := [line for _, line in script.foreign if line.startswith(mark)]:
-            lines, without = translated(theirs)
-            told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
-            return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
-    return []
+    from rmgr.cli.words import qsub, sbatch  # who has no such script does not load them both
+
+    theirs = [line for _, line in script.foreign if line.startswith(SBATCH)]
+    lines, without = sbatch.translated(theirs) if theirs else qsub.translated([line for _, line in script.foreign])
+    told = [f"{_MARK} {shlex.join(words)}" for words in lines if words]
+    return [*told, *(f"# without an equal here: {what}  ({why})" for what, why in without)]
 
 
 def refused(script: Script) -> UsageError:
     """Why a script whose lines of Slurm or PBS would not be obeyed is not run."""
     mark, where = next((mark, script.where(number)) for mark in _TRANSLATED for number, line in script.foreign if line.startswith(mark))
-    option = "--ignore-sbatch" if mark == sbatch.MARK else "--ignore-pbs"
+    option = "--ignore-sbatch" if mark == SBATCH else "--ignore-pbs"
     return UsageError(
         f"{where}: {mark} lines are not obeyed here", hint=f"add the {_MARK} lines above to it, or {option}: run it without them"
     )
@@ -151,7 +152,7 @@ def _notes(name: str, lines: Sequence[str]) -> Iterator[str]:
         if number not in block and line.startswith(f"{_MARK} "):
             yield f"{name}:{number}: {_MARK} after the first command is ignored, as any comment; move it up"
             break
-    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(tuple(_TRANSLATED))]
+    foreign = [(number, line) for number, line in block.items() if line.startswith(_FOREIGN) and not line.startswith(_TRANSLATED)]
     if foreign and not any(line.startswith(_MARK) for line in block.values()):
         number, line = foreign[0]
         yield f"{name}:{number}: {line.split()[0]} lines are not read here; write them as {_MARK} lines"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
+from rmgr.coord.decisions.dependencies import SubmissionEnd
 from rmgr.coord.decisions.ends import EndFold
 from rmgr.coord.decisions.view import Progress
 from rmgr.coord.ops.owner import reign_of
@@ -37,9 +38,16 @@ def summary(submission: Submission, progress: Progress, *, now_us: int) -> JobVi
     return view if view.ended_us else replace(view, ended_us=now_us)
 
 
-def history_rows(view: JobView) -> list[tuple[str, bytes]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept(JobView):
+    """A row of the history. began: as `Progress.began`; the view does not tell it of attempts whose times nobody knows."""
+
+    began: bool = False
+
+
+def history_rows(view: JobView, *, began: bool = False) -> list[tuple[str, bytes]]:
     """Store rows of a summary: for everyone, and by user (where the user's name can be part of a key)."""
-    data = encode_record(view)
+    data = encode_record(_Kept(**{field.name: getattr(view, field.name) for field in fields(view)}, began=began))
     rows = [(keys.history(view.id), data)]
     with suppress(UsageError):
         rows.append((keys.history_of_user(view.user, view.id), data))
@@ -52,6 +60,16 @@ def decode_summary(data: bytes) -> JobView:
         return json_decoder(JobView).decode(data)
     except UNREADABLE as error:
         raise DataLost(f"a row of the history cannot be read: {error}") from None
+
+
+def decode_ending(data: bytes) -> SubmissionEnd:
+    """What a history row tells those that wait for its submission. Raises DataLost."""
+    try:
+        kept = json_decoder(_Kept).decode(data)
+    except UNREADABLE as error:
+        raise DataLost(f"a row of the history cannot be read: {error}") from None
+    began = kept.began or kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED)
+    return SubmissionEnd(state=kept.state, began=bool(began))
 
 
 # -- pages --------------------------------------------------------------------------------------------------------------------

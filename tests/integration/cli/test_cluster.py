@@ -397,16 +397,21 @@ def test_names_of_the_cluster_are_completed(sh: Shell) -> None:
     eventually(lambda: completed("rmgr submit -q d", 3) == ["plain,default"], "queues are offered")
 
 
-def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
-    number = sh.submit("-J", "bygone", "--account", "physics", "--", "sh", "-c", "exit 9")
-    assert sh("wait", number).code == 9
+def collect(sh: Shell, *numbers: str) -> None:
+    """Until nothing but the history tells of these."""
     before = sh.ok("config", "show", "--cluster").out
     lines = ['retention = "1s"' if line.startswith("retention") else line for line in before.splitlines()]
     sh.ok("config", "apply", sh.file("short.toml", "\n".join(lines)))
     try:
-        eventually(lambda: sh.ok("jobs", "-a", "--json").json["jobs"] == [], "it is collected")
+        eventually(lambda: not {job["id"] for job in sh.ok("jobs", "-a", "--json").json["jobs"]} & set(numbers), "they are collected")
     finally:
         sh.ok("config", "apply", sh.file("long.toml", before))
+
+
+def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
+    number = sh.submit("-J", "bygone", "--account", "physics", "--", "sh", "-c", "exit 9")
+    assert sh("wait", number).code == 9
+    collect(sh, number)
     assert sh.ok("show", number, "--json").json["exit_code"] == 9
     assert "it is history" in sh.ok("explain", number).out
     assert sh("wait", number).code == 9
@@ -422,3 +427,33 @@ def test_ended_work_is_history_once_it_is_collected(sh: Shell) -> None:
     gone = sh("logs", number, "--json")
     assert (gone.code, gone.error["code"]) == (3, "NOT_FOUND")
     assert f"rmgr history {number}" in gone.error["hint"]
+
+
+def test_followers_of_work_that_ended_long_ago_do_as_the_table_of_dependencies_says(sh: Shell) -> None:
+    """By the history; and once that is gone, too, whatever they wait for."""
+    retried = sh.submit("--retries", "1", "--backoff", "1h", "--", "false")
+    eventually(lambda: "BACKOFF" in sh("tasks", retried, "--json").out, "its first attempt has failed")
+    sh.ok("cancel", retried)
+    held = sh.submit("--hold", "--", "true")
+    sh.ok("cancel", held)
+    ended = {"completed": sh.submit("--", "true"), "failed": sh.submit("--", "false"), "began": retried, "never began": held}
+    for number in ended.values():
+        sh("wait", number)
+    forgotten = {kind: sh.submit("--hold", "-d", f"{kind}:{ended['completed']}", "--", "true") for kind in ("ok", "any", "fail")}
+    collect(sh, *ended.values())
+    runs = {
+        how: [sh("wait", follower).code == 0 for follower in [sh.submit("-d", f"{kind}:{number}", "--", "true") for kind in forgotten]]
+        for how, number in ended.items()
+    }
+    assert runs == {
+        "completed": [True, True, False],
+        "failed": [False, True, True],
+        "began": [False, True, True],
+        "never began": [False, True, False],
+    }
+    sh.ok("history", "purge", "--older-than", "0")
+    assert sh("submit", "-d", f"any:{ended['completed']}", "--", "true").code == 3
+    for follower in forgotten.values():
+        sh.ok("release", follower)
+        assert sh("wait", follower).code == 130
+        assert "neither in the cluster nor in the history" in sh.ok("show", follower).out

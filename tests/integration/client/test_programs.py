@@ -60,6 +60,8 @@ _SOME = [
     "exceptions of the program",
     "one worker keeps its globals",
     "a fresh callable a call",
+    "subclasses that register",
+    "metaclasses that remember",
 ]
 
 

@@ -63,11 +63,17 @@ PRIVATE: dict[str, tuple[Private, ...]] = {
     "cloudpickle.cloudpickle": (
         *(
             Private(name, "runner/program.py")
-            for name in ("_DYNAMIC_CLASS_TRACKER_BY_ID", "_PICKLE_BY_VALUE_MODULES", "_code_reduce", "_function_getstate")
+            for name in (
+                *("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID", "_PICKLE_BY_VALUE_MODULES"),
+                *("_code_reduce", "_function_getstate"),
+            )
         ),
         Private("_class_setstate", "runner/program.py", ("obj", "state")),
         Private("_dynamic_class_reduce", "runner/program.py", ("obj",)),
-        Private("_make_skeleton_class", "runner/program.py"),
+        Private("_lookup_class_or_track", "runner/program.py", ("class_tracker_id", "class_def")),
+        Private(
+            "_make_skeleton_class", "runner/program.py", ("type_constructor", "name", "bases", "type_kwargs", "class_tracker_id", "extra")
+        ),
     ),
     "concurrent.futures._base": tuple(
         Private(name, "client/futures.py") for name in ("CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED", "PENDING")

@@ -114,7 +114,13 @@ def test_a_program_prints_what_it_prints_at_home(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(("client", "worker"), _MIXED, ids="-".join)
-@pytest.mark.parametrize("name", ["wrappers", "everything", "recursion and cycles", "decorators of all kinds", "types of typing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wrappers", "everything", "recursion and cycles", "decorators of all kinds", "types of typing"),
+        *("mixins and hooks", "metaclasses that remember", "enums whose members know more", "classes that keep their own instances"),
+    ],
+)
 def test_with_the_oldest_cloudpickle_too(tmp_path: Path, name: str, client: str, worker: str) -> None:
     assert run(PROGRAMS[name], tmp_path, client, worker) == at_home(name, tmp_path)
 

@@ -270,7 +270,7 @@ class ReconcileActions:
         for fragment, outcomes in found:
             followed.progress.account(fragment, outcomes)
         del followed.rows[:known]
-        rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()))
+        rows = history_rows(summary(submission, followed.progress, now_us=self._term.wall_us()), began=followed.progress.began)
         self._calls.store(lambda store: store.put_many(rows), lambda _: self._close(followed, done), lambda _: done(False))
 
     def _close(self, followed: EndingSubmission, done: Done) -> None:

@@ -47,8 +47,7 @@ from rmgr.errors import DataLost, InvalidRecord
 from rmgr.model.base.states import State
 from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.tasks.submission import Phase, Submission
-from rmgr.model.views import JobView
-from rmgr.procedures.history import summary_of
+from rmgr.procedures.history import ending_of
 from rmgr.runtime import machine
 from rmgr.runtime.failpoint import failpoint
 
@@ -464,12 +463,6 @@ def _queue_in(number: int, then: Callable[[str | None], None], found: Stamped | 
 def _kept_end(store: Store, number: int) -> SubmissionEnd:
     """How a submission ended, by the history. On a thread that may wait."""
     try:
-        kept = summary_of(store, number)
-        return SubmissionEnd(known=False) if kept is None else SubmissionEnd(state=State(kept.state), began=_began(kept))
+        return ending_of(store, number)
     except DataLost:  # it is not what a leader has written there
         return SubmissionEnd(known=False)
-
-
-def _began(kept: JobView) -> bool:
-    """As `Progress.began`, of what the history keeps."""
-    return bool(kept.started_us or kept.counts.get(State.COMPLETED) or kept.counts.get(State.FAILED))

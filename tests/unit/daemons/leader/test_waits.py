@@ -217,6 +217,7 @@ TABLE = {
     "cancelled while it ran": (False, True, True),
     "cancelled between two attempts": (False, True, True),
     "cancelled while it waited for its second attempt": (False, True, True),
+    "cancelled while it waited after a lost attempt": (False, True, True),
     "cancelled because what it waited for can never happen": (False, True, False),
 }
 
@@ -245,8 +246,9 @@ def end_so(bench: Bench, starter: Starter, how: str, tasks: int) -> int:
         case "cancelled while it ran":
             starter.complete("n1", key, state=State.CANCELLED, reason=Reason.USER_CANCEL)
         case _:
-            starter.fail("n1", key, reason=Reason.EXIT_CODE, started_us=1_000_000, ended_us=1_000_005)
-            if how == "cancelled while it waited for its second attempt":
+            ran = {} if "lost" in how else {"started_us": 1_000_000, "ended_us": 1_000_005}
+            starter.fail("n1", key, reason=Reason.WORKER_LOST if "lost" in how else Reason.EXIT_CODE, **ran)
+            if how.startswith("cancelled while it waited"):
                 bench.advance(1.0)
                 assert {key.attempt for key in bench.look.pending()} == {2}
             bench.submitter.change(number, gate=False, phase=Phase.CANCELLED, reason=Reason.USER_CANCEL)
@@ -265,10 +267,12 @@ def test_what_becomes_of_each_follower_of_each_end(bench: Bench, how: str, tasks
     assert {bench.phase(number) for number in followers} <= {Phase.OPEN, Phase.CLOSED}
 
 
-@pytest.mark.parametrize("how", ["cancelled while it waited", "cancelled while it ran", "completed", "failed"])
-def test_each_end_is_told_alike_by_the_history(bench: Bench, how: str) -> None:
+@pytest.mark.parametrize("tasks", [1, 4], ids=["job", "array"])
+@pytest.mark.parametrize("how", TABLE)
+def test_each_end_is_told_alike_by_the_history(bench: Bench, how: str, tasks: int) -> None:
+    """Also of work whose attempts had all ended, or were lost, before it was cancelled."""
     bench.lead()
-    first = end_so(bench, bench.starter("n1"), how, 2)
+    first = end_so(bench, bench.starter("n1"), how, tasks)
     bench.advance(RETENTION_S + 60)
     assert bench.look.sub(first) is None
     followers = [dependent(bench, f"{condition}:{first}") for condition in ("ok", "any", "fail")]
