@@ -124,13 +124,12 @@ class Dispatcher:
         """One pass. Raises: OSError when no slot can be opened."""
         self._lanes.grant()
         self.is_held_up = False
-        if self._lanes.wants_grant:
-            return
+        wants_grant = self._lanes.wants_grant  # by what was pulled: it goes first, but not before those that need none of its cores
         lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
         is_crowded = self._lanes.is_owed  #: a placed job needs room
         is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits
         for block in list(self._blocks.values()):
-            if not block.ready:
+            if not block.ready or (wants_grant and not (self._jobs is not None and self._jobs.part_of(block))):
                 continue
             if is_reserved and not block.is_placed:
                 break

@@ -204,6 +204,7 @@ class Gangs:
     def reset(self) -> None:
         """A new registration: watches of the session before are gone."""
         for gang in self._gangs.values():
+            gang.version = -1  # the tree may have been restored from an older one
             if gang.watch is not None:
                 gang.watch.start()
 

@@ -357,3 +357,59 @@ def test_who_uses_cores_and_asks_for_them_gets_them_when_nobody_else_does(cpu: d
     assert (node.free_cores, node.overdrawn) == (0, 0)
     node.ended(first, [1], 1.0)
     assert (node.free_cores, node.charge_blocked(cpu[0])) == (1, float("inf"))
+
+
+def test_parts_of_gangs_have_slots_of_their_own_beside_the_cores() -> None:
+    node = lanes(cores=1, memory_mib=100)
+    assert node.keep("gangs", 1, 0)
+    slots = [node.seat(name, info(), 0, 1) for name in ("a", "b", "c")]
+    assert len({slot.number for slot in slots if slot is not None}) == 3
+    assert all(slot is not None and slot.number >= node.cores for slot in slots)
+    assert node.seat("a", info(), 0, 1) is slots[0]
+    found = [node.open_for(info(), None, 0, 30, part=name) for name in ("a", "b", "c")]
+    assert [lane.slot for lane in found if lane is not None] == slots
+    assert (node.free_cores, node.free_memory_mib) == (0, 10)
+    assert node.open_for(info(), None, 0, 30, part="a") is None, "memory adds up over all of them"
+    assert node.open_for(info(), None, 0, 0, part="d") is None, "it has no slot"
+    for lane in found:
+        assert lane is not None
+        node.give_up(lane)
+    assert node.free_memory_mib == 100
+    node.unseat("a")
+    assert slots[0].is_lost  # type: ignore[union-attr]
+    node.keep("gangs", 0, 0)
+    assert node.free_cores == 1
+
+
+def test_processors_of_parts_are_those_of_their_leaves_and_nobody_gives_them_back() -> None:
+    node = Lanes(FakeRunner(), cores=4, memory_mib=0, processors=(8, 9, 10, 11))  # type: ignore[arg-type]
+    node.keep("gangs", 4, 0)
+    node.seat("a", info(), 1, 2)
+    node.seat("b", info(), 2, 2)
+    one, two = node.open_for(info(), None, 0, 0, part="a"), node.open_for(info(), None, 0, 0, part="b")
+    assert one is not None
+    assert two is not None
+    assert (one.cpus, two.cpus) == ([9, 10], [10, 11])
+    for lane in (one, two):
+        node.give_up(lane)
+    node.keep("gangs", 0, 0)
+    lane = run(node, 1, cores=4)
+    assert lane is not None
+    assert lane.cpus == [8, 9, 10, 11]
+
+
+def test_what_was_pulled_and_waits_for_others_leaves_its_cores_to_a_gang() -> None:
+    node = lanes(cores=1)
+    waiting = run(node, 1)
+    assert waiting is not None
+    assert not node.keep("gangs", 1, 0)
+    node.block(waiting, 1)
+    assert node.keep("gangs", 1, 0)
+    node.unblock(waiting, 1)
+    node.grant()
+    assert node.wants_grant
+    assert node.seat("a", info(), 0, 1) is not None
+    assert node.open_for(info(), None, 0, 0, part="a") is not None
+    node.keep("gangs", 0, 0)
+    node.grant()
+    assert not node.wants_grant
