@@ -15,6 +15,7 @@ import psutil
 import pytest
 from breakable import RECOVERY_S, TICK, Chaos, T, eventually
 
+from rmgr.client.taskqueue import TaskQueue
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.runner.host.contain import state_of
@@ -289,3 +290,22 @@ def test_clocks_of_machines_differ_and_slots_do_not(turning: Turning, tmp_path: 
     for job in (wide, other):
         assert gang_ledger.together([*elsewhere, *(one for one in there if one.job == str(job))], str(job)) > 0.4
     chaos.restart("n4", cores=1)
+
+
+def test_functions_take_turns_as_scripts_do(turning: Turning):
+    wide = turning.submit(4, 0.5)
+    turning.turned(wide, times=1)
+
+    def spins(number: int) -> int:
+        import time
+
+        end = time.process_time() + 0.6
+        while time.process_time() < end:
+            pass
+        return number * number
+
+    with turning.chaos.connection() as connection, TaskQueue(spins, processes=2, nodes=2, connection=connection) as queue:
+        turning.chaos.submissions.append(queue.id)
+        assert queue.submit_call(3).result(120) == 9
+    turning.turned(wide, times=3)
+    turning.completed(wide)
