@@ -22,9 +22,9 @@ from rmgr.sim.plots.front import front
 from rmgr.sim.plots.gantt import gantt
 from rmgr.sim.plots.lines import lines
 from rmgr.sim.plots.load import load
-from rmgr.sim.plots.matrix import matrix
+from rmgr.sim.plots.matrix import matrix, matrix_of_live
 from rmgr.sim.plots.parts.canvas import Figure, encoded, styled
-from rmgr.sim.plots.parts.reading import JOBS, Run, read_json, read_run
+from rmgr.sim.plots.parts.reading import JOBS, LiveSlots, Run, read_json, read_live, read_run
 from rmgr.sim.plots.parts.sweeps import RESULTS, SweepResults, read_sweep
 from rmgr.sim.plots.parts.window import TimeWindow
 from rmgr.sim.plots.tables import draw_table, is_drawable
@@ -42,11 +42,11 @@ KINDS: Mapping[str, str] = {
     "load": "wait and slowdown against load, of a sweep",
     "tables": "tables of a paper's report; unasked only when it has no figures",
     "figures": "figures of a paper's report",
-    "matrix": "slots against cores, a colour a job, of each run of dqt with --spells",
+    "matrix": "slots against cores, a colour a job, of each run of dqt with --spells, or of queues --tree --matrix N --json",
     "front": "the queue tree with its front in a few slots, of each run of dqt with --spells",
     "calls": "a lane for each server and link, of the first replication of each policy and case of rmgr sim calls",
 }
-_WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote"
+_WRITTEN = "name a directory that rmgr sim run|sweep|paper|calls --out wrote, or FILE.json of rmgr queues --tree --matrix N --json"
 FORMS: Mapping[str, tuple[str, ...]] = {"png": ("png",), "svg": ("svg",), "both": ("png", "svg")}
 
 
@@ -66,12 +66,17 @@ class Results:
     sweeps: Sequence[SweepResults]
     reports: Sequence[tuple[Mapping[str, Any], Sequence[report.Figure]]]
     calls: Sequence[Sequence[CallRow]] = ()  #: of each directory of calls
+    live: Sequence[tuple[Path, LiveSlots]] = ()  #: of each file of a live cluster, and each partition in it
 
 
 def read(directories: Iterable[Path]) -> Results:
-    """Reads every directory. Raises: UsageError for one that holds no results, or damaged ones."""
+    """Reads every directory, and files of live slots. Raises: UsageError for one that holds no results, or damaged ones."""
     runs, sweeps, reports, lanes = [], [], [], []
+    live: list[tuple[Path, LiveSlots]] = []
     for directory in directories:
+        if directory.suffix == ".json" and directory.is_file():
+            live += [(directory, slots) for slots in read_live(directory)]
+            continue
         there = _listed(directory)
         if CALLS in there:
             lanes.append(read_calls(directory))
@@ -84,7 +89,7 @@ def read(directories: Iterable[Path]) -> Results:
         else:
             told = "holds no results" if there else "is empty"
             raise UsageError(f"{directory} {told}: there is no {JOBS}, {RESULTS}, {REPORT} or {CALLS}", hint=_WRITTEN)
-    return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes)
+    return Results(runs=runs, sweeps=sweeps, reports=reports, calls=lanes, live=live)
 
 
 def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = TimeWindow()) -> list[Picture]:  # noqa: B008 - a frozen value
@@ -97,7 +102,7 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = T
     made: list[Picture] = []
     runs, names = results.runs, _names(results.runs)
     wanted = set(kinds) or _fitting(results, window)
-    if {"gantt", "utilisation", "waits", "matrix", "front"} & wanted and not runs:
+    if ({"gantt", "utilisation", "waits", "front"} & wanted or ("matrix" in wanted and not results.live)) and not runs:
         kind = next(kind for kind in KINDS if kind in wanted)
         example = (
             f"{results.sweeps[0].path.parent}/runs/{results.sweeps[0].rows[0]['name']}" if results.sweeps else "rmgr sim run --out DIR"
@@ -113,9 +118,14 @@ def pictures(results: Results, kinds: Sequence[str] = (), window: TimeWindow = T
         raise UsageError("--kind calls draws calls, and none were named", hint="rmgr sim calls ... --out DIR")
     if {"compare", "load", "tables", "figures", "calls"} & wanted and not window.is_whole:
         raise UsageError("--from and --to cut single runs, as gantt and utilisation show them", hint="leave them away, or name --kind")
+    if results.live and not window.is_whole:
+        raise UsageError("--from and --to cut single runs, not slots of a live cluster", hint="leave them away")
     for name, draw in (("gantt", gantt), ("utilisation", utilisation), ("matrix", matrix), ("front", front)):
         if name in wanted:
             made += [Picture(name + end, partial(draw, run, window)) for end, run in zip(names, runs, strict=True)]
+    for path, slots in results.live if "matrix" in wanted else ():
+        ends = [path.stem] * (len({path for path, _ in results.live}) > 1 or bool(runs)) + [slots.partition] * (len(results.live) > 1)
+        made.append(Picture("-".join(["matrix", *map(slug, ends)]), partial(matrix_of_live, slots)))
     if "waits" in wanted:
         made.append(Picture("waits", partial(waits, runs, window)))
     if "compare" in wanted and runs:
@@ -214,6 +224,8 @@ def _fitting(results: Results, window: TimeWindow) -> set[str]:
         fitting.add("load")
     if results.calls:
         fitting.add("calls")
+    if results.live:
+        fitting.add("matrix")
     for _, shown in results.reports:
         fitting.add("figures" if shown else "tables")
     return fitting

@@ -34,6 +34,7 @@ EXEMPT = {
     "adapters/zookeeper/client.py": _ZOOKEEPER,
     "adapters/zookeeper/glance.py": _ZOOKEEPER,
     "adapters/zookeeper/wire.py": _ZOOKEEPER,
+    "bench/gang.py": _BENCH,
     "bench/load/children.py": _BENCH,
     "bench/load/silent_starters.py": _BENCH,
     "bench/load/virtual_starters.py": _BENCH,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from rmgr.cli.main import run
 
 pytest.importorskip("matplotlib")
 from rmgr.sim.plots.front import Leaves, reaches
-from rmgr.sim.plots.matrix import Slots
-from rmgr.sim.plots.parts.reading import QueueTree, read_run
+from rmgr.sim.plots.matrix import Slots, matrix_of_live
+from rmgr.sim.plots.parts.reading import QueueTree, read_live, read_run
 from rmgr.sim.plots.parts.window import TimeWindow
 
 Captured = pytest.CaptureFixture[str]
@@ -102,3 +103,60 @@ def test_a_partition_with_gaps_between_its_cores_is_drawn_where_they_are() -> No
     leaves = Leaves(QueueTree(2, ((0, 1), (6, 7))))
     assert (leaves.spans(0), leaves.spans(2)) == ([(0, 2), (6, 8)], [(6, 8)])
     assert (leaves.home(1, 6), leaves.home(6, 7), leaves.home(3, 3)) == (0, 2, None)
+
+
+def live(**changes: object) -> dict[str, object]:
+    """What `rmgr queues --tree --matrix 3 --json` says of a node of two cores and one of one."""
+    rows = [["1", "1", "1"], ["2", "2", None], ["a", "4_7", "1"]]
+    return {
+        "partition": "default", "policy": "dqt", "generation": 7, "quantum_seconds": 0.5, "slot": 120,
+        "leaves": [{"node": "n1", "cores": 2}, {"node": "n2", "cores": 1}],
+        "matrix": [{"slot": 120 + at, "cores": cores} for at, cores in enumerate(rows)],
+    } | changes  # fmt: skip
+
+
+def test_slots_of_a_live_cluster_are_drawn_from_its_json(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "slots.json"
+    path.write_text(json.dumps({"schema": "rmgr/1", "trees": [live()]}))
+    assert run(["sim", "plot", str(path), "--kind", "matrix"]) == 0
+    assert [file.name for file in (tmp_path / "plots").iterdir()] == ["matrix.png"]
+    assert run(["sim", "plot", str(path), "--out", str(tmp_path / "again")]) == 0, "nothing else can be drawn of it"
+    (found,) = read_live(path)
+    axes = matrix_of_live(found).axes[0]
+    assert [text.get_text() for text in axes.texts][:5] == ["1", "2", "a", "4_7", "1"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["n1", "n2"]
+    assert axes.get_ylim() == (123, 120)
+    path.write_text(json.dumps({"trees": [live(), live(partition="debug")]}))
+    assert run(["sim", "plot", str(path), "--kind", "matrix", "--out", str(tmp_path / "two")]) == 0
+    assert {file.name for file in (tmp_path / "two").iterdir()} == {"matrix-default.png", "matrix-debug.png"}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"trees": [', "slots.json, line 1, column 12"),
+        ('{"queues": []}', "slots.json holds no slots: there is no list `trees`"),
+        ('{"trees": []}', "slots.json: no partition shared its cores in time"),
+        ('{"trees": [3]}', "slots.json, trees[0]: it is no queue tree"),
+        (json.dumps({"trees": [live(matrix=[])]}), "trees[0]: partition default has no slots in it: it was written without --matrix"),
+        (json.dumps({"trees": [live(leaves=[{"node": "n1", "cores": 2}])]}), "trees[0].matrix[0]: 3 cores, and the leaves have 2"),
+        ('{"trees": [{"partition": "default", "policy": "dqt"}]}', "trees[0]: there is no 'generation'"),
+    ],
+)
+def test_a_file_without_slots_says_which_what_and_what_to_type(tmp_path: Path, capsys: Captured, text: str, says: str) -> None:
+    path = tmp_path / "slots.json"
+    path.write_text(text)
+    assert run(["sim", "plot", str(path), "--kind", "matrix"]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "rmgr queues --tree --matrix 20 --json > slots.json" in error
+    assert not (tmp_path / "plots").exists()
+
+
+def test_what_cannot_be_drawn_of_live_slots_is_said(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "slots.json"
+    path.write_text(json.dumps({"trees": [live()]}))
+    for options, says in ((["--kind", "gantt"], "draws single runs"), (["--from", "3"], "not slots of a live cluster")):
+        assert run(["sim", "plot", str(path), *options]) == 2
+        assert says in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Results as they were written, read back for drawing: jobs.csv, spells.csv, schedule.json; an error names file, line and column.
 
+Slots of a live cluster, too, as `rmgr queues --tree --matrix N --json` tells them.
+
 Times become seconds as floating point numbers: exact enough for a picture, never written anywhere.
 """
 
@@ -29,6 +31,7 @@ JOBS, SPELLS, SCHEDULE, MANIFEST = "jobs.csv", "spells.csv", "schedule.json", "m
 _LARGEST = 1e16
 #: What a manifest says beside policy and machine -> how titles say it.
 _DETAILS = {"load": "load", "interarrival": "inter-arrival factor", "seed": "seed", "sites": "sites"}
+_LIVE = "rmgr queues --tree --matrix 20 --json > slots.json"
 _CUT = "a file that was cut off ends like this; run the simulation again"
 
 
@@ -157,6 +160,27 @@ class Spells:
         return np.array(owners, dtype=np.int64), np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSlots:
+    """Slots of a live partition.
+
+    quantum: of its slots (s). nodes: (name, cores), from the left. first: number of the first slot. rows: of
+    each slot the job of every core.
+    """
+
+    partition: str
+    policy: str
+    generation: int
+    quantum: float
+    nodes: tuple[tuple[str, int], ...]
+    first: int
+    rows: tuple[tuple[str | None, ...], ...]
+
+    @property
+    def cores(self) -> int:
+        return sum(cores for _, cores in self.nodes)
+
+
 def read_run(directory: Path) -> Run:
     """The results that `rmgr sim run --out` wrote there.
 
@@ -224,20 +248,58 @@ def read_columns(path: Path) -> Columns:
     return Columns(path, len(rows), dict(zip(header, zip(*rows, strict=True) if rows else [()] * width, strict=True)))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, hint: str = _CUT) -> dict[str, Any]:
     """A JSON object. Raises: UsageError when it cannot be read or is none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=_CUT) from error
+        raise UsageError(f"{path}, line {error.lineno}, column {error.colno}: {error.msg}", hint=hint) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: it is no text", hint=_CUT) from error
+        raise UsageError(f"{path}: it is no text", hint=hint) from error
     except UNREADABLE_TEXT as error:
-        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=_CUT) from error
+        raise UsageError(f"{path} cannot be read as JSON: {error}", hint=hint) from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} holds no JSON object", hint=_CUT)
+        raise UsageError(f"{path} holds no JSON object", hint=hint)
+    return found
+
+
+def read_live(path: Path) -> list[LiveSlots]:
+    """The trees that `rmgr queues --tree --matrix N --json` wrote there.
+
+    Raises: UsageError for a file that holds none, or no slots of one; it names the place in it that is damaged.
+    """
+    document = read_json(path, hint=_LIVE)
+    trees = document.get("trees")
+    if not isinstance(trees, list):
+        raise UsageError(f"{path} holds no slots: there is no list `trees`", hint=_LIVE)
+    if not trees:
+        raise UsageError(f"{path}: no partition shared its cores in time", hint="rmgr policy set dqt, submit jobs, then " + _LIVE)
+    return [_live(path, at, tree) for at, tree in enumerate(trees)]
+
+
+def _live(path: Path, at: int, tree: object) -> LiveSlots:
+    where = f"{path}, trees[{at}]"
+    try:
+        assert isinstance(tree, dict)
+        found = LiveSlots(
+            partition=str(tree["partition"]),
+            policy=str(tree["policy"]),
+            generation=int(tree["generation"]),
+            quantum=float(tree["quantum_seconds"]),
+            nodes=tuple((str(leaf["node"]), int(leaf["cores"])) for leaf in tree["leaves"]),
+            first=int(tree["matrix"][0]["slot"]) if tree["matrix"] else 0,
+            rows=tuple(tuple(None if job is None else str(job) for job in row["cores"]) for row in tree["matrix"]),
+        )
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        told = f"there is no {error}" if isinstance(error, KeyError) else "it is no queue tree"
+        raise UsageError(f"{where}: {told}", hint=_LIVE) from error
+    if not found.rows:
+        raise UsageError(f"{where}: partition {found.partition} has no slots in it: it was written without --matrix", hint=_LIVE)
+    wrong = next((row for row, cores in enumerate(found.rows) if len(cores) != found.cores), None)
+    if wrong is not None:
+        raise UsageError(f"{where}.matrix[{wrong}]: {len(found.rows[wrong])} cores, and the leaves have {found.cores}", hint=_LIVE)
     return found
 
 

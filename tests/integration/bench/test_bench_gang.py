@@ -1,0 +1,61 @@
+"""`rmgr bench gang`: what it reads from stamps, and the shape of its rows, at a tiny size, on a real cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rmgr.bench import gang as bench_gang
+from rmgr.bench.load import turns
+from rmgr.cli.main import run
+from rmgr.errors import Unavailable
+
+MS = 1_000_000
+
+
+def leave(directory: Path, name: str, *stamps_ms: float) -> None:
+    (directory / name).write_bytes(b"".join(turns.WORD.pack(round(at * MS)) for at in stamps_ms) + bytes(64))
+
+
+def test_an_offset_is_the_first_stamp_of_a_turn_less_the_boundary(tmp_path: Path) -> None:
+    # slots of 100 ms from 1000 ms on; turns of job 0 at 1000, 1200, ..., of job 1 between them; n2 is 3 ms behind, and once early
+    leave(tmp_path, "job0.n1", 1001, 1201, 1260, 1401, 1601)  # at 1260 it had waited for a processor: no turn
+    leave(tmp_path, "job0.n2", 1004, 1204, 1398, 1604)
+    leave(tmp_path, "job1.n1", 1101, 1302, 1502, 1702)
+    leave(tmp_path, "job1.n2", 1104, 1305, 1505, 1704)
+    found = bench_gang.switches_of(tmp_path, 1000 * MS, 100 * MS)
+    assert found.offsets == pytest.approx([1, 4, 2, 5, 1, -2, 2, 5])
+    assert found.spreads == pytest.approx([3, 3, 3, 3])
+
+
+def test_stamps_of_too_few_turns_are_no_figure(tmp_path: Path) -> None:
+    leave(tmp_path, "job0.n1", 1001, 1201)
+    with pytest.raises(Unavailable, match="no rank had three turns"):
+        bench_gang.switches_of(tmp_path, 1000 * MS, 100 * MS)
+
+
+def test_jobs_that_share_cores_are_measured_beside_bare_loops(
+    zookeeper_parts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_gang, "_NODES", 2)
+    monkeypatch.setattr(bench_gang, "_SIZES", (2,))
+    monkeypatch.setattr(bench_gang, "_SLOTS", {0.2: 8})
+    monkeypatch.setattr(bench_gang, "_COUNTED", (2, 0.2))
+    monkeypatch.setattr(bench_gang, "_TURNING_S", 2.0)
+    monkeypatch.setattr(bench_gang, "_LEAVES", 16)
+    monkeypatch.setattr(bench_gang, "_JOBS", 20)
+    assert run(["bench", "gang", "--json", "--repeat", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["bench"]) == ("rmgr/1", "gang")
+    rows = answer["rows"]
+    switches = [row for row in rows if "boundary" in row["what"]]
+    assert [row["system"] for row in switches] == ["a bare loop a node", "rmgr"] * 2
+    assert all(row["rate"] > 0 and row["detail"]["boundaries"] >= 2 for row in switches)
+    assert [(row["system"], row["unit"]) for row in rows[4:]] == [
+        ("an idle cluster", "a second"), ("rmgr", "a second"), ("rmgr", "ms"), ("one after the other", "s"), ("rmgr", "s"),
+        ("rmgr", "a second"), ("plain Linux", "a second"), ("plain Linux", "a second"), ("rmgr", "a second"), ("rmgr", "a second"),
+        ("rmgr", "s"), ("rmgr", "s"), ("rmgr", "ms"), ("rmgr", "ms"),
+    ]  # fmt: skip
+    assert all(row["rate"] > 0 for row in rows[4:])
