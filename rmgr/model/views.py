@@ -249,6 +249,8 @@ class PolicyView:
     last_pass_s: float = 0.0
     faults: tuple[FaultView, ...] = ()
     problem: str = ""  #: why nobody places there
+    generation: int | None = None  #: of the record by which jobs share nodes in time there, None: none do
+    max_tqlb: int = 0  #: so many slots at most from one turn of a job to its next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -347,20 +347,24 @@ class PartView(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class PolicyView(_message.Message):
-    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem")
+    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem", "generation", "max_tqlb")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
     LAST_PASS_S_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_TQLB_FIELD_NUMBER: _ClassVar[int]
     partition: str
     policy: str
     passes: int
     last_pass_s: float
     faults: _containers.RepeatedCompositeFieldContainer[FaultView]
     problem: str
-    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+    generation: int
+    max_tqlb: int
+    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ..., max_tqlb: _Optional[int] = ...) -> None: ...
 
 class FaultView(_message.Message):
     __slots__ = ("policy", "count", "error")

@@ -267,6 +267,7 @@ def policy(view: PolicyView) -> dict[str, Any]:
         "last_pass": view.last_pass_s,
         "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
         "problem": view.problem,
+        **({"generation": view.generation, "max_tqlb": view.max_tqlb} if view.generation is not None else {}),
     }
 
 

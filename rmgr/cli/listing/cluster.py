@@ -229,7 +229,8 @@ def _told(value: str) -> str:
 
 def _placing(view: PolicyView) -> str:
     passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
-    return printable(f"{view.policy} in partition {view.partition}{passes}")
+    turns = f"; generation {view.generation}, a turn in {counted(view.max_tqlb, 'slot')} at least" if view.generation is not None else ""
+    return printable(f"{view.policy} in partition {view.partition}{passes}{turns}")
 
 
 def _part(facts: dict[str, object]) -> str:

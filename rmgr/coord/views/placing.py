@@ -153,7 +153,14 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
         faults = tuple(FaultView(policy=name, count=count, error=error) for name, count, error in view.faults)
         found.append(
             PolicyView(
-                partition=partition, policy=policy, passes=view.passes, last_pass_s=view.last_pass_s, faults=faults, problem=view.problem
+                partition=partition,
+                policy=policy,
+                passes=view.passes,
+                last_pass_s=view.last_pass_s,
+                faults=faults,
+                problem=view.problem,
+                generation=view.gang.generation if view.gang is not None else None,
+                max_tqlb=view.gang.max_tqlb if view.gang is not None else 0,
             )
         )
     return tuple(found)
