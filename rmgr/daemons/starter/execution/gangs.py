@@ -9,6 +9,7 @@ generation are those of the one before. While a part is here the gang has all co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -70,7 +71,6 @@ class _Part:
     gang: str
     slot: Slot
     has_begun: bool = False
-    is_held: bool = False
     served_us: int = 0
     turns: int = 0
 
@@ -140,8 +140,8 @@ class Gangs:
         if known is None or known.slot is not slot:
             if known is not None:
                 lanes.runner.turner.drop(part)
-            self._parts[part] = _Part(name=part, gang=gang, slot=slot)
             lanes.runner.turner.add(part, slot)
+            self._parts[part] = _Part(name=part, gang=gang, slot=slot)
             found.is_due = True
             self._tree.wake()
         return slot
@@ -164,9 +164,7 @@ class Gangs:
 
     def hold(self, part: str, *, on: bool) -> None:
         """Somebody has suspended it: its turns pass idle until he resumes it."""
-        found = self._parts.get(part)
-        if found is not None:
-            found.is_held = on
+        if part in self._parts:
             self._node.lanes.runner.turner.hold(part, on)
 
     def clock_error_us(self) -> int | None:
@@ -208,10 +206,13 @@ class Gangs:
             if gang.watch is not None:
                 gang.watch.start()
 
-    def settle(self) -> None:
-        """Gives up what is over, ends what is over its limit, tells the turner what comes. Cost: O(parts), and now and then the rows."""
+    def settle(self) -> float:
+        """Gives up what is over, ends what is over its limit, tells the turner what comes. Cost: O(parts), and now and then the rows.
+
+        Returns: when to do it again, though nothing happens (monotonic, s).
+        """
         if not self._parts and not self._gangs:
-            return
+            return math.inf
         lanes, wanted = self._node.lanes, dict(self._held())  # part -> its gang
         heads: dict[str, ClaimedBlock] = {}
         for block in self._node.blocks.values():
@@ -232,8 +233,7 @@ class Gangs:
         self._send_rows()
         for gone in self._gangs.keys() - {*wanted.values(), *(part.gang for part in self._parts.values())}:
             self._close(self._gangs.pop(gone))
-        if self._gangs:
-            self._tree.after(_LOOK_S, self._tree.wake)
+        return machine.monotonic() + _LOOK_S if self._gangs else math.inf
 
     def turn_on(self) -> None:
         """All that is done while the node may not act: its turns go on."""
@@ -295,9 +295,9 @@ class Gangs:
         clock = gang.table.record.clock
         if clock.node == self._node.name or gang.endpoint_of == (clock.node, clock.incarnation):
             return
-        gang.endpoint_of = (clock.node, clock.incarnation)
+        gang.endpoint_of = asked = (clock.node, clock.incarnation)
         future = self._tree.coordinator.get(paths.node(clock.node))
-        future.add_done_callback(lambda done: self._tree.post(partial(self._on_reference, gang, gang.endpoint_of, done)))
+        future.add_done_callback(lambda done: self._tree.post(partial(self._on_reference, gang, asked, done)))
 
     def _on_reference(self, gang: _Gang, asked: tuple[str, int], done: Future[Stamped | None]) -> None:
         if gang.endpoint_of != asked:
@@ -323,24 +323,25 @@ class Gangs:
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
     def _send_rows(self) -> None:
-        """The rows of all gangs of the node, which there is only one of but for a change of partitions."""
-        rows: list[tuple[int, tuple[str, ...]]] = []
+        """The rows of all gangs of the node, which there is only one of but for a change of partitions; where something is new."""
+        ahead: dict[str, int] = {}  # gang -> of gang time before this machine's boot clock, us
         is_due = False
         for gang in self._gangs.values():
             reading, table = self._reading(gang), gang.table
             if reading is None or table is None:
                 continue
-            ahead_us = reading.offset_us + table.record.clock.offset_us  # of gang time before this machine's boot clock
-            now_us = machine.boottime_ns() // 1000 + ahead_us
-            self._extend(gang, table, now_us)
-            drifted = gang.sent_with is None or abs(gang.sent_with.offset_us - reading.offset_us) > _DRIFT_US
-            is_due = is_due or gang.is_due or drifted
-            gang.is_due = False
-            if drifted:
-                gang.sent_with = reading
-            rows += [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(gang.rows)]
-        if is_due and self._parts:
-            self._node.lanes.runner.turner.rows(tuple(sorted(rows)))
+            ahead[gang.name] = ahead_us = reading.offset_us + table.record.clock.offset_us
+            self._extend(gang, table, machine.boottime_ns() // 1000 + ahead_us)
+            if gang.sent_with is None or abs(gang.sent_with.offset_us - reading.offset_us) > _DRIFT_US:
+                gang.sent_with, gang.is_due = reading, True
+            is_due = is_due or gang.is_due
+        if not is_due or not self._parts:
+            return
+        rows: list[tuple[int, tuple[str, ...]]] = []
+        for name, ahead_us in ahead.items():
+            self._gangs[name].is_due = False
+            rows += [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(self._gangs[name].rows)]
+        self._node.lanes.runner.turner.rows(tuple(sorted(rows)))
 
     @staticmethod
     def _extend(gang: _Gang, table: Timetable, now_us: int) -> None:

@@ -305,7 +305,7 @@ class NodeAgent:
         self.at(self.lanes.dismiss(now_s, lambda submission: self._shared.records.is_open(submission, _OPEN_AGE_S)))
 
     def _take_turns(self, _now_s: float) -> None:
-        self.jobs.gangs.settle()
+        self.at(self.jobs.gangs.settle())
 
     def _begin(self, now_s: float) -> None:
         self._fill(self._dispatch.run, now_s)
