@@ -50,7 +50,7 @@ _NAMES = (
     rmgr bench scale --scale 0.2         the cost of a task with one and with 40 virtual Starters (minutes; 200 unscaled)
     rmgr bench jobs                      placed jobs a second, their cost, a job of four ranks from submit to first instruction
     rmgr bench placing --scale 0.1       passes of a live leader: 1000 nodes in ZooKeeper, 10000 jobs that wait (unscaled)
-    rmgr bench gang                      jobs that share cores in time: the switch beside bare loops, what sharing costs (3 min)
+    rmgr bench gang                      jobs that share cores in time: the switch beside bare loops, what sharing costs (4 min)
     rmgr bench reality --repeat 1        60 jobs of seconds live and in the simulator, under four policies (5 min each)
     rmgr bench classes --repeat 1        200 jobs of seed 000 live and simulated: conventional, proposal 1, proposal 2 (4 min)
     rmgr bench sim --trace KTH.swf.gz    jobs simulated per second, beside a bare event loop
