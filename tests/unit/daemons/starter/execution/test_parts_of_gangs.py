@@ -1,0 +1,257 @@
+"""A node's part in gangs: which rows it tells its turner, whatever comes first: the record, the clock or the part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from rmgr.adapters.host.workevents import PartBegan, PartsServed
+from rmgr.coord.protocol import paths
+from rmgr.coord.protocol.multi import Stamped, Stat
+from rmgr.coord.protocol.records import encode_record
+from rmgr.daemons.starter.core.metrics import StarterMetrics
+from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
+from rmgr.model.base.resources import Capacity
+from rmgr.model.cluster.gang import GangClock, GangRecord
+from rmgr.model.cluster.node import NodeRecord, NodeState
+from rmgr.model.tasks.placing import job_id, run_label
+from rmgr.runtime import machine
+from rmgr.runtime.gang_clock import ClockReading
+
+QUANTUM_US = 100_000
+ONE, TWO = job_id(1, 0), job_id(2, 0)
+ONE_PART, TWO_PART = run_label(1, 0, 1), run_label(2, 0, 3)
+
+
+class Turner:
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.told: tuple[tuple[int, tuple[str, ...]], ...] = ()
+        self.times = 0
+
+    def add(self, part: str, _slot: object) -> None:
+        self.parts.append(part)
+
+    def drop(self, part: str) -> None:
+        self.parts.remove(part)
+
+    def rows(self, rows: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
+        self.told, self.times = rows, self.times + 1
+
+
+class Lanes:
+    """Of one core, with nothing pulled on it."""
+
+    cores = 1
+
+    def __init__(self) -> None:
+        self.runner = self
+        self.turner = Turner()
+        self.kept = 0
+        self.is_free = True
+
+    def keep(self, _whose: str, cores: int, _memory_mib: int) -> bool:
+        self.kept = cores
+        return self.is_free
+
+    def seat(self, part: str, _info: object, first: int, cores: int) -> str:
+        assert (first, cores) == (0, 1)
+        return f"slot of {part}"
+
+    def unseat(self, part: str) -> None:
+        assert part
+
+    def is_used(self, _slot: object) -> bool:
+        return False
+
+
+class Clock:
+    reading: ClockReading | None = None
+
+    def __init__(self) -> None:
+        self.followed: list[tuple[str, int, str]] = []
+
+    def follow(self, *target: Any) -> None:
+        self.followed.append(target)
+
+    def close(self) -> None:
+        self.followed.clear()
+
+
+class Here:
+    """Node n2 of a partition of two, where everything is told by hand; n1 has the clock, which is a thousand seconds ahead."""
+
+    def __init__(self) -> None:
+        self.name, self.incarnation, self.blocks, self.lanes = "n2", 1, {}, Lanes()
+        self.coordinator = self
+        self.clock = Clock()
+        self.znodes: dict[str, Stamped] = {}
+        self.watches: list[Callable[[], None]] = []
+        self.held: list[tuple[str, str]] = []
+        self.gangs = Gangs(
+            self,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
+            held=lambda: self.held,
+            over_limit=lambda _block: None,
+            open_clock=lambda _told: self.clock,  # type: ignore[arg-type,return-value]
+            metrics=StarterMetrics(),
+            log=Mock(),
+        )
+        node = NodeRecord(
+            node="n1", incarnation=4, state=NodeState.UP, guid="g", capacity=Capacity(cores=1, memory_bytes=1), endpoint="h:1"
+        )
+        self.znodes[paths.node("n1")] = Stamped(encode_record(node), Stat(0, 0, 0, 0, 0, 0, 0))
+
+    def get(self, path: str, watch: Callable[[], None] | None = None, **_: Any) -> Future[Stamped | None]:
+        future: Future[Stamped | None] = Future()
+        future.set_result(self.znodes.get(path))
+        if watch is not None:
+            self.watches.append(watch)
+        return future
+
+    def post(self, call: Callable[[], None]) -> None:
+        call()
+
+    def after(self, _delay_s: float, _call: Callable[[], None]) -> Any:
+        class Never:
+            def cancel(self) -> None:
+                pass
+
+        return Never()
+
+    def wake(self) -> None:
+        pass
+
+    def publish(self, data: bytes, version: int) -> None:
+        self.znodes[paths.gangs("default")] = Stamped(data, Stat(version, 0, 0, 0, 0, 0, 0))
+        watches, self.watches = self.watches, []
+        for watch in watches:
+            watch()
+
+    def take(self, *parts: str) -> None:
+        self.held = [(part, "default") for part in parts]
+        for part in parts:
+            self.gangs.seat("default", part, None)  # type: ignore[arg-type]
+        self.gangs.settle()
+
+    def rows(self) -> list[tuple[int, tuple[str, ...]]]:
+        """(slot of the record, parts), as the turner was told."""
+        offset_us = 1_000_000_000 + 5
+        return [((start // 1000 + offset_us - ORIGIN_US) // QUANTUM_US, parts) for start, parts in self.lanes.turner.told]
+
+
+#: Slot 0 begins a second ago, by the clock of n1 and what the record adds to it.
+ORIGIN_US = machine.boottime_ns() // 1000 + 1_000_000_000 + 5 - 1_000_000
+
+
+def record(slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnation: int = 4) -> bytes:
+    """One queue at the root of a tree of two leaves."""
+    made = GangRecord(
+        policy="dqt",
+        slot_us=QUANTUM_US,
+        origin_us=ORIGIN_US,
+        slot=slot,
+        width=2,
+        leaves=(("n1", 1), ("n2", 1)),
+        clock=GangClock(node="n1", incarnation=incarnation, offset_us=5),
+        queues=((0, tuple((job, 1) for job in queue)),),
+        attempts=tuple((job, {ONE: 1, TWO: 3}[job], 0) for job in queue),
+    )
+    return encode_record(made)
+
+
+@pytest.fixture
+def here() -> Here:
+    return Here()
+
+
+def test_rows_are_those_of_the_record_in_the_time_of_this_machine(here: Here) -> None:
+    here.publish(record(12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, TWO_PART)
+    assert here.clock.followed == [("n1", 4, "h:1")]
+    assert here.lanes.turner.parts == [ONE_PART, TWO_PART]
+    found = here.rows()
+    assert found[:3] == [(12, (ONE_PART,)), (13, (TWO_PART,)), (14, (ONE_PART,))]
+    assert found[-1][0] * QUANTUM_US >= AHEAD_US, "the turner goes on while its Starter stands still"
+    assert here.gangs.clock_error_us() == 40
+
+
+def test_a_part_is_not_seated_before_its_record_is_there_or_while_pulled_work_ends(here: Here) -> None:
+    here.take(ONE_PART)
+    assert here.lanes.turner.parts == []
+    here.publish(record(12), 0)
+    here.lanes.is_free = False
+    here.take(ONE_PART)
+    assert here.lanes.turner.parts == []
+    here.lanes.is_free = True
+    here.take(ONE_PART)
+    assert here.lanes.turner.parts == [ONE_PART]
+    assert here.lanes.turner.told == (), "without a clock nobody knows when its turn is"
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.gangs.settle()
+    assert here.rows()[0] == (12, (ONE_PART,))
+    assert not here.gangs.has_begun(ONE_PART)
+    here.gangs.take(PartBegan(ONE_PART))
+    assert here.gangs.has_begun(ONE_PART)
+
+
+def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
+    here.publish(record(12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, TWO_PART)
+    here.publish(record(30, (TWO,)), 1)
+    here.gangs.settle()
+    found = here.rows()
+    assert [row for row in found if row[0] < 30] == [(at, (ONE_PART if at % 2 == 0 else TWO_PART,)) for at in range(12, 30)][: len(found)]
+    assert found[-1] == (29, (TWO_PART,)), "from then on nothing changes"
+
+
+def test_what_cannot_be_read_leaves_the_last_record_in_force(here: Here) -> None:
+    here.publish(record(12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, TWO_PART)
+    before, times = here.lanes.turner.told, here.lanes.turner.times
+    here.publish(b"{", 1)
+    here.publish(record(30, (TWO,))[:-9], 2)
+    here.gangs.settle()
+    assert (here.lanes.turner.told, here.lanes.turner.times) == (before, times)
+    here.publish(record(30, (TWO,)), 3)
+    here.gangs.settle()
+    assert here.rows()[-1] == (29, (TWO_PART,))
+
+
+def test_another_reference_is_followed_and_a_small_drift_is_not_told(here: Here) -> None:
+    here.publish(record(12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART)
+    times = here.lanes.turner.times
+    here.clock.reading = ClockReading(1_000_000_100, 40, 0)
+    here.gangs.settle()
+    assert here.lanes.turner.times == times
+    here.clock.reading = ClockReading(1_000_002_000, 40, 0)
+    here.gangs.settle()
+    assert here.lanes.turner.times == times + 1
+    here.publish(record(14, incarnation=5), 1)
+    assert here.clock.followed[-1] == ("n1", 5, "h:1")
+
+
+def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
+    here.publish(record(12), 0)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, TWO_PART)
+    here.gangs.take(PartsServed(((ONE_PART, 7_000_000_000, 9, False),), 20, 1, 0))
+    assert here.gangs.served_us(ONE_PART) == (7_000_000, 9)
+    here.held = [(TWO_PART, "default")]
+    here.gangs.settle()
+    assert here.lanes.turner.parts == [TWO_PART]
+    assert here.lanes.kept == 1
+    here.held = []
+    here.gangs.settle()
+    assert here.lanes.turner.parts == []
+    assert here.lanes.kept == 0
+    assert here.clock.followed == [], "nobody asks for the time any more"
