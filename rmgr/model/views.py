@@ -97,8 +97,9 @@ class JobView:
     priority: int = 0
     cpu_us: int = 0
     max_rss_kib: int = 0
-    served_us: int = 0  #: for how long its ended tasks had their cores, of those that shared them in time
+    served_us: int = 0  #: for how long its tasks had their cores, of those that have shared them in time
     turns: int = 0  #: and in how many turns
+    slots: str = ""  #: of one that shares its cores in time just now: its part of the slots, as 1/4
     work: str = ""
     command: str = ""
     cores: int = 1
@@ -331,6 +332,8 @@ class PlacedView:
     saves: bool = False  #: it can save its state, as the leader knows
     moves: int = 0  #: how often a policy has moved it
     turns: str = ""  #: it shares its nodes in time: with how many, and its part of the slots
+    slots: str = ""  #: the same as 1/4
+    served_us: int = 0  #: for how long it has had its cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

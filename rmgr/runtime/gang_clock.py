@@ -17,6 +17,8 @@ _ASKED = 8
 #: Between two readings, and after one without an answer.
 _EVERY_S, _AGAIN_S = 10.0, 1.0
 _CALL_S = 1.0
+#: Boot clocks drift apart by less than this (us a second): an exact reading that is old may be better than one taken under load.
+_DRIFT = 100
 
 
 class ClockReading(NamedTuple):
@@ -29,6 +31,14 @@ class ClockReading(NamedTuple):
 
 #: Of a node of one's own machine.
 OWN = ClockReading(0, 0, 0)
+
+
+def better(old: ClockReading | None, new: ClockReading) -> ClockReading:
+    """Which of them is nearer to the truth when the new one was taken, for all that is known."""
+    if old is None:
+        return new
+    age_s = (new.at_ns - old.at_ns) / 1e9
+    return new if new.error_us <= old.error_us + age_s * _DRIFT else old
 
 
 class ClockReader:
@@ -80,9 +90,10 @@ class ClockReader:
                     return
             reading = self._ask(*target)
             with self._lock:
-                if target == self._target and reading is not None:
+                is_better = target == self._target and reading is not None and better(self._reading, reading) is reading
+                if is_better:
                     self._reading = reading
-            if reading is not None:
+            if is_better:
                 self._told()
             with self._lock:
                 pause_s = _EVERY_S if self._reading is not None else _AGAIN_S

@@ -58,8 +58,8 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="STATE", text=lambda j: str(j.state), state=True),
         Column(
             name="TIME",
-            text=lambda j: elapsed(j.started_us, j.ended_us, now_us),
-            order=lambda j: (j.ended_us or now_us) - j.started_us if j.started_us else "",
+            text=lambda j: _duration(j.served_us) if j.served_us else elapsed(j.started_us, j.ended_us, now_us),
+            order=lambda j: j.served_us or ((j.ended_us or now_us) - j.started_us if j.started_us else ""),
             right=True,
         ),
         Column(name="TASKS", text=tasks_done, order=lambda j: j.tasks, right=True),
@@ -82,6 +82,7 @@ def job_columns(now_us: int) -> tuple[Column, ...]:
         Column(name="AFTER", text=lambda j: ",".join(j.after), default=False),
         Column(name="WORK", text=lambda j: str(j.work), default=False),
         Column(name="COMMAND", text=lambda j: j.command, default=False),
+        Column(name="SLOTS", text=lambda j: j.slots, default=False),
         *(
             _count_column(state)
             for state in ("INITIAL", "STARTING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "HELD", "SUSPENDED")

@@ -142,7 +142,8 @@ def shown_task(view: TaskView, of: JobView) -> dict[str, Any]:
 
 def _served(view: JobView | TaskView) -> dict[str, Any]:
     """Of work that shared its cores in time."""
-    return {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns else {}
+    told: dict[str, Any] = {"served_seconds": view.served_us / 1e6, "turns": view.turns} if view.turns or view.served_us else {}
+    return told | ({"slots": view.slots} if isinstance(view, JobView) and view.slots else {})
 
 
 def task(view: TaskView) -> dict[str, Any]:

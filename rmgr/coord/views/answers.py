@@ -31,6 +31,7 @@ from rmgr.coord.views.placing import (
     saving_whys,
     stop_whys,
     with_shares,
+    with_turns,
 )
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.errors import NotFound
@@ -148,7 +149,8 @@ def jobs(snapshot: ClusterSnapshot, ids: tuple[int, ...] = (), *, ended: bool = 
             continue
         mine = blocks.get(number, [])
         view = job_view(submission, progress, mine, waits.get(number), moved.get(number, ()), is_ownerless=number in snapshot.ownerless)
-        views.append(with_shares(replace(view, route=routes[number]) if number in routes else view, snapshot, submission))
+        view = replace(view, route=routes[number]) if number in routes else view
+        views.append(with_turns(with_shares(view, snapshot, submission), mine, snapshot))
     return views
 
 

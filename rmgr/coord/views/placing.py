@@ -166,6 +166,21 @@ def policy_views(snapshot: ClusterSnapshot) -> tuple[PolicyView, ...]:
     return tuple(found)
 
 
+def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterSnapshot) -> JobView:
+    """With its part of the slots, and for how long it was served, where it shares its cores in time."""
+    placed = [
+        found
+        for block in claimed
+        if block.allocation is not None
+        and block.allocation.gang
+        and (found := snapshot.placing.jobs.get((block.key.submission, block.key.first))) is not None
+        and found.slots
+    ]
+    if not placed:
+        return view
+    return replace(view, slots=placed[0].slots, served_us=view.served_us + sum(one.served_us for one in placed))
+
+
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
     """With its priority and account; and what that and its user have used against their shares, where its policy orders by it now."""
     view = replace(view, priority=submission.priority, account=submission.account)

@@ -17,7 +17,7 @@ from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import MAX_GANGS_BYTES, Stamped
 from rmgr.coord.validity import records as validity
 from rmgr.daemons.leader.core.facts import Names, natural
-from rmgr.daemons.leader.records.gangs import MemberTurn, encode_gang, gang_of, most_members, turns_of
+from rmgr.daemons.leader.records.gangs import MemberTurn, encode_gang, gang_of, most_members, served_until, turns_of
 from rmgr.daemons.leader.records.served import ServedPartitions
 from rmgr.daemons.leader.records.updates import StateUpdates
 from rmgr.errors import LimitReached, RmgrError
@@ -180,8 +180,18 @@ class GangKeeper:
         for name, part in state.partitions.items() if state is not None else ():
             for gang in part.gangs:
                 there = {job: run for job, run in {**part.stopping, **part.running}.items() if part.gangs.of.get(job) == gang.name}
-                found |= turns_of(gang, there, self.gang_now_us(name), self._names)
+                turns, served = turns_of(gang, there, self.gang_now_us(name), self._names), self._served_us(name)
+                found |= {job: turn._replace(served_us=served.get(job, 0)) for job, turn in turns.items()}
         return found
+
+    def _served_us(self, partition: str) -> dict[int, int]:
+        """For how long jobs have had their cores, by the record."""
+        kept, now_us = self._kept.get(partition), self.gang_now_us(partition)
+        if kept is None or kept.record is None or now_us is None:
+            return {}
+        record = kept.record
+        slot = max(record.slot, (now_us - record.origin_us) // record.slot_us)
+        return {job: slots * record.slot_us for (job, _), slots in served_until(record, slot).items()}
 
     def summary(self, state: ClusterState | None) -> dict[str, GangSummary]:
         """By partition, of those that have a gang."""

@@ -69,10 +69,15 @@ def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
 
 
 class MemberTurn(NamedTuple):
-    """runs: it has the present slot; also where nobody knows which that is. told: its share of its nodes, in words."""
+    """runs: it has the present slot; also where nobody knows which that is. told: its share of its nodes, in words; slots: as 1/4.
+
+    served_us: for how long it has had its cores.
+    """
 
     runs: bool
     told: str
+    slots: str = ""
+    served_us: int = 0
 
 
 def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, names: Names) -> dict[int, MemberTurn]:
@@ -108,7 +113,7 @@ def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, nam
         slots = f"{weight} {'slot' if weight == 1 else 'slots'} of {slowdown * weight:.3g}"
         beside_it = f"{where} with {others} {'other' if others == 1 else 'others'}"
         told = f"{beside_it}: {slots}, slowdown {slowdown:.1f} (at most {rounds[0] / weight:.3g})"
-        found[job] = MemberTurn(served is None or job in served, told)
+        found[job] = MemberTurn(served is None or job in served, told, f"{weight}/{slowdown * weight:.3g}")
     return found
 
 

@@ -117,6 +117,8 @@ def jobs_view(
             nodes=placed.allocation.shares,
             route=job_table.class_of(job),
             turns="" if turn is None else turn.told,
+            slots="" if turn is None else turn.slots,
+            served_us=0 if turn is None else turn.served_us,
         )
     return jobs
 
