@@ -7,7 +7,7 @@ from typing import Any
 
 from rmgr.cli.display.render import Column, Layout, table
 from rmgr.client.queries.gangs import GangView
-from rmgr.model.base.units import format_duration
+from rmgr.model.base.units import format_duration, spanned
 from rmgr.model.tasks.placing import job_label, task_of
 from rmgr.sched.capacity.timetable import Timetable
 from rmgr.sched.tree.quantities import tqlb
@@ -122,7 +122,7 @@ def _leaves(leaves: tuple[tuple[str, int], ...], low: int, high: int) -> str:
             else:
                 parts.append(f"{node}/{first}" if beyond - first == 1 else f"{node}/{first}-{beyond - 1}")
         at += cores
-    return ",".join(([whole[0]] if len(whole) == 1 else [f"{whole[0]}-{whole[-1]}"] if whole else []) + parts)
+    return ",".join(([spanned(whole)] if whole else []) + parts)
 
 
 def _matrix(view: GangView, slots: int) -> list[tuple[int, list[int | None]]]:

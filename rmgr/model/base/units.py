@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from rmgr.errors import UsageError
@@ -19,6 +20,7 @@ _UNIT_US = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_00
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 _CLOCK = re.compile(r"^(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?$")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?$", re.IGNORECASE)
+_NUMBERED = re.compile(r"(.*?)([1-9][0-9]{0,8})")
 _SIZE_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -131,3 +133,14 @@ def format_size(size_bytes: float) -> str:
             return f"{size_bytes:.0f}{unit}" if size_bytes >= 10 or unit == "" else f"{size_bytes:.1f}{unit}"
         size_bytes /= 1024
     raise AssertionError("unreachable")
+
+
+def spanned(names: Sequence[str]) -> str:
+    """`n1-n4` for names that are numbered one after the other, else all of them with commas."""
+    parts = [_NUMBERED.fullmatch(name) for name in names]
+    if len(names) > 1 and all(parts):
+        stems, numbers = {part[1] for part in parts if part}, [int(part[2]) for part in parts if part]
+        if len(stems) == 1 and sorted(numbers) == list(range(min(numbers), min(numbers) + len(numbers))):
+            stem = stems.pop()
+            return f"{stem}{min(numbers)}-{stem}{max(numbers)}"
+    return ",".join(names)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rmgr.coord.protocol.multi import MAX_GANGS_BYTES
 from rmgr.coord.protocol.records import encode_record
 from rmgr.daemons.leader.core.facts import Names
+from rmgr.model.base.units import spanned
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.capacity.holds import each_node
@@ -106,9 +107,7 @@ def turns_of(gang: Gang, members: Mapping[int, Running], now_us: int | None, nam
         node, weight = carousel.node_of(job), carousel.weights[job]
         slowdown = rounds[node] / (weight * share[node]) if share[node] and rounds[node] else float(rounds[0])
         there = sorted(nodes_of(run.placement))
-        where = names.name(there[0]) if len(there) == 1 else f"{names.name(there[0])}-{names.name(there[-1])}"
-        if len(there) not in {1, there[-1] - there[0] + 1}:
-            where = ", ".join(map(names.name, there))
+        where = spanned([names.name(at) for at in there])
         others = len(set().union(*(beside[at] for at in there))) - 1
         slots = f"{weight} {'slot' if weight == 1 else 'slots'} of {slowdown * weight:.3g}"
         beside_it = f"{where} with {others} {'other' if others == 1 else 'others'}"

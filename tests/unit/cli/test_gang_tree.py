@@ -1,0 +1,83 @@
+"""`rmgr queues --tree`: what is drawn of a gang, and what its JSON lets a reader compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.cli.display import gang_tree
+from rmgr.cli.display.render import Layout
+from rmgr.client.queries.gangs import GangView
+from rmgr.model.base.units import spanned
+from rmgr.model.cluster.gang import GangClock, GangRecord
+from rmgr.model.tasks.placing import job_id
+
+WIDE, PAIR, LEFT, RIGHT = (job_id(number, 0) for number in (42, 43, 44, 45))
+
+
+def view(slot: int | None = 12) -> GangView:
+    """One job on all four cores, one on the first two, one each on the third and the fourth."""
+    record = GangRecord(
+        policy="dqt",
+        slot_us=500_000,
+        origin_us=0,
+        slot=10,
+        width=2,
+        leaves=(("n1", 2), ("n2", 1), ("n3", 1)),
+        clock=GangClock(node="n2", incarnation=3, offset_us=17),
+        queues=((0, ((WIDE, 1),)), (1, ((PAIR, 1),)), (5, ((LEFT, 1),)), (6, ((RIGHT, 2),))),
+        attempts=((WIDE, 1, 4), (PAIR, 1, 0), (LEFT, 2, 0), (RIGHT, 1, 0)),
+    )
+    return GangView(partition="default", generation=57, record=record, slot=slot)
+
+
+def drawn(found: GangView, slots: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    gang_tree.draw(found, Layout(), slots)
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_tree_and_its_slots_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert drawn(view(), 4, capsys) == [
+        "default: dqt, quantum 0.5s, generation 57, slot 12, rounds of 3, reference n2",
+        "NODE  LEAVES  QUEUE  TQLB  STATE     RUNS",
+        "0     n1-n3   42        1  Rounded",
+        "1     n1      43        2  Rounding  43",
+        "5     n2      44        2  Rounding  44",
+        "6     n3      45        3  Rounding  45",
+        "",
+        "SLOT  n1/0  n1/1  n2/0  n3/0",
+        "12    43    43    44    45",
+        "13    42    42    42    42",
+        "14    43    43    44    45",
+        "15    43    43    44    45",
+    ]
+
+
+def test_without_a_clock_the_record_is_drawn_and_nobody_is_said_to_run(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = drawn(view(slot=None), 0, capsys)
+    assert "no clock can be read" in lines[0]
+    assert all(line.split()[-1] in {"Ready", "Rounding", "Rounded", "Idle"} for line in lines[2:])
+
+
+def test_a_reader_of_its_json_can_compute_every_later_slot() -> None:
+    told = gang_tree.shape(view(), 2)
+    assert told["slot"] == 12
+    assert told["queues"][3] == {"node": 6, "jobs": [{"id": "45", "weight": 2}]}
+    assert told["attempts"][0] == {"id": "42", "attempt": 1, "served_slots": 4}
+    assert told["matrix"] == [{"slot": 12, "cores": ["43", "43", "44", "45"]}, {"slot": 13, "cores": ["42"] * 4}]
+    assert {"policy", "width", "leaves", "front", "newcomers", "next_round", "origin_us", "first_slot", "clock"} <= told.keys()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["n1"], "n1"),
+        (["n1", "n2", "n3"], "n1-n3"),
+        (["n2", "n1", "n3"], "n1-n3"),
+        (["n1", "n3"], "n1,n3"),
+        (["n9", "n10"], "n9-n10"),
+        (["a1", "b2"], "a1,b2"),
+        (["far", "near"], "far,near"),
+    ],
+)
+def test_names_that_are_numbered_are_a_span(names: list[str], told: str) -> None:
+    assert spanned(names) == told
