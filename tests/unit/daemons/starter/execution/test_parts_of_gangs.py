@@ -88,6 +88,8 @@ class Here:
     def __init__(self) -> None:
         self.name, self.incarnation, self.blocks, self.lanes = "n2", 1, {}, Lanes()
         self.coordinator = self
+        #: Slot 0 began a second ago, by the clock of n1 and what the record adds to it.
+        self.origin_us = machine.boottime_ns() // 1000 + 1_000_000_000 + 5 - 1_000_000
         self.clock = Clock()
         self.znodes: dict[str, Stamped] = {}
         self.watches: list[Callable[[], None]] = []
@@ -141,19 +143,15 @@ class Here:
     def rows(self) -> list[tuple[int, tuple[str, ...]]]:
         """(slot of the record, parts), as the turner was told."""
         offset_us = 1_000_000_000 + 5
-        return [((start // 1000 + offset_us - ORIGIN_US) // QUANTUM_US, parts) for start, parts in self.lanes.turner.told]
+        return [((start // 1000 + offset_us - self.origin_us) // QUANTUM_US, parts) for start, parts in self.lanes.turner.told]
 
 
-#: Slot 0 begins a second ago, by the clock of n1 and what the record adds to it.
-ORIGIN_US = machine.boottime_ns() // 1000 + 1_000_000_000 + 5 - 1_000_000
-
-
-def record(slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnation: int = 4) -> bytes:
+def record(here: Here, slot: int, queue: tuple[int, ...] = (ONE, TWO), incarnation: int = 4) -> bytes:
     """One queue at the root of a tree of two leaves."""
     made = GangRecord(
         policy="dqt",
         slot_us=QUANTUM_US,
-        origin_us=ORIGIN_US,
+        origin_us=here.origin_us,
         slot=slot,
         width=2,
         leaves=(("n1", 1), ("n2", 1)),
@@ -170,7 +168,7 @@ def here() -> Here:
 
 
 def test_rows_are_those_of_the_record_in_the_time_of_this_machine(here: Here) -> None:
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART, TWO_PART)
     assert here.clock.followed == [("n1", 4, "h:1")]
@@ -184,7 +182,7 @@ def test_rows_are_those_of_the_record_in_the_time_of_this_machine(here: Here) ->
 def test_a_part_is_not_seated_before_its_record_is_there_or_while_pulled_work_ends(here: Here) -> None:
     here.take(ONE_PART)
     assert here.lanes.turner.parts == []
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.lanes.is_free = False
     here.take(ONE_PART)
     assert here.lanes.turner.parts == []
@@ -201,10 +199,10 @@ def test_a_part_is_not_seated_before_its_record_is_there_or_while_pulled_work_en
 
 
 def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART, TWO_PART)
-    here.publish(record(30, (TWO,)), 1)
+    here.publish(record(here, 30, (TWO,)), 1)
     here.gangs.settle()
     found = here.rows()
     assert [row for row in found if row[0] < 30] == [(at, (ONE_PART if at % 2 == 0 else TWO_PART,)) for at in range(12, 30)][: len(found)]
@@ -212,21 +210,21 @@ def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
 
 
 def test_what_cannot_be_read_leaves_the_last_record_in_force(here: Here) -> None:
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART, TWO_PART)
     before, times = here.lanes.turner.told, here.lanes.turner.times
     here.publish(b"{", 1)
-    here.publish(record(30, (TWO,))[:-9], 2)
+    here.publish(record(here, 30, (TWO,))[:-9], 2)
     here.gangs.settle()
     assert (here.lanes.turner.told, here.lanes.turner.times) == (before, times)
-    here.publish(record(30, (TWO,)), 3)
+    here.publish(record(here, 30, (TWO,)), 3)
     here.gangs.settle()
     assert here.rows()[-1] == (29, (TWO_PART,))
 
 
 def test_another_reference_is_followed_and_a_small_drift_is_not_told(here: Here) -> None:
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART)
     times = here.lanes.turner.times
@@ -236,12 +234,12 @@ def test_another_reference_is_followed_and_a_small_drift_is_not_told(here: Here)
     here.clock.reading = ClockReading(1_000_002_000, 40, 0)
     here.gangs.settle()
     assert here.lanes.turner.times == times + 1
-    here.publish(record(14, incarnation=5), 1)
+    here.publish(record(here, 14, incarnation=5), 1)
     assert here.clock.followed[-1] == ("n1", 5, "h:1")
 
 
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
-    here.publish(record(12), 0)
+    here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
     here.take(ONE_PART, TWO_PART)
     here.gangs.take(PartsServed(((ONE_PART, 7_000_000_000, 9, False),), 20, 1, 0))
