@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 AHEAD_US, _AHEAD_SLOTS = 45_000_000, 4
 #: They are computed again when less than this is left.
 _AGAIN_US = 32_000_000
+#: Rows that are computed in one turn of the node: up to half a millisecond each, in a tree of hundreds of leaves.
+_AT_ONCE, _SOON_S = 100, 0.02
 #: Longest time that an attempt runs out of turn.
 _OUT_OF_TURN_US = 60_000_000
 #: Clocks that differ by less are not worth new rows.
@@ -77,7 +79,10 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class _Gang:
-    """What is known of the gang of a partition. rows: sent to the turner, from the present one on; is_due: they are to be sent anew."""
+    """What is known of the gang of a partition.
+
+    rows: from the present one on; goal_us: up to which they are being computed; is_due: the turner is to be told.
+    """
 
     name: str
     clock: ClockReader
@@ -85,6 +90,7 @@ class _Gang:
     version: int = -1
     table: Timetable | None = None
     rows: list[SlotRow] = field(default_factory=list)
+    goal_us: int = 0
     is_due: bool = False
     sent_with: ClockReading | None = None
     error: str = ""
@@ -230,10 +236,10 @@ class Gangs:
             limit_us = block.info.limit_us if block.info is not None else 0
             if block.live and limit_us and self.served_us(name)[0] >= limit_us:
                 self._over_limit(block)
-        self._send_rows()
+        is_ahead = self._send_rows()
         for gone in self._gangs.keys() - {*wanted.values(), *(part.gang for part in self._parts.values())}:
             self._close(self._gangs.pop(gone))
-        return machine.monotonic() + _LOOK_S if self._gangs else math.inf
+        return machine.monotonic() + (_LOOK_S if is_ahead else _SOON_S) if self._gangs else math.inf
 
     def turn_on(self) -> None:
         """All that is done while the node may not act: its turns go on."""
@@ -322,41 +328,47 @@ class Gangs:
 
     # -- rows ----------------------------------------------------------------------------------------------------------------
 
-    def _send_rows(self) -> None:
-        """The rows of all gangs of the node, which there is only one of but for a change of partitions; where something is new."""
+    def _send_rows(self) -> bool:
+        """The rows of all gangs of the node, which there is only one of but for a change of partitions; where something is new.
+
+        False: more of them are to be computed.
+        """
         ahead: dict[str, int] = {}  # gang -> of gang time before this machine's boot clock, us
-        is_due = False
+        is_due, is_ahead = False, True
         for gang in self._gangs.values():
             reading, table = self._reading(gang), gang.table
             if reading is None or table is None:
                 continue
             ahead[gang.name] = ahead_us = reading.offset_us + table.record.clock.offset_us
-            self._extend(gang, table, machine.boottime_ns() // 1000 + ahead_us)
+            is_ahead = self._extend(gang, table, machine.boottime_ns() // 1000 + ahead_us) and is_ahead
             if gang.sent_with is None or abs(gang.sent_with.offset_us - reading.offset_us) > _DRIFT_US:
                 gang.sent_with, gang.is_due = reading, True
             is_due = is_due or gang.is_due
         if not is_due or not self._parts:
-            return
+            return is_ahead
         rows: list[tuple[int, tuple[str, ...]]] = []
         for name, ahead_us in ahead.items():
             self._gangs[name].is_due = False
             rows += [((row.start_us - ahead_us) * 1000, row.parts) for row in _changes(self._gangs[name].rows)]
         self._node.lanes.runner.turner.rows(tuple(sorted(rows)))
+        return is_ahead
 
     @staticmethod
-    def _extend(gang: _Gang, table: Timetable, now_us: int) -> None:
-        """Rows up to the horizon; those that are over go."""
+    def _extend(gang: _Gang, table: Timetable, now_us: int) -> bool:
+        """Rows up to the horizon, or some of them (False); those that are over go."""
         slot_us = table.record.slot_us
-        present_us = now_us - slot_us
-        if gang.rows and gang.rows[-1].start_us >= now_us + max(_AGAIN_US, (_AHEAD_SLOTS - 1) * slot_us):
-            return
-        end_us = now_us + max(AHEAD_US, _AHEAD_SLOTS * slot_us)
         table.skip_to((now_us - table.record.origin_us) // slot_us)
-        while table.start_us(table.slot) <= end_us:
+        if table.start_us(table.slot) < now_us + max(_AGAIN_US, (_AHEAD_SLOTS - 1) * slot_us):
+            gang.goal_us = now_us + max(AHEAD_US, _AHEAD_SLOTS * slot_us)
+        if table.start_us(table.slot) > gang.goal_us:
+            return True
+        most = table.slot + _AT_ONCE
+        while table.slot < most and table.start_us(table.slot) <= gang.goal_us:
             gang.rows.append(table.next())
-        over = next((at for at, row in enumerate(gang.rows) if row.start_us > present_us), len(gang.rows))
+        over = next((at for at, row in enumerate(gang.rows) if row.start_us > now_us - slot_us), len(gang.rows))
         del gang.rows[: max(0, over - 1)]
         gang.is_due = True
+        return table.start_us(table.slot) > gang.goal_us
 
 
 def _changes(rows: list[SlotRow]) -> Iterator[SlotRow]:
