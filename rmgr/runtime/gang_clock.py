@@ -117,8 +117,8 @@ class ClockReader:
                     trip_us = (ended_ns - began_ns) // 1000
                     if best is None or trip_us < 2 * best.error_us:
                         best = ClockReading(there_us - (began_ns + ended_ns) // 2000, max(1, (trip_us + 1) // 2), ended_ns)
-        except RmgrError as error:
-            self.problem = error.message if best is None else ""
+        except Exception as error:  # noqa: BLE001 - the boundary of a thread: credentials that are being exchanged, say
+            self.problem = (error.message if isinstance(error, RmgrError) else f"{type(error).__name__}: {error}") if best is None else ""
         else:
             self.problem = ""
         return best

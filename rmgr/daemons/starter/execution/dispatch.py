@@ -125,6 +125,8 @@ class Dispatcher:
         self._lanes.grant()
         self.is_held_up = False
         wants_grant = self._lanes.wants_grant  # by what was pulled: it goes first, but not before those that need none of its cores
+        if wants_grant and not (self._jobs is not None and any(map(self._jobs.part_of, self._blocks.values()))):
+            return
         lacking: set[str] = set()  #: resources that a pulled task waits for: nobody behind it gets them
         is_crowded = self._lanes.is_owed  #: a placed job needs room
         is_reserved = is_crowded or self._lanes.is_unsure  #: one has not started yet: what was pulled waits

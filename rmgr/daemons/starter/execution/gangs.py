@@ -73,6 +73,7 @@ class _Part:
     gang: str
     slot: Slot
     has_begun: bool = False
+    is_over_limit: bool = False  #: and was told so
     served_us: int = 0
     turns: int = 0
 
@@ -234,7 +235,9 @@ class Gangs:
             lanes.keep(_OURS, 0, 0)
         for name, block in heads.items():
             limit_us = block.info.limit_us if block.info is not None else 0
-            if block.live and limit_us and self.served_us(name)[0] >= limit_us:
+            part_here = self._parts.get(name)
+            if part_here is not None and block.live and limit_us and part_here.served_us >= limit_us and not part_here.is_over_limit:
+                part_here.is_over_limit = True
                 self._over_limit(block)
         is_ahead = self._send_rows()
         for gone in self._gangs.keys() - {*wanted.values(), *(part.gang for part in self._parts.values())}:
@@ -297,7 +300,8 @@ class Gangs:
         self._tree.wake()
 
     def _find_clock(self, gang: _Gang) -> None:
-        assert gang.table is not None
+        if gang.table is None or self._gangs.get(gang.name) is not gang:
+            return
         clock = gang.table.record.clock
         if clock.node == self._node.name or gang.endpoint_of == (clock.node, clock.incarnation):
             return
@@ -306,7 +310,7 @@ class Gangs:
         future.add_done_callback(lambda done: self._tree.post(partial(self._on_reference, gang, asked, done)))
 
     def _on_reference(self, gang: _Gang, asked: tuple[str, int], done: Future[Stamped | None]) -> None:
-        if gang.endpoint_of != asked:
+        if gang.endpoint_of != asked or self._gangs.get(gang.name) is not gang:
             return
         try:
             found = done.result()
