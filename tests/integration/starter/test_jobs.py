@@ -206,4 +206,4 @@ def test_a_cancel_that_comes_with_the_start_order_is_not_lost(rig: Rig, tmp_path
     assert rig.outcomes(number, 1)[0].state is State.CANCELLED
     crossed_off(rig, guid)
     crossed_off(rig, job.guid)
-    assert process.agent().blocks == {}
+    eventually(lambda: process.agent().blocks == {}, "the answer to its last write taken in")
