@@ -17,18 +17,20 @@ class CallId(_message.Message):
     def __init__(self, user: _Optional[str] = ..., guid: _Optional[bytes] = ..., number: _Optional[int] = ...) -> None: ...
 
 class FromServer(_message.Message):
-    __slots__ = ("hello", "load", "verdict", "leaving", "beat")
+    __slots__ = ("hello", "load", "verdict", "leaving", "beat", "over")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     hello: ServerHello
     load: Load
     verdict: Verdict
     leaving: bool
     beat: bool
-    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ...) -> None: ...
+    over: bool
+    def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ...) -> None: ...
 
 class ServerHello(_message.Message):
     __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting")
@@ -73,7 +75,7 @@ class Load(_message.Message):
     def __init__(self, ask: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., other: _Optional[float] = ..., mean_load: _Optional[float] = ..., arrivals_per_s: _Optional[float] = ..., service_s: _Optional[float] = ..., service_cv: _Optional[float] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("key", "kind", "reason")
+    __slots__ = ("key", "kind", "reason", "life")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACCEPTED: _ClassVar[Verdict.Kind]
@@ -87,13 +89,15 @@ class Verdict(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     kind: Verdict.Kind
     reason: str
-    def __init__(self, key: _Optional[bytes] = ..., kind: _Optional[_Union[Verdict.Kind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    life: int
+    def __init__(self, key: _Optional[bytes] = ..., kind: _Optional[_Union[Verdict.Kind, str]] = ..., reason: _Optional[str] = ..., life: _Optional[int] = ...) -> None: ...
 
 class ToServer(_message.Message):
-    __slots__ = ("welcome", "ask", "offer", "cancel", "closed", "probe", "beat")
+    __slots__ = ("welcome", "ask", "offer", "cancel", "closed", "probe", "beat", "orphan")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +105,7 @@ class ToServer(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    ORPHAN_FIELD_NUMBER: _ClassVar[int]
     welcome: ServerWelcome
     ask: int
     offer: Offer
@@ -108,7 +113,8 @@ class ToServer(_message.Message):
     closed: Closed
     probe: Probe
     beat: bool
-    def __init__(self, welcome: _Optional[_Union[ServerWelcome, _Mapping]] = ..., ask: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., cancel: _Optional[_Union[CallId, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., beat: bool = ...) -> None: ...
+    orphan: CallId
+    def __init__(self, welcome: _Optional[_Union[ServerWelcome, _Mapping]] = ..., ask: _Optional[int] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., cancel: _Optional[_Union[CallId, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., beat: bool = ..., orphan: _Optional[_Union[CallId, _Mapping]] = ...) -> None: ...
 
 class ServerWelcome(_message.Message):
     __slots__ = ("version", "gateway", "refused")
@@ -187,7 +193,7 @@ class GiveReply(_message.Message):
     def __init__(self, is_taken: bool = ...) -> None: ...
 
 class CallOutcome(_message.Message):
-    __slots__ = ("kind", "error", "traceback", "bytes", "waited_us", "ran_us")
+    __slots__ = ("kind", "error", "traceback", "bytes", "waited_us", "ran_us", "in_us")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[CallOutcome.Kind]
@@ -208,13 +214,15 @@ class CallOutcome(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     WAITED_US_FIELD_NUMBER: _ClassVar[int]
     RAN_US_FIELD_NUMBER: _ClassVar[int]
+    IN_US_FIELD_NUMBER: _ClassVar[int]
     kind: CallOutcome.Kind
     error: str
     traceback: str
     bytes: int
     waited_us: int
     ran_us: int
-    def __init__(self, kind: _Optional[_Union[CallOutcome.Kind, str]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., bytes: _Optional[int] = ..., waited_us: _Optional[int] = ..., ran_us: _Optional[int] = ...) -> None: ...
+    in_us: int
+    def __init__(self, kind: _Optional[_Union[CallOutcome.Kind, str]] = ..., error: _Optional[str] = ..., traceback: _Optional[str] = ..., bytes: _Optional[int] = ..., waited_us: _Optional[int] = ..., ran_us: _Optional[int] = ..., in_us: _Optional[int] = ...) -> None: ...
 
 class FromCaller(_message.Message):
     __slots__ = ("ask", "data", "cancel", "acknowledged")
@@ -277,6 +285,24 @@ class ToCaller(_message.Message):
     none: NoneNow
     over: Over
     def __init__(self, named: _Optional[_Union[Named, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., outcome: _Optional[_Union[CallOutcome, _Mapping]] = ..., data: _Optional[bytes] = ..., beat: bool = ..., none: _Optional[_Union[NoneNow, _Mapping]] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+
+class EndRequest(_message.Message):
+    __slots__ = ("guid", "lowest", "acknowledged", "cancelled")
+    GUID_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    guid: bytes
+    lowest: int
+    acknowledged: _containers.RepeatedScalarFieldContainer[int]
+    cancelled: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, guid: _Optional[bytes] = ..., lowest: _Optional[int] = ..., acknowledged: _Optional[_Iterable[int]] = ..., cancelled: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndReply(_message.Message):
+    __slots__ = ("servers",)
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    servers: int
+    def __init__(self, servers: _Optional[int] = ...) -> None: ...
 
 class Named(_message.Message):
     __slots__ = ("server", "life", "pick", "trace")

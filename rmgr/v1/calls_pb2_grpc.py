@@ -55,6 +55,11 @@ class CallsStub(object):
                 request_serializer=rmgr_dot_v1_dot_calls__pb2.FromCaller.SerializeToString,
                 response_deserializer=rmgr_dot_v1_dot_calls__pb2.ToCaller.FromString,
                 _registered_method=True)
+        self.End = channel.unary_unary(
+                '/rmgr.v1.Calls/End',
+                request_serializer=rmgr_dot_v1_dot_calls__pb2.EndRequest.SerializeToString,
+                response_deserializer=rmgr_dot_v1_dot_calls__pb2.EndReply.FromString,
+                _registered_method=True)
         self.Functions = channel.unary_unary(
                 '/rmgr.v1.Calls/Functions',
                 request_serializer=rmgr_dot_v1_dot_calls__pb2.FunctionsRequest.SerializeToString,
@@ -104,6 +109,13 @@ class CallsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def End(self, request, context):
+        """acknowledges and cancels calls, through whichever gateway
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Functions(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -145,6 +157,11 @@ def add_CallsServicer_to_server(servicer, server):
                     servicer.Call,
                     request_deserializer=rmgr_dot_v1_dot_calls__pb2.FromCaller.FromString,
                     response_serializer=rmgr_dot_v1_dot_calls__pb2.ToCaller.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=rmgr_dot_v1_dot_calls__pb2.EndRequest.FromString,
+                    response_serializer=rmgr_dot_v1_dot_calls__pb2.EndReply.SerializeToString,
             ),
             'Functions': grpc.unary_unary_rpc_method_handler(
                     servicer.Functions,
@@ -271,6 +288,33 @@ class Calls(object):
             '/rmgr.v1.Calls/Call',
             rmgr_dot_v1_dot_calls__pb2.FromCaller.SerializeToString,
             rmgr_dot_v1_dot_calls__pb2.ToCaller.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rmgr.v1.Calls/End',
+            rmgr_dot_v1_dot_calls__pb2.EndRequest.SerializeToString,
+            rmgr_dot_v1_dot_calls__pb2.EndReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,8 +1,9 @@
-"""Calls whose clients read nothing: found and ended, so that they hold neither a thread nor what was to be sent."""
+"""Calls whose clients read nothing, or send nothing: found and ended, so that they hold neither a thread nor what was to be sent."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,45 +15,50 @@ _LOOK_S = 0.5
 
 
 class Stalls:
-    """Args: most_s: how long one message may wait to be taken. cut: told of every call that is ended for it. Thread-safe."""
+    """Args: most_s: how long one message may wait to be taken, or to come. cut: told of every call that is ended for it. Thread-safe."""
 
     def __init__(self, most_s: float, cut: Callable[[], None] = lambda: None) -> None:
         self._most_s = most_s
         self._cut = cut
         self._lock = threading.Lock()
-        self._sending: dict[int, tuple[float, grpc.ServicerContext]] = {}  # since when, by call
+        self._numbers = itertools.count()
+        self._waiting: dict[int, tuple[float, grpc.ServicerContext]] = {}  # since when
         self._looks = False
 
     def watched(self, context: grpc.ServicerContext, messages: Iterable[Any]) -> Iterator[Any]:
         """The same messages; the call ends when one of them waits too long. Cost: 1 us a message."""
-        number = id(context)
-        try:
-            for message in messages:
-                with self._lock:
-                    self._sending[number] = time.monotonic(), context
-                    if not self._looks:
-                        with contextlib.suppress(RuntimeError):  # no thread to be had: the next message tries again
-                            threading.Thread(target=self._look, name="stalls", daemon=True).start()
-                            self._looks = True
+        for message in messages:
+            with self.waited(context):
                 yield message
-                with self._lock:
-                    self._sending.pop(number, None)
+
+    @contextlib.contextmanager
+    def waited(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """The body waits for this call's client; the call ends when that takes too long. Cost: 2 us."""
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = time.monotonic(), context
+            if not self._looks:
+                with contextlib.suppress(RuntimeError):  # no thread to be had: the next one tries again
+                    threading.Thread(target=self._look, name="stalls", daemon=True).start()
+                    self._looks = True
+        try:
+            yield
         finally:
             with self._lock:
-                self._sending.pop(number, None)
+                self._waiting.pop(number, None)
 
     def _look(self) -> None:
-        """Runs while anything is being sent."""
+        """Runs while anything is waited for."""
         while True:
             time.sleep(_LOOK_S)
             now_s = time.monotonic()
             with self._lock:
-                if not self._sending:
+                if not self._waiting:
                     self._looks = False
                     return
-                late = [(number, context) for number, (since_s, context) in self._sending.items() if since_s < now_s - self._most_s]
+                late = [(number, context) for number, (since_s, context) in self._waiting.items() if since_s < now_s - self._most_s]
                 for number, _ in late:
-                    del self._sending[number]
+                    del self._waiting[number]
             for _, context in late:
                 self._cut()
                 context.cancel()

@@ -1,0 +1,161 @@
+"""The client's end of calls: one RPC a try, and questions. What is done with what a try comes to is decided in `rmgr/client/calls.py`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+
+from rmgr.adapters.access.auth import USER_KEY, open_channel
+from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.calls.links import PIECE_BYTES, SILENT_S
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.errors import Unavailable
+from rmgr.model.cluster.identity import Role
+from rmgr.v1 import calls_pb2 as pb
+from rmgr.v1 import calls_pb2_grpc
+
+_ANSWER_S = 10.0
+
+
+class CallsClient:
+    """Calls through one gateway. credentials: who we are; None in an open cluster, where `user` is believed. Thread-safe."""
+
+    def __init__(self, endpoint: str, *, user: str, credentials: Credentials | None = None) -> None:
+        self.endpoint = endpoint
+        self._channel = open_channel(endpoint, credentials, Role.SUBMITTER, (*OPTIONS, ("grpc.use_local_subchannel_pool", 1)))
+        self._stub = calls_pb2_grpc.CallsStub(self._channel)
+        self._metadata = ((USER_KEY, quote(user)),) if credentials is None and user else ()
+
+    def close(self) -> None:
+        """Ends the channel with its tries. Idempotent."""
+        self._channel.close()
+
+    def functions(self, name: str = "") -> Any:
+        """`pb.FunctionsReply`. Raises: Unavailable; what the gateway refuses, as from all that follow."""
+        return self._asked(self._stub.Functions, pb.FunctionsRequest(name=name))
+
+    def servers(self, name: str = "") -> Any:
+        """`pb.ServersReply`."""
+        return self._asked(self._stub.Servers, pb.ServersRequest(name=name))
+
+    def explain(self, function: str, version: int, sizes: str) -> Any:
+        """`pb.PickReply` with all terms. sizes: JSON."""
+        return self._asked(self._stub.Explain, pb.ExplainCallRequest(function=function, function_version=version, sizes=sizes))
+
+    def end(self, guid: bytes, lowest: int, *, acknowledged: Sequence[int] = (), cancelled: Sequence[int] = ()) -> int:
+        """Tells all servers of this gateway; returns how many these are."""
+        request = pb.EndRequest(guid=guid, lowest=lowest, acknowledged=acknowledged, cancelled=cancelled)
+        return int(self._asked(self._stub.End, request).servers)
+
+    def attempt(self, ask: Any, arguments: Callable[[], Iterable[bytes]]) -> Attempt:
+        """Begins a try. arguments: pieces of at most 1 MiB, asked for once the server is named."""
+        return Attempt(self._stub, self._metadata, ask, arguments, self.endpoint)
+
+    def _asked(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=_ANSWER_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise rebuild(error, self.endpoint) from None
+
+
+class Attempt:
+    """One try of a call: a thread of gRPC sends, the caller's thread reads `messages`. A silence of 10 s ends it.
+
+    Attributes:
+        has_sent: the server may have some of the arguments.
+    """
+
+    def __init__(
+        self, stub: Any, metadata: Sequence[tuple[str, str]], ask: Any, arguments: Callable[[], Iterable[bytes]], endpoint: str
+    ) -> None:
+        self.has_sent = False
+        self._ask = ask
+        self._arguments = arguments
+        self._endpoint = endpoint
+        self._changed = threading.Condition()
+        self._is_named = self._has_answer = self._is_over = False
+        self._call = stub.Call(self._sent(), metadata=metadata)
+        self._guard = _Silence(SILENT_S, self._call.cancel)
+
+    def messages(self) -> Iterator[Any]:
+        """`pb.ToCaller` until the last; beats are left out. Raises: Unavailable when the gateway is gone or silent; what it refuses."""
+        try:
+            for message in self._call:
+                self._guard.heard()
+                if message.WhichOneof("what") == "named":
+                    self._let(named=True)
+                if not message.beat:
+                    yield message
+        except grpc.RpcError as error:
+            if self._guard.has_fired:
+                raise Unavailable(f"the gateway at {self._endpoint} has said nothing for {SILENT_S:.0f} s", hint="rmgr doctor") from None
+            raise rebuild(error, self._endpoint) from None
+        finally:
+            self._let(over=True)
+            self._guard.close()
+
+    def acknowledge(self) -> None:
+        """The whole answer is here: the server may forget it."""
+        self._let(answer=True)
+
+    def close(self) -> None:
+        """Ends it, from any thread. Idempotent."""
+        self._let(over=True)
+        self._call.cancel()
+
+    def _let(self, *, named: bool = False, answer: bool = False, over: bool = False) -> None:
+        with self._changed:
+            self._is_named |= named
+            self._has_answer |= answer
+            self._is_over |= over
+            self._changed.notify_all()
+
+    def _sent(self) -> Iterator[Any]:
+        """What is sent, on a thread of gRPC."""
+        yield pb.FromCaller(ask=self._ask)
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_named or self._is_over)
+            if not self._is_named or self._is_over:
+                return
+            self.has_sent = True
+        for data in self._arguments():
+            if len(data) > PIECE_BYTES:
+                raise ValueError(f"a piece of {len(data)} bytes")
+            yield pb.FromCaller(data=data)
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_answer or self._is_over)
+            if not self._has_answer:
+                return
+        yield pb.FromCaller(acknowledged=True)
+
+
+class _Silence:
+    """Calls `cut` once nothing was heard for so long."""
+
+    def __init__(self, most_s: float, cut: Callable[[], object]) -> None:
+        self._most_s = most_s
+        self._cut = cut
+        self._heard = threading.Event()
+        self._is_closed = False
+        self.has_fired = False
+        threading.Thread(target=self._look, name="calls-silence", daemon=True).start()
+
+    def heard(self) -> None:
+        self._heard.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._heard.set()
+
+    def _look(self) -> None:
+        while self._heard.wait(self._most_s):
+            if self._is_closed:
+                return
+            self._heard.clear()
+        self.has_fired = True
+        self._cut()

@@ -1,0 +1,323 @@
+"""The servers of calls that keep a stream to this gateway: what they offer, what they have to do, how fast the way to them is.
+
+    server --Serve--> ServerLink <-- Links --> tries of calls (relay.py), looks of the monitor (daemons/gateway/calls.py)
+           --Take, Give--> Probe
+
+A link is one life of a server at this gateway. What it is told goes through a queue that its stream empties; what it says arrives on a
+thread of its own. A server that says nothing for `SILENT_S` is not there, and its stream is ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+
+from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.v1 import calls_pb2 as pb
+
+VERSION = 1
+#: Both ends of a stream say something at least so often; a silence of so long ends it.
+BEAT_S, SILENT_S = 2.0, 10.0
+#: A call's life at a server is taken for lost when no gateway has heard of it for so long; what is known of an ended life is kept.
+KEEP_S = 3600.0
+#: Of a message with bulk.
+PIECE_BYTES = 1 << 20
+#: A probe is at most so large, and takes at most this part of a link; without an older measurement it has so many bytes.
+PROBE_BYTES, PROBE_PART, FIRST_PROBE_BYTES = 256 * 1024, 0.01, 64 * 1024
+#: Only what takes long enough to be measured says how fast a link is.
+MEASURED_BYTES = 64 * 1024
+#: Messages to one server that it has not taken: far more than its waiting calls can be.
+_MOST_UNSENT = 10_000
+
+
+class Try(Protocol):
+    """One RPC of a client, as a link sees it. All calls come from threads of the server's RPCs, and do not block."""
+
+    key: bytes
+
+    def said(self, verdict: Any) -> None:
+        """The server has said so (`pb.Verdict`)."""
+
+    def lost(self) -> None:
+        """The stream of the server is gone."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """Of the way from this gateway to a server. bytes_per_s: 0 = never measured. at_s: monotonic."""
+
+    bytes_per_s: float = 0.0
+    round_trip_s: float = 0.0
+    at_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class _Probe:
+    key: bytes
+    size: int
+    asked_s: float
+    taken_s: float = 0.0
+
+
+@dataclass(eq=False)
+class ServerLink:
+    """The stream of one life of a server. Its fields are read by many threads, and written by its own stream's."""
+
+    name: str
+    site: str
+    life: int
+    slots: int
+    mops: float
+    mops_declared: bool
+    functions: tuple[bytes, ...]  #: canonical JSON of each interface
+    most_waiting: int
+    identity: str = ""  #: the name in its certificate, "" in an open cluster
+    heard_s: float = field(default_factory=time.monotonic)
+    load: Any = field(default_factory=pb.Load)
+    loaded_s: float = -math.inf  #: when `load` was asked for
+    link: Measured = field(default_factory=Measured)
+    is_leaving: bool = False
+    is_over: bool = False  #: it said so
+    ended: bool = False
+    out: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    tries: dict[bytes, Try] = field(default_factory=dict)
+    answered: deque[Any] = field(default_factory=lambda: deque(maxlen=10_000))  #: `pb.CallReport`s since the last report
+    _asked: tuple[int, float] = (0, -math.inf)
+    _probe: _Probe | None = None
+
+    def tell(self, **what: Any) -> None:
+        """Puts a message into its stream; nothing for one that has ended."""
+        if not self.ended and self.out.qsize() < _MOST_UNSENT:
+            self.out.put(pb.ToServer(**what))
+
+    def ask(self) -> None:
+        """Asks for its load; the answer arrives as `load`."""
+        self._asked = self._asked[0] + 1, time.monotonic()
+        self.tell(ask=self._asked[0])
+
+    def probe(self, refresh_s: float) -> None:
+        """Measures the way to it, unless that is under way. Cost: at most `PROBE_PART` of the link in `refresh_s`, both ways."""
+        if self._probe is not None and time.monotonic() - self._probe.asked_s < SILENT_S:
+            return
+        rate = self.link.bytes_per_s
+        size = min(PROBE_BYTES, int(rate * refresh_s * PROBE_PART / 2)) if rate else FIRST_PROBE_BYTES
+        self._probe = _Probe(os.urandom(16), size, time.monotonic())
+        self.tell(probe=pb.Probe(key=self._probe.key, bytes=size))
+
+    def transferred(self, count: int, took_s: float) -> None:
+        """So many bytes have passed, without time spent waiting for the client."""
+        if count >= MEASURED_BYTES:
+            self.link = Measured(count / max(took_s, 1e-6), self.link.round_trip_s, time.monotonic())
+
+    # -- what the server says
+
+    def take_in(self, message: Any) -> None:
+        """A message of its stream."""
+        self.heard_s = time.monotonic()
+        what = message.WhichOneof("what")
+        if what == "load" and message.load.ask == self._asked[0]:
+            self.load, self.loaded_s = message.load, self._asked[1]
+        elif what == "verdict":
+            one = self.tries.get(message.verdict.key)
+            if one is not None:
+                one.said(message.verdict)
+        elif what == "leaving":
+            self.is_leaving = True
+        elif what == "over":
+            self.is_over = self.is_leaving = True
+
+    def probe_pieces(self, key: bytes) -> Iterator[Any] | None:
+        """What `Take` answers for a probe; None: it is none of this link's."""
+        probe = self._probe
+        if probe is None or probe.key != key:
+            return None
+        probe.taken_s = time.monotonic()
+        self.link = Measured(self.link.bytes_per_s, probe.taken_s - probe.asked_s, probe.taken_s)
+        return (pb.Piece(data=bytes(min(PIECE_BYTES, probe.size - at))) for at in range(0, probe.size, PIECE_BYTES))
+
+    def probe_given(self, key: bytes, parts: Iterator[Any], first: int) -> bool:
+        """Reads what `Give` brings for a probe; False: it is none of this link's."""
+        probe = self._probe
+        if probe is None or probe.key != key:
+            return False
+        count = first
+        for part in parts:
+            count += len(part.data)
+            if count > probe.size:
+                break
+        if probe.size and count == probe.size:
+            took_s = time.monotonic() - probe.taken_s
+            self.link = Measured(2 * probe.size / max(took_s, 1e-6), self.link.round_trip_s, time.monotonic())
+        self._probe = None
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A life that has no stream here any more. is_over: it said so, or another life of its server came; else it may come back."""
+
+    name: str
+    life: int
+    heard_s: float
+    is_over: bool
+
+
+class Links:
+    """All servers of this gateway, by name. Thread-safe.
+
+    Args:
+        changed: told, on any thread, that servers or what they can take have changed.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._live: dict[str, ServerLink] = {}
+        self._gone: dict[int, Gone] = {}  # by life
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def all(self) -> list[ServerLink]:
+        """Those that have a stream here, by name."""
+        with self._lock:
+            return sorted(self._live.values(), key=lambda link: link.name)
+
+    def gone(self) -> list[Gone]:
+        """Lives of the last hour that have none."""
+        with self._lock:
+            before_s = time.monotonic() - KEEP_S
+            self._gone = {life: one for life, one in self._gone.items() if one.heard_s > before_s}
+            return list(self._gone.values())
+
+    def find(self, life: int) -> ServerLink | None:
+        """The link of this life."""
+        with self._lock:
+            return next((link for link in self._live.values() if link.life == life), None)
+
+    def what_of(self, life: int) -> Gone | None:
+        """What is known of a life without a stream."""
+        with self._lock:
+            return self._gone.get(life)
+
+    def by_key(self, key: bytes) -> Try | None:
+        """The try that was offered by this key."""
+        return next((one for link in self.all() if (one := link.tries.get(key)) is not None), None)
+
+    def served(self, requests: Iterator[Any], context: grpc.ServicerContext, identity: str, gateway: str) -> Iterator[Any]:
+        """What a server is told, while its stream lasts: the body of `Serve`.
+
+        Raises: UsageError, VersionMismatch for a hello that cannot be.
+        """
+        try:
+            hello = next(requests).hello
+        except (StopIteration, grpc.RpcError):
+            return
+        link = self._greeted(hello, identity)
+        welcome = pb.ServerWelcome(version=VERSION, gateway=gateway)
+        refusal = self._enter(link)
+        if refusal:
+            yield pb.ToServer(welcome=pb.ServerWelcome(version=VERSION, gateway=gateway, refused=refusal))
+            return
+        if not context.add_callback(lambda: link.out.put(None)):
+            self._leave(link)
+            return
+        threading.Thread(target=self._read, args=(link, requests, context), name="calls-server", daemon=True).start()
+        try:
+            yield pb.ToServer(welcome=welcome)
+            link.ask()
+            link.probe(KEEP_S)
+            self._changed()
+            yield from self._told(link)
+        finally:
+            self._leave(link)
+
+    def _told(self, link: ServerLink) -> Iterator[Any]:
+        while True:
+            try:
+                message = link.out.get(timeout=BEAT_S)
+            except queue.Empty:
+                message = pb.ToServer(beat=True)
+            if message is None or time.monotonic() - link.heard_s > SILENT_S:
+                return
+            yield message
+
+    def _read(self, link: ServerLink, requests: Iterator[Any], context: grpc.ServicerContext) -> None:
+        with suppress(grpc.RpcError):
+            for message in requests:
+                was_leaving, loaded_s = link.is_leaving, link.loaded_s
+                link.take_in(message)
+                if (link.is_leaving, link.loaded_s) != (was_leaving, loaded_s):
+                    self._changed()
+        link.out.put(None)
+        with suppress(RmgrError):
+            context.cancel()
+
+    @staticmethod
+    def _greeted(hello: Any, identity: str) -> ServerLink:
+        if hello.version != VERSION:
+            words = f"server {hello.name or '?'} speaks version {hello.version} of calls, this gateway {VERSION}"
+            raise VersionMismatch(words, hint="rmgr version")
+        if not hello.name or not hello.life or not hello.slots or not 0 <= hello.mops < math.inf:
+            raise UsageError(f"server {hello.name!r} says hello without name, life, slots or speed")
+        if identity and identity != hello.name:
+            raise UsageError(f"server {hello.name} has a certificate of {identity}", hint=f"rmgr server --name {identity}")
+        return ServerLink(
+            hello.name,
+            hello.site,
+            hello.life,
+            hello.slots,
+            hello.mops,
+            hello.mops_declared,
+            tuple(hello.functions),
+            hello.most_waiting,
+            identity,
+        )
+
+    def _enter(self, link: ServerLink) -> str:
+        """Why this server cannot be here, "" where it can. A new life of a name ends the old one."""
+        with self._lock:
+            known = self._live.get(link.name)
+            if known is not None and known.life != link.life and time.monotonic() - known.heard_s < SILENT_S:
+                return f"another server {link.name} is here (site {known.site or '-'}): a name is of one server"
+            self._live[link.name] = link
+            for life, one in list(self._gone.items()):
+                if one.name == link.name and life != link.life:
+                    self._gone[life] = Gone(one.name, life, one.heard_s, True)
+            self._gone.pop(link.life, None)
+        if known is not None:
+            self._end(known, is_over=known.life != link.life)
+        return ""
+
+    def _leave(self, link: ServerLink) -> None:
+        with self._lock:
+            mine = self._live.get(link.name) is link
+            if mine:
+                del self._live[link.name]
+        if mine:
+            self._end(link, is_over=link.is_over)
+
+    def _end(self, link: ServerLink, *, is_over: bool) -> None:
+        link.ended = True
+        link.out.put(None)
+        with self._lock:
+            if self._live.get(link.name) is None or self._live[link.name].life != link.life:
+                self._gone[link.life] = Gone(link.name, link.life, link.heard_s, is_over)
+        for one in list(link.tries.values()):
+            one.lost()
+        self._changed()
+
+
+def names(links: Sequence[ServerLink]) -> str:
+    """For errors: the names of some servers."""
+    return ", ".join(link.name for link in links) or "none"

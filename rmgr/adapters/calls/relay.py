@@ -1,0 +1,517 @@
+"""The gateway's service of calls: each try of a client is offered to a server, and its bytes pass from one RPC to the other.
+
+    client --Call--> Try --offer--> ServerLink --> server
+                      |  <--verdict--
+      pieces of the arguments:  Call's requests --read by--> Take's answers
+      pieces of the answer:     Give's requests --read by--> Call's answers
+
+Nothing is stored: the thread that sends on also reads, so whoever takes slowly is read from slowly. A try costs a thread while it waits.
+What a try may come to, and what a client does next, stands in `proto/rmgr/v1/calls.proto`; who decides is the client.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+
+from rmgr.adapters.access.auth import Caller, caller_of
+from rmgr.adapters.access.errors import fail
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.access.stalls import Stalls
+from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, VERSION, Links, ServerLink
+from rmgr.errors import RmgrError, UsageError, VersionMismatch
+from rmgr.v1 import calls_pb2 as pb
+
+#: Calls under way through one gateway; each holds up to three threads.
+MAX_CALLS = 256
+#: A stream without a piece for so long is ended.
+STALLED_S = 30.0
+#: A server says at once whether it takes a call; one that does not is passed over.
+VERDICT_S = 5.0
+#: A function that nobody offers is waited for so long: its server may be starting.
+NOBODY_S = 10.0
+#: How often a call that waits for room looks again, beside being told of changes.
+_LOOK_S = 1.0
+_LONGEST_S = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for, as the gateway understands it. function: name@version. refused: why it cannot be, "" where it can."""
+
+    function: str
+    operations: int
+    bytes: int
+
+
+class Choosing(Protocol):
+    """The daemon's half. Called on threads of RPCs; may block for about a second."""
+
+    def understood(self, caller: Caller, ask: Any) -> Wanted | None:
+        """What a `pb.CallAsk` wants; None: nobody offers it. Raises: UsageError, PermissionDenied, Conflict for another interface."""
+
+    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
+        """The server offers this function, just so."""
+
+    def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
+        """(`pb.PickReply`, trace steps 1 to 5). Never raises: without a leader it picks by itself."""
+
+    def forwarding(self, count: int) -> None:
+        """So many bytes of arguments are about to go to a server. May block, for tests."""
+
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+        """A call has its answer."""
+
+    def functions(self, request: Any) -> Any:
+        """`pb.FunctionsReply`."""
+
+    def servers(self, request: Any) -> Any:
+        """`pb.ServersReply`."""
+
+    def explain(self, caller: Caller, request: Any) -> Any:
+        """`pb.PickReply`. Raises: NotFound, UsageError."""
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """As `GatewayPort.count`."""
+
+
+#: The server that takes a call, why it was chosen, and steps 1 to 5.
+_Accepted: TypeAlias = tuple[ServerLink, Any, Sequence[Any]]
+
+
+@dataclass(eq=False)
+class _Given:
+    """An answer that a server brings: its `Give` waits until the client's RPC has read it all."""
+
+    outcome: Any
+    parts: Iterator[Any]
+    first: bytes
+    context: grpc.ServicerContext
+    done: threading.Event = field(default_factory=threading.Event)
+    is_taken: bool = False
+
+
+@dataclass(eq=False)
+class _Try:
+    """One `Call` RPC. Events of other threads wait in it; its own thread takes them."""
+
+    caller: Caller
+    ask: Any
+    requests: Iterator[Any]
+    context: grpc.ServicerContext
+    deadline_s: float
+    key: bytes = field(default_factory=lambda: os.urandom(16))
+    link: ServerLink | None = None
+    is_accepted: bool = False
+    has_ended: bool = False
+    sent_s: float = 0.0  #: when the first piece of its arguments went to the server
+    client_s: float = 0.0  #: of what follows, spent waiting for the client
+    started_s: float = 0.0
+    taker: grpc.ServicerContext | None = None
+    events: deque[Any] = field(default_factory=deque)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def id(self) -> Any:
+        return pb.CallId(user=self.caller.user, guid=self.ask.guid, number=self.ask.number)
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline_s - time.monotonic()
+
+    def put(self, event: Any) -> None:
+        with self.changed:
+            self.events.append(event)
+            self.changed.notify_all()
+
+    def take(self, timeout_s: float) -> Any:
+        """The next event; None when there is none in time."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.events, max(0.0, timeout_s))
+            return self.events.popleft() if self.events else None
+
+    def said(self, verdict: Any) -> None:
+        """See `links.Try`."""
+        if verdict.kind == pb.Verdict.STARTED:
+            self.started_s = time.monotonic()
+        self.put(verdict)
+
+    def lost(self) -> None:
+        """See `links.Try`."""
+        self.put("lost")
+
+
+class Relay:
+    """The servicer of `rmgr.v1.Calls`.
+
+    Args:
+        choosing: the daemon. endpoint: of this gateway. bounds: what each user may have of it.
+    """
+
+    def __init__(self, choosing: Choosing, *, bounds: Bounds | None = None, most: int = MAX_CALLS) -> None:
+        self._choosing = choosing
+        self._bounds = bounds or Bounds()
+        self._places = self._bounds.places("remote_calls", most)
+        self._stalls = Stalls(STALLED_S, lambda: choosing.count("cut", "stalled"))
+        self._changed = threading.Condition()
+        self._changes = 0
+        self.endpoint = ""
+        self.links = Links(self._note_change)
+
+    def __len__(self) -> int:
+        """Calls under way."""
+        return len(self._places)
+
+    @property
+    def handler(self) -> grpc.GenericRpcHandler:
+        """For `RpcServer.add_generic`."""
+        streams, unary = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        methods = {
+            "Serve": streams(self._serve, pb.FromServer.FromString, pb.ToServer.SerializeToString),
+            "Call": streams(self._call, pb.FromCaller.FromString, pb.ToCaller.SerializeToString),
+            "Take": grpc.unary_stream_rpc_method_handler(self._take, pb.TakeRequest.FromString, pb.Piece.SerializeToString),
+            "Give": grpc.stream_unary_rpc_method_handler(self._give, pb.GivePart.FromString, pb.GiveReply.SerializeToString),
+            "End": unary(self._end, pb.EndRequest.FromString, pb.EndReply.SerializeToString),
+            "Functions": unary(self._asked(self._choosing.functions), pb.FunctionsRequest.FromString, pb.FunctionsReply.SerializeToString),
+            "Servers": unary(self._asked(self._choosing.servers), pb.ServersRequest.FromString, pb.ServersReply.SerializeToString),
+            "Explain": unary(self._explain, pb.ExplainCallRequest.FromString, pb.PickReply.SerializeToString),
+        }
+        return grpc.method_handlers_generic_handler("rmgr.v1.Calls", methods)
+
+    def _note_change(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    # -- servers -----------------------------------------------------------------------------------------------------------
+
+    def _serve(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        identity = caller_of(context).identity
+        try:
+            yield from self.links.served(requests, context, identity.name if identity is not None else "", self.endpoint)
+        except RmgrError as error:
+            self._choosing.count("refused", type(error).__name__)
+            fail(context, error)
+
+    def _link_of(self, key: bytes, context: grpc.ServicerContext) -> tuple[ServerLink | None, _Try | None]:
+        """Whose key this is: only the server to which it was told may use it."""
+        identity = caller_of(context).identity
+        for link in self.links.all():
+            if identity is None or link.identity == identity.name:
+                one = link.tries.get(key)
+                if isinstance(one, _Try):
+                    return link, one
+        return None, None
+
+    def _take(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        link, one = self._link_of(request.key, context)
+        if link is None or one is None:
+            yield from self._probed(request.key, context)
+            return
+        with one.changed:
+            if one.taker is not None or one.has_ended:
+                return  # once: the pieces are gone
+            one.taker = context
+        yield from self._stalls.watched(context, self._arguments(one))
+
+    def _arguments(self, one: _Try) -> Iterator[Any]:
+        """Reads what the client sends, on the thread that sends it on."""
+        left = one.ask.bytes
+        try:
+            while left:
+                began_s = time.monotonic()
+                with self._stalls.waited(one.context):
+                    message = next(one.requests)
+                one.client_s += time.monotonic() - began_s
+                data = message.data
+                left -= len(data)
+                if not data or len(data) > PIECE_BYTES or left < 0:
+                    raise UsageError("the arguments are not as many bytes as were announced, in pieces of up to 1 MiB")
+                self._choosing.forwarding(len(data))
+                one.sent_s = one.sent_s or time.monotonic()
+                yield pb.Piece(data=data)
+        except (StopIteration, grpc.RpcError, UsageError) as error:
+            one.put("cut")
+            raise UsageError(f"the client of this call went away in the middle of its arguments ({type(error).__name__})") from None
+
+    def _probed(self, key: bytes, context: grpc.ServicerContext) -> Iterator[Any]:
+        for link in self._of(context):
+            pieces = link.probe_pieces(key)
+            if pieces is not None:
+                yield from pieces
+                return
+
+    def _of(self, context: grpc.ServicerContext) -> list[ServerLink]:
+        identity = caller_of(context).identity
+        return [link for link in self.links.all() if identity is None or link.identity == identity.name]
+
+    def _give(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        first = next(requests, None)
+        if first is None:
+            return pb.GiveReply()
+        _, one = self._link_of(first.key, context)
+        if one is None:
+            for link in self._of(context):
+                if link.probe_given(first.key, requests, len(first.data)):
+                    return pb.GiveReply(is_taken=True)
+            return pb.GiveReply()
+        given = _Given(first.outcome, requests, first.data, context)
+        one.put(given)
+        while not given.done.wait(BEAT_S):
+            if not context.is_active() or one.has_ended:
+                break
+        given.done.wait(0.1)
+        return pb.GiveReply(is_taken=given.is_taken)
+
+    # -- clients -------------------------------------------------------------------------------------------------------------
+
+    def _call(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        caller = caller_of(context)
+        try:
+            self._bounds.spend(caller.user)
+            if not self._places.take(caller.user, is_operator=not caller.is_open and caller.is_operator()):
+                raise self._bounds.no_place("remote_calls", caller.user, self._places)
+        except RmgrError as error:
+            self._choosing.count("refused", type(error).__name__)
+            fail(context, error)
+        one: _Try | None = None
+        try:
+            one = self._begun(caller, requests, context)
+            if one is not None:
+                yield from self._stalls.watched(context, self._tried(one))
+        except RmgrError as error:
+            self._choosing.count("refused", type(error).__name__)
+            fail(context, error)
+        finally:
+            self._places.give_back(caller.user)
+            if one is not None:
+                self._forget(one)
+
+    def _begun(self, caller: Caller, requests: Iterator[Any], context: grpc.ServicerContext) -> _Try | None:
+        with self._stalls.waited(context):
+            try:
+                ask = next(requests).ask
+            except (StopIteration, grpc.RpcError):
+                return None
+        if ask.version != VERSION:
+            raise VersionMismatch(f"this client speaks version {ask.version} of calls, the gateway {VERSION}", hint="rmgr version")
+        if len(ask.guid) != 16 or not 1 <= ask.lowest <= ask.number:
+            raise UsageError("a call needs the 16 bytes of its client, and a number not below that client's lowest open one")
+        one = _Try(caller, ask, requests, context, time.monotonic() + min(ask.left_ms / 1000, _LONGEST_S))
+        return one if context.add_callback(lambda: one.put("gone")) else None
+
+    def _tried(self, one: _Try) -> Iterator[Any]:
+        """One try from its question to its last message."""
+        wanted = yield from self._understood(one)
+        if wanted is None:
+            return
+        accepted = yield from self._accepted(one, wanted)
+        if accepted is None:
+            return
+        link, pick, trace = accepted
+        one.is_accepted = True
+        yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace))
+        began_s = time.monotonic()
+        while True:
+            event = one.take(min(BEAT_S, max(0.0, one.left_s)))
+            if isinstance(event, _Given):
+                yield from self._answered(one, event)
+                self._choosing.ended(wanted, link, event.outcome, time.monotonic() - began_s, pick)
+                return
+            if event == "gone":
+                return
+            if event in {"lost", "cut"} or (event is None and time.monotonic() - link.heard_s > SILENT_S):
+                yield self._over(link.life)
+                return
+            if isinstance(event, pb.Verdict):
+                event.life = link.life
+                yield pb.ToCaller(verdict=event)
+                if event.kind in {pb.Verdict.REFUSED, pb.Verdict.BARRED}:
+                    one.has_ended = True
+                    return
+            elif event is None:
+                yield pb.ToCaller(beat=True)
+
+    def _understood(self, one: _Try) -> Generator[Any, None, Wanted | None]:
+        """Waits a little for a function that nobody offers. Returns what is wanted, None when the try has ended."""
+        end_s = time.monotonic() + NOBODY_S
+        while (wanted := self._choosing.understood(one.caller, one.ask)) is None:
+            if time.monotonic() > min(end_s, one.deadline_s):
+                yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.UNKNOWN, reason=f"no server offers {one.ask.function}"))
+                return None
+            yield from self._paused(one, _LOOK_S)
+            if not one.context.is_active():
+                return None
+        return wanted
+
+    def _accepted(self, one: _Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
+        """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended."""
+        ask = one.ask
+        if ask.bound_life:
+            return (yield from self._bound(one))
+        full: set[int] = set()
+        while True:
+            seen = self._changes
+            links = [
+                link
+                for link in self.links.all()
+                if link.life not in {*ask.barred, *full} and not link.is_leaving and self._choosing.offers(wanted, link)
+            ]
+            pick, trace = self._choosing.pick(wanted, one.caller.user, links) if links else (pb.PickReply(), ())
+            link = next((link for link in links if link.name == pick.server), None)
+            if link is not None:
+                verdict = self._offer(one, link, wanted)
+                if verdict is not None and verdict.kind == pb.Verdict.ACCEPTED:
+                    return link, pick, trace
+                if verdict is not None and verdict.kind == pb.Verdict.BARRED:
+                    verdict.life = link.life
+                    yield pb.ToCaller(verdict=verdict)
+                    return None
+                full.add(link.life)
+                continue
+            if not one.context.is_active():
+                return None
+            if one.left_s <= 0:
+                yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=pick.why or f"every server of {wanted.function} is full"))
+                return None
+            yield from self._paused(one, _LOOK_S, seen)
+            full.clear()
+
+    def _bound(self, one: _Try) -> Generator[Any, None, _Accepted | None]:
+        """Offers it again to the life that may have it."""
+        link = self.links.find(one.ask.bound_life)
+        if link is None:
+            yield self._over(one.ask.bound_life)
+            return None
+        verdict = self._offer(one, link, None)
+        if verdict is not None and verdict.kind == pb.Verdict.ACCEPTED:
+            return link, pb.PickReply(server=link.name, life=link.life), ()
+        if verdict is None:
+            yield self._over(link.life)
+            return None
+        verdict.life = link.life
+        yield pb.ToCaller(verdict=verdict)
+        return None
+
+    def _offer(self, one: _Try, link: ServerLink, wanted: Wanted | None) -> Any:
+        """The server's verdict, None when it says none in time."""
+        one.key, one.link = os.urandom(16), link  # of this offer: a late answer to another one is nobody's
+        link.tries[one.key] = one
+        name, _, version = wanted.function.partition("@") if wanted is not None else (one.ask.function, "", str(one.ask.function_version))
+        offer = pb.Offer(
+            key=one.key,
+            id=one.id,
+            lowest=one.ask.lowest,
+            function=name,
+            function_version=int(version or 0),
+            bytes=one.ask.bytes,
+            left_ms=max(0, round(one.left_s * 1000)),
+        )
+        link.tell(offer=offer)
+        end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))
+        while True:
+            event = one.take(end_s - time.monotonic())
+            if isinstance(event, pb.Verdict) and event.key == one.key:
+                if event.kind != pb.Verdict.ACCEPTED:
+                    link.tries.pop(one.key, None)
+                return event
+            if event is None or event in ("lost", "gone"):
+                link.tries.pop(one.key, None)
+                return None
+
+    def _answered(self, one: _Try, given: _Given) -> Iterator[Any]:
+        """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
+        one.has_ended = True
+        link, outcome = one.link, given.outcome
+        waited_s = outcome.waited_us / 1e6
+        in_s = max(0.0, one.started_s - one.sent_s - one.client_s - waited_s) if one.sent_s and one.started_s else 0.0
+        outcome.in_us = round(in_s * 1e6)
+        left, out_s = outcome.bytes, 0.0
+        try:
+            yield pb.ToCaller(outcome=outcome)
+            data = given.first
+            while left:
+                if not data:
+                    began_s = time.monotonic()
+                    with self._stalls.waited(given.context):
+                        data = next(given.parts).data
+                    out_s += time.monotonic() - began_s
+                left -= len(data)
+                if not data or len(data) > PIECE_BYTES or left < 0:
+                    raise UsageError(f"server {link.name if link else '?'} sends another number of bytes than it said")
+                yield pb.ToCaller(data=data)
+                data = b""
+            given.is_taken = True
+        except (StopIteration, grpc.RpcError):
+            return  # the server broke off: the client asks again, and the answer is kept there
+        finally:
+            given.done.set()
+        if link is not None:
+            link.transferred(one.ask.bytes + outcome.bytes, in_s + out_s)
+        with suppress(StopIteration, grpc.RpcError), self._stalls.waited(one.context):
+            if next(one.requests).acknowledged and link is not None:
+                link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
+
+    def _over(self, life: int) -> Any:
+        """What is known here of a life that does not answer."""
+        link, gone = self.links.find(life), self.links.what_of(life)
+        heard_s = link.heard_s if link is not None else gone.heard_s if gone is not None else -math.inf
+        silent_ms = round(min(time.monotonic() - heard_s, _LONGEST_S) * 1000)
+        kind = pb.Over.ENDED if gone is not None and gone.is_over else pb.Over.SILENT if heard_s > -math.inf else pb.Over.ELSEWHERE
+        return pb.ToCaller(over=pb.Over(kind=kind, life=life, silent_ms=silent_ms))
+
+    def _paused(self, one: _Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
+        """Waits until servers have changed; the client hears a beat."""
+        yield pb.ToCaller(beat=True)
+        with self._changed:
+            before = self._changes if seen is None else seen
+            self._changed.wait_for(lambda: self._changes != before, min(most_s, max(0.0, one.left_s)))
+
+    def _forget(self, one: _Try) -> None:
+        """The RPC is over. A server that has the call is told that its client is gone, unless it has its answer."""
+        link = one.link
+        if link is not None:
+            link.tries.pop(one.key, None)
+            if one.is_accepted and not one.has_ended:
+                link.tell(orphan=one.id)
+        one.has_ended = True
+        self._note_change()
+
+    def _end(self, request: Any, context: grpc.ServicerContext) -> Any:
+        user = caller_of(context).user
+        self._bounds.spend(user)
+        links = self.links.all()
+        for link in links:
+            link.tell(closed=pb.Closed(user=user, guid=request.guid, lowest=request.lowest, numbers=request.acknowledged))
+            for number in request.cancelled:
+                link.tell(cancel=pb.CallId(user=user, guid=request.guid, number=number))
+        return pb.EndReply(servers=len(links))
+
+    # -- questions -------------------------------------------------------------------------------------------------------------
+
+    def _asked(self, answer: Callable[[Any], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
+        def asked(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._bounds.spend(caller_of(context).user)
+                return answer(request)
+            except RmgrError as error:
+                return fail(context, error)
+
+        return asked
+
+    def _explain(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            caller = caller_of(context)
+            self._bounds.spend(caller.user)
+            return self._choosing.explain(caller, request)
+        except RmgrError as error:
+            return fail(context, error)
