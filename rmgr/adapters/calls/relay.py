@@ -96,6 +96,7 @@ class _Given:
     parts: Iterator[Any]
     first: bytes
     context: grpc.ServicerContext
+    at_s: float = field(default_factory=time.monotonic)
     done: threading.Event = field(default_factory=threading.Event)
     is_taken: bool = False
 
@@ -115,7 +116,6 @@ class _Try:
     has_ended: bool = False
     sent_s: float = 0.0  #: when the first piece of its arguments went to the server
     client_s: float = 0.0  #: of what follows, spent waiting for the client
-    started_s: float = 0.0
     taker: grpc.ServicerContext | None = None
     events: deque[Any] = field(default_factory=deque)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -141,8 +141,6 @@ class _Try:
 
     def said(self, verdict: Any) -> None:
         """See `links.Try`."""
-        if verdict.kind == pb.Verdict.STARTED:
-            self.started_s = time.monotonic()
         self.put(verdict)
 
     def lost(self) -> None:
@@ -329,7 +327,7 @@ class Relay:
                 return
             if event == "gone":
                 return
-            if event in {"lost", "cut"} or (event is None and time.monotonic() - link.heard_s > SILENT_S):
+            if event in ("lost", "cut") or (event is None and time.monotonic() - link.heard_s > SILENT_S):
                 yield self._over(link.life)
                 return
             if isinstance(event, pb.Verdict):
@@ -432,8 +430,8 @@ class Relay:
         """Reads what the server gives, on the thread that sends it on; then the client's word that it has all."""
         one.has_ended = True
         link, outcome = one.link, given.outcome
-        waited_s = outcome.waited_us / 1e6
-        in_s = max(0.0, one.started_s - one.sent_s - one.client_s - waited_s) if one.sent_s and one.started_s else 0.0
+        there_s = one.client_s + (outcome.waited_us + outcome.ran_us) / 1e6  # the rest of the time it was on its way
+        in_s = max(0.0, given.at_s - one.sent_s - there_s) if one.sent_s else 0.0
         outcome.in_us = round(in_s * 1e6)
         left, out_s = outcome.bytes, 0.0
         try:

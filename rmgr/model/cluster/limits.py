@@ -21,6 +21,7 @@ class UserLimits:
     streams: int = 75  #: logs that are followed and terminals, of one gateway or Starter
     tunnels: int = 38  #: ways through one gateway to a node
     calls: int = 48  #: questions and calls to the store at once, of one gateway or daemon
+    remote_calls: int = 96  #: of named functions on servers, through one gateway at once; more wait in the client
     lines: int = 192  #: direct lines to one Starter
     watches: int = 200_000  #: on znodes, of one gateway
     held_bytes: int = 64 * 1024 * 1024  #: asked and not answered, answered and not read, of one gateway
@@ -54,6 +55,7 @@ _TABLE = (
     ("streams", "gateway, daemon", "logs and terminals followed at once", "end some (Ctrl-C)"),
     ("tunnels", "gateway", "ways to nodes through one gateway at once", "end some terminals"),
     ("calls", "gateway, daemon", "calls at once", _WAIT),
+    ("remote_calls", "gateway", "calls of functions on servers at once", "wait for some; rmgr.call_async waits by itself"),
     ("lines", "Starter", "direct lines to one Starter at once", "none is needed: work goes the long way"),
     ("watches", "gateway", "watches in one gateway", _WATCHES),
     ("held_bytes", "gateway", "bytes asked and not answered, or answered and not read", "read the answers"),

@@ -1,0 +1,224 @@
+"""The relay of calls between real gRPC ends: what a client's try comes to, with a server that the test plays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from rmgr.adapters.calls.asking import CallsClient
+from rmgr.adapters.calls.links import PIECE_BYTES, VERSION, ServerLink
+from rmgr.adapters.calls.relay import Relay, Wanted
+from rmgr.adapters.rpc.server import RpcServer
+from rmgr.v1 import calls_pb2 as pb
+from tests.harness.played_server import PlayedServer
+from tests.harness.waiting import eventually
+
+
+class Chosen:
+    """Picks the first server by name."""
+
+    def __init__(self) -> None:
+        self.ends: list[Any] = []
+
+    def understood(self, caller: Any, ask: Any) -> Wanted | None:
+        wanted = Wanted(f"{ask.function}@1", 1, ask.bytes)
+        return wanted if any(self.offers(wanted, link) for link in self.links()) else None
+
+    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
+        return wanted.function.partition("@")[0].encode() in link.functions
+
+    def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
+        return pb.PickReply(server=links[0].name, life=links[0].life), (pb.TraceStep(step=1, name="monitor"),)
+
+    def forwarding(self, count: int) -> None:
+        pass
+
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+        self.ends.append((link.name, outcome.kind))
+
+    def functions(self, request: Any) -> Any:
+        return pb.FunctionsReply()
+
+    def servers(self, request: Any) -> Any:
+        return pb.ServersReply()
+
+    def explain(self, caller: Any, request: Any) -> Any:
+        return pb.PickReply()
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        pass
+
+
+class World:
+    def __init__(self) -> None:
+        self.chosen = Chosen()
+        self.relay = Relay(self.chosen)
+        self.chosen.links = self.relay.links.all
+        self.server = RpcServer("127.0.0.1:0", threads=64)
+        self.server.add_generic(self.relay.handler)
+        self.server.start()
+        self.guid = os.urandom(16)
+        self.number = 0
+        self._open: list[Any] = []
+
+    def played(self, name: str, **options: Any) -> PlayedServer:
+        made = PlayedServer(self.server.endpoint, name, **options)
+        self._open.append(made)
+        eventually(lambda: any(link.life == made.life for link in self.relay.links.all()), f"{name} known")
+        return made
+
+    def client(self) -> CallsClient:
+        made = CallsClient(self.server.endpoint, user="alice")
+        self._open.append(made)
+        return made
+
+    def ask(self, size: int, *, number: int = 0, **fields: Any) -> Any:
+        self.number += not number
+        fields = {"function": "echo", "left_ms": 60_000, "lowest": 1, **fields}
+        return pb.CallAsk(version=VERSION, guid=self.guid, number=number or self.number, bytes=size, sizes="{}", **fields)
+
+    def called(self, data: bytes, **fields: Any) -> tuple[list[str], bytes]:
+        """One try to its end: what came, and the answer."""
+        attempt = self.client().attempt(self.ask(len(data), **fields), lambda: pieces(data))
+        kinds: list[str] = []
+        answer, size = b"", 0
+        for message in attempt.messages():
+            kind = message.WhichOneof("what")
+            kinds.append(kind)
+            size = message.outcome.bytes if kind == "outcome" else size
+            answer += message.data
+            if "outcome" in kinds and len(answer) == size:
+                attempt.acknowledge()
+        return kinds, answer
+
+    def close(self) -> None:
+        for one in self._open:
+            one.close()
+        self.server.stop()
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size", [8, PIECE_BYTES, 5 * PIECE_BYTES + 17])
+def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size: int) -> None:
+    server = world.played("s1")
+    data = os.urandom(size)
+    kinds, answer = world.called(data)
+    assert [kind for kind in kinds if kind != "verdict"][:2] == ["named", "outcome"]
+    assert answer == data == server.taken[0]
+    eventually(lambda: server.gave == [True], "the server hears that its answer was taken")
+    closed = eventually(lambda: [message.closed for message in server.heard if message.WhichOneof("what") == "closed"], "acknowledged")
+    assert (closed[0].user, closed[0].guid, list(closed[0].numbers)) == ("alice", world.guid, [1])
+    assert world.chosen.ends == [("s1", pb.CallOutcome.OK)]
+
+
+def test_a_full_server_is_passed_over_and_one_that_gets_room_takes_what_waits(world: World) -> None:
+    first, second = world.played("s1"), world.played("s2")
+    first.verdicts = [pb.Verdict.REFUSED]
+    kinds, _ = world.called(b"x")
+    assert (kinds[-1], len(first.offers), len(second.taken)) == ("data", 1, 1)
+    first.verdicts, second.verdicts = [pb.Verdict.REFUSED] * 2, [pb.Verdict.REFUSED] * 2
+    assert world.called(b"y")[1] == b"y"
+    assert len(first.taken) == 1
+
+
+def test_a_life_that_has_refused_for_good_is_told_to_the_client(world: World) -> None:
+    server = world.played("s1")
+    server.verdicts = [pb.Verdict.BARRED]
+    [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
+    assert (message.verdict.kind, message.verdict.life) == (pb.Verdict.BARRED, server.life)
+    other = world.played("s2")
+    assert world.called(b"x", barred=[server.life])[1] == b"x"
+    assert len(other.taken) == 1
+
+
+def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:
+    one, two = world.played("s1"), world.played("s2")
+    world.called(b"x", bound_server="s2", bound_life=two.life)
+    assert (len(one.taken), len(two.taken)) == (0, 1)
+    two.close()
+    eventually(lambda: len(world.relay.links) == 1, "its stream is gone")
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
+    assert (message.over.kind, message.over.life) == (pb.Over.SILENT, two.life)
+    successor = world.played("s2")
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
+    assert message.over.kind == pb.Over.ENDED
+    [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=77), lambda: [b"x"]).messages()
+    assert message.over.kind == pb.Over.ELSEWHERE
+    assert successor.offers == []
+
+
+def test_a_server_that_dies_with_a_call_is_told_at_once_and_one_whose_client_goes_hears_of_it(world: World) -> None:
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(offer: Any, arguments: bytes) -> tuple[Any, bytes]:
+        running.set()
+        go_on.wait(60)
+        return pb.CallOutcome(kind=pb.CallOutcome.OK, bytes=1), b"1"
+
+    server = world.played("s1", work=slow)
+    attempt = world.client().attempt(world.ask(1), lambda: [b"x"])
+    seen: list[str] = []
+    reader = threading.Thread(target=lambda: seen.extend(message.WhichOneof("what") for message in attempt.messages()))
+    reader.start()
+    assert running.wait(30)
+    other = world.client().attempt(world.ask(1), lambda: [b"x"])
+    for message in other.messages():
+        if message.WhichOneof("what") == "verdict":
+            break
+    other.close()
+    orphan = eventually(lambda: [message.orphan for message in server.heard if message.WhichOneof("what") == "orphan"], "told of it")
+    assert orphan[0].number == 2
+    server.close()
+    reader.join(30)
+    assert (seen[0], seen[-1]) == ("named", "over")
+    go_on.set()
+
+
+def test_who_waits_for_a_function_that_nobody_offers_gets_the_first_server_that_does(world: World) -> None:
+    came: list[PlayedServer] = []
+    late = threading.Timer(0.5, lambda: came.append(world.played("s9", functions=(b"other",))))
+    late.start()
+    assert world.called(b"x", function="other")[1] == b"x"
+    late.join()
+    assert came[0].taken == [b"x"]
+
+
+def test_cancelling_and_acknowledging_reach_every_server(world: World) -> None:
+    one, two = world.played("s1"), world.played("s2")
+    assert world.client().end(world.guid, 3, acknowledged=[1], cancelled=[2]) == 2
+    for server in (one, two):
+        cancelled = eventually(lambda: [m.cancel for m in server.heard if m.WhichOneof("what") == "cancel"], "cancelled")  # noqa: B023
+        assert (cancelled[0].user, cancelled[0].number) == ("alice", 2)
+
+
+def test_a_link_is_measured_by_probes_and_by_what_passes(world: World) -> None:
+    server = world.played("s1")
+    link = world.relay.links.all()[0]
+    eventually(lambda: link.link.bytes_per_s > 0, "the probe of its hello")
+    assert link.link.round_trip_s > 0
+    before = link.link
+    world.called(os.urandom(2 * PIECE_BYTES))
+    eventually(lambda: link.link.at_s > before.at_s, "measured by the call")
+    assert len(server.taken) == 1
+
+
+def test_a_second_server_of_a_name_is_refused_while_the_first_is_heard(world: World) -> None:
+    world.played("s1")
+    second = PlayedServer(world.server.endpoint, "s1")
+    welcome = next(message.welcome for message in second.heard if message.WhichOneof("what") == "welcome")
+    assert "another server s1 is here" in welcome.refused
+    second.close()
