@@ -79,10 +79,12 @@ class Verdict(_message.Message):
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ACCEPTED: _ClassVar[Verdict.Kind]
+        JOINED: _ClassVar[Verdict.Kind]
         REFUSED: _ClassVar[Verdict.Kind]
         BARRED: _ClassVar[Verdict.Kind]
         STARTED: _ClassVar[Verdict.Kind]
     ACCEPTED: Verdict.Kind
+    JOINED: Verdict.Kind
     REFUSED: Verdict.Kind
     BARRED: Verdict.Kind
     STARTED: Verdict.Kind
@@ -127,7 +129,7 @@ class ServerWelcome(_message.Message):
     def __init__(self, version: _Optional[int] = ..., gateway: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms")
+    __slots__ = ("key", "id", "lowest", "function", "function_version", "bytes", "left_ms", "attempt")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     LOWEST_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +137,7 @@ class Offer(_message.Message):
     FUNCTION_VERSION_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     id: CallId
     lowest: int
@@ -142,7 +145,8 @@ class Offer(_message.Message):
     function_version: int
     bytes: int
     left_ms: int
-    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
+    attempt: int
+    def __init__(self, key: _Optional[bytes] = ..., id: _Optional[_Union[CallId, _Mapping]] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Closed(_message.Message):
     __slots__ = ("user", "guid", "lowest", "numbers")
@@ -237,7 +241,7 @@ class FromCaller(_message.Message):
     def __init__(self, ask: _Optional[_Union[CallAsk, _Mapping]] = ..., data: _Optional[bytes] = ..., cancel: bool = ..., acknowledged: bool = ...) -> None: ...
 
 class CallAsk(_message.Message):
-    __slots__ = ("version", "guid", "number", "lowest", "function", "function_version", "sizes", "bytes", "left_ms", "bound_server", "bound_life", "barred", "avoided", "interface")
+    __slots__ = ("version", "guid", "number", "lowest", "function", "function_version", "sizes", "bytes", "left_ms", "bound_server", "bound_life", "without", "interface", "attempt")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GUID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -249,9 +253,9 @@ class CallAsk(_message.Message):
     LEFT_MS_FIELD_NUMBER: _ClassVar[int]
     BOUND_SERVER_FIELD_NUMBER: _ClassVar[int]
     BOUND_LIFE_FIELD_NUMBER: _ClassVar[int]
-    BARRED_FIELD_NUMBER: _ClassVar[int]
-    AVOIDED_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     version: int
     guid: bytes
     number: int
@@ -263,10 +267,10 @@ class CallAsk(_message.Message):
     left_ms: int
     bound_server: str
     bound_life: int
-    barred: _containers.RepeatedScalarFieldContainer[int]
-    avoided: _containers.RepeatedScalarFieldContainer[str]
+    without: _containers.RepeatedScalarFieldContainer[int]
     interface: bytes
-    def __init__(self, version: _Optional[int] = ..., guid: _Optional[bytes] = ..., number: _Optional[int] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., sizes: _Optional[str] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., bound_server: _Optional[str] = ..., bound_life: _Optional[int] = ..., barred: _Optional[_Iterable[int]] = ..., avoided: _Optional[_Iterable[str]] = ..., interface: _Optional[bytes] = ...) -> None: ...
+    attempt: int
+    def __init__(self, version: _Optional[int] = ..., guid: _Optional[bytes] = ..., number: _Optional[int] = ..., lowest: _Optional[int] = ..., function: _Optional[str] = ..., function_version: _Optional[int] = ..., sizes: _Optional[str] = ..., bytes: _Optional[int] = ..., left_ms: _Optional[int] = ..., bound_server: _Optional[str] = ..., bound_life: _Optional[int] = ..., without: _Optional[_Iterable[int]] = ..., interface: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ToCaller(_message.Message):
     __slots__ = ("named", "verdict", "outcome", "data", "beat", "none", "over")
@@ -305,16 +309,18 @@ class EndReply(_message.Message):
     def __init__(self, servers: _Optional[int] = ...) -> None: ...
 
 class Named(_message.Message):
-    __slots__ = ("server", "life", "pick", "trace")
+    __slots__ = ("server", "life", "pick", "trace", "known")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PICK_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     server: str
     life: int
     pick: PickReply
     trace: _containers.RepeatedCompositeFieldContainer[TraceStep]
-    def __init__(self, server: _Optional[str] = ..., life: _Optional[int] = ..., pick: _Optional[_Union[PickReply, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[TraceStep, _Mapping]]] = ...) -> None: ...
+    known: bool
+    def __init__(self, server: _Optional[str] = ..., life: _Optional[int] = ..., pick: _Optional[_Union[PickReply, _Mapping]] = ..., trace: _Optional[_Iterable[_Union[TraceStep, _Mapping]]] = ..., known: bool = ...) -> None: ...
 
 class TraceStep(_message.Message):
     __slots__ = ("step", "name", "took_us", "text")
@@ -335,11 +341,9 @@ class NoneNow(_message.Message):
         UNKNOWN: _ClassVar[NoneNow.Kind]
         FULL: _ClassVar[NoneNow.Kind]
         CHANGED: _ClassVar[NoneNow.Kind]
-        LINK: _ClassVar[NoneNow.Kind]
     UNKNOWN: NoneNow.Kind
     FULL: NoneNow.Kind
     CHANGED: NoneNow.Kind
-    LINK: NoneNow.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     kind: NoneNow.Kind
@@ -347,7 +351,7 @@ class NoneNow(_message.Message):
     def __init__(self, kind: _Optional[_Union[NoneNow.Kind, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Over(_message.Message):
-    __slots__ = ("kind", "life", "silent_ms")
+    __slots__ = ("kind", "life")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ENDED: _ClassVar[Over.Kind]
@@ -358,11 +362,9 @@ class Over(_message.Message):
     ELSEWHERE: Over.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
-    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
     kind: Over.Kind
     life: int
-    silent_ms: int
-    def __init__(self, kind: _Optional[_Union[Over.Kind, str]] = ..., life: _Optional[int] = ..., silent_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Over.Kind, str]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class FunctionsRequest(_message.Message):
     __slots__ = ("name",)
@@ -525,14 +527,28 @@ class CallReport(_message.Message):
     def __init__(self, function: _Optional[str] = ..., operations: _Optional[int] = ..., bytes: _Optional[int] = ..., ran_us: _Optional[int] = ..., alone_us: _Optional[int] = ..., took_us: _Optional[int] = ..., predicted_us: _Optional[int] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("epoch", "policy", "pipeline")
+    __slots__ = ("epoch", "policy", "pipeline", "lives")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     policy: str
     pipeline: str
-    def __init__(self, epoch: _Optional[int] = ..., policy: _Optional[str] = ..., pipeline: _Optional[str] = ...) -> None: ...
+    lives: _containers.RepeatedCompositeFieldContainer[LifeHeard]
+    def __init__(self, epoch: _Optional[int] = ..., policy: _Optional[str] = ..., pipeline: _Optional[str] = ..., lives: _Optional[_Iterable[_Union[LifeHeard, _Mapping]]] = ...) -> None: ...
+
+class LifeHeard(_message.Message):
+    __slots__ = ("name", "life", "heard_ago_us", "over")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_US_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    life: int
+    heard_ago_us: int
+    over: bool
+    def __init__(self, name: _Optional[str] = ..., life: _Optional[int] = ..., heard_ago_us: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class PickRequest(_message.Message):
     __slots__ = ("gateway", "site", "function", "operations", "bytes", "user", "servers", "explain")

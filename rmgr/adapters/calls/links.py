@@ -15,20 +15,22 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
 
+from rmgr.coord.calls.ledger import Life
+from rmgr.coord.calls.lives import Lives, Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
 from rmgr.v1 import calls_pb2 as pb
 
 VERSION = 1
 #: Both ends of a stream say something at least so often; a silence of so long ends it.
 BEAT_S, SILENT_S = 2.0, 10.0
-#: A call's life at a server is taken for lost when no gateway has heard of it for so long; what is known of an ended life is kept.
+#: What is known of a server that has gone is kept for so long.
 KEEP_S = 3600.0
 #: Of a message with bulk.
 PIECE_BYTES = 1 << 20
@@ -162,16 +164,6 @@ class ServerLink:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A life that has no stream here any more. is_over: it said so, or another life of its server came; else it may come back."""
-
-    name: str
-    life: int
-    heard_s: float
-    is_over: bool
-
-
 class Links:
     """All servers of this gateway, by name. Thread-safe.
 
@@ -183,7 +175,8 @@ class Links:
         self._changed = changed
         self._lock = threading.Lock()
         self._live: dict[str, ServerLink] = {}
-        self._gone: dict[int, Gone] = {}  # by life
+        self._lives = Lives()
+        self._gone: dict[Life, ServerLink] = {}  # of the last hour
 
     def __len__(self) -> int:
         return len(self._live)
@@ -193,26 +186,35 @@ class Links:
         with self._lock:
             return sorted(self._live.values(), key=lambda link: link.name)
 
-    def gone(self) -> list[Gone]:
-        """Lives of the last hour that have none."""
+    def gone(self) -> list[ServerLink]:
+        """Those of the last hour that have none any more."""
         with self._lock:
             before_s = time.monotonic() - KEEP_S
-            self._gone = {life: one for life, one in self._gone.items() if one.heard_s > before_s}
+            self._gone = {life: link for life, link in self._gone.items() if link.heard_s > before_s}
+            self._lives.forget(_now_us())
             return list(self._gone.values())
 
-    def find(self, life: int) -> ServerLink | None:
+    def find(self, life: Life) -> ServerLink | None:
         """The link of this life."""
         with self._lock:
-            return next((link for link in self._live.values() if link.life == life), None)
+            link = self._live.get(life.server)
+            return link if link is not None and link.life == life.number else None
 
-    def what_of(self, life: int) -> Gone | None:
-        """What is known of a life without a stream."""
+    def standing(self, life: Life) -> Standing:
+        """How this life stands, by all gateways whose word has come here."""
         with self._lock:
-            return self._gone.get(life)
+            link = self._live.get(life.server)
+            if link is not None and link.life == life.number:
+                self._lives.heard(life, round(link.heard_s * 1e6))
+            return self._lives.standing(life, _now_us())
 
-    def by_key(self, key: bytes) -> Try | None:
-        """The try that was offered by this key."""
-        return next((one for link in self.all() if (one := link.tries.get(key)) is not None), None)
+    def heard_elsewhere(self, life: Life, ago_us: int, *, is_over: bool) -> None:
+        """Another gateway knows so."""
+        with self._lock:
+            if is_over:
+                self._lives.over(life, _now_us())
+            else:
+                self._lives.heard(life, _now_us() - ago_us)
 
     def served(self, requests: Iterator[Any], context: grpc.ServicerContext, identity: str, gateway: str) -> Iterator[Any]:
         """What a server is told, while its stream lasts: the body of `Serve`.
@@ -290,13 +292,12 @@ class Links:
             known = self._live.get(link.name)
             if known is not None and known.life != link.life and time.monotonic() - known.heard_s < SILENT_S:
                 return f"another server {link.name} is here (site {known.site or '-'}): a name is of one server"
+            if not self._lives.hello(Life(link.name, link.life), _now_us()):
+                return f"server {link.name} was silent for too long: what it had is given up, and it has to begin another life"
             self._live[link.name] = link
-            for life, one in list(self._gone.items()):
-                if one.name == link.name and life != link.life:
-                    self._gone[life] = Gone(one.name, life, one.heard_s, True)
-            self._gone.pop(link.life, None)
+            self._gone.pop(Life(link.name, link.life), None)
         if known is not None:
-            self._end(known, is_over=known.life != link.life)
+            self._end(known)
         return ""
 
     def _leave(self, link: ServerLink) -> None:
@@ -305,19 +306,24 @@ class Links:
             if mine:
                 del self._live[link.name]
         if mine:
-            self._end(link, is_over=link.is_over)
+            self._end(link)
 
-    def _end(self, link: ServerLink, *, is_over: bool) -> None:
+    def _end(self, link: ServerLink) -> None:
         link.ended = True
         link.out.put(None)
+        life = Life(link.name, link.life)
         with self._lock:
-            if self._live.get(link.name) is None or self._live[link.name].life != link.life:
-                self._gone[link.life] = Gone(link.name, link.life, link.heard_s, is_over)
+            known = self._live.get(link.name)
+            if known is None or known.life != link.life:
+                self._gone[life] = link
+                if link.is_over:
+                    self._lives.over(life, _now_us())
+                else:
+                    self._lives.heard(life, round(link.heard_s * 1e6))
         for one in list(link.tries.values()):
             one.lost()
         self._changed()
 
 
-def names(links: Sequence[ServerLink]) -> str:
-    """For errors: the names of some servers."""
-    return ", ".join(link.name for link in links) or "none"
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

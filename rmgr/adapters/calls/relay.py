@@ -11,7 +11,6 @@ What a try may come to, and what a client does next, stands in `proto/rmgr/v1/ca
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -28,6 +27,8 @@ from rmgr.adapters.access.errors import fail
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.stalls import Stalls
 from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, VERSION, Links, ServerLink
+from rmgr.coord.calls.ledger import Life
+from rmgr.coord.calls.lives import Standing
 from rmgr.errors import RmgrError, UsageError, VersionMismatch
 from rmgr.v1 import calls_pb2 as pb
 
@@ -37,16 +38,18 @@ MAX_CALLS = 256
 STALLED_S = 30.0
 #: A server says at once whether it takes a call; one that does not is passed over.
 VERDICT_S = 5.0
-#: A function that nobody offers is waited for so long: its server may be starting.
-NOBODY_S = 10.0
 #: How often a call that waits for room looks again, beside being told of changes.
 _LOOK_S = 1.0
 _LONGEST_S = 7 * 86400.0
 
 
+_TAKES = frozenset({pb.Verdict.ACCEPTED, pb.Verdict.JOINED})
+_REFUSALS = frozenset({pb.Verdict.REFUSED, pb.Verdict.BARRED})
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked for, as the gateway understands it. function: name@version. refused: why it cannot be, "" where it can."""
+    """What is asked for, as the gateway understands it. function: name@version. bytes: both ways."""
 
     function: str
     operations: int
@@ -56,8 +59,8 @@ class Wanted:
 class Choosing(Protocol):
     """The daemon's half. Called on threads of RPCs; may block for about a second."""
 
-    def understood(self, caller: Caller, ask: Any) -> Wanted | None:
-        """What a `pb.CallAsk` wants; None: nobody offers it. Raises: UsageError, PermissionDenied, Conflict for another interface."""
+    def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
+        """What a `pb.CallAsk` wants; None: nobody offers it; a `pb.NoneNow`: another interface. Raises: UsageError, PermissionDenied."""
 
     def offers(self, wanted: Wanted, link: ServerLink) -> bool:
         """The server offers this function, just so."""
@@ -113,6 +116,7 @@ class _Try:
     key: bytes = field(default_factory=lambda: os.urandom(16))
     link: ServerLink | None = None
     is_accepted: bool = False
+    is_known: bool = False  #: the server has the call already
     has_ended: bool = False
     sent_s: float = 0.0  #: when the first piece of its arguments went to the server
     client_s: float = 0.0  #: of what follows, spent waiting for the client
@@ -302,8 +306,8 @@ class Relay:
                 return None
         if ask.version != VERSION:
             raise VersionMismatch(f"this client speaks version {ask.version} of calls, the gateway {VERSION}", hint="rmgr version")
-        if len(ask.guid) != 16 or not 1 <= ask.lowest <= ask.number:
-            raise UsageError("a call needs the 16 bytes of its client, and a number not below that client's lowest open one")
+        if len(ask.guid) != 16 or not 1 <= ask.lowest <= ask.number or not ask.attempt:
+            raise UsageError("a call needs the 16 bytes of its client, a number not below that client's lowest open one, and an attempt")
         one = _Try(caller, ask, requests, context, time.monotonic() + min(ask.left_ms / 1000, _LONGEST_S))
         return one if context.add_callback(lambda: one.put("gone")) else None
 
@@ -317,7 +321,7 @@ class Relay:
             return
         link, pick, trace = accepted
         one.is_accepted = True
-        yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace))
+        yield pb.ToCaller(named=pb.Named(server=link.name, life=link.life, pick=pick, trace=trace, known=one.is_known))
         began_s = time.monotonic()
         while True:
             event = one.take(min(BEAT_S, max(0.0, one.left_s)))
@@ -328,76 +332,71 @@ class Relay:
             if event == "gone":
                 return
             if event in ("lost", "cut") or (event is None and time.monotonic() - link.heard_s > SILENT_S):
-                yield self._over(link.life)
+                yield self._over(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):
                 event.life = link.life
                 yield pb.ToCaller(verdict=event)
-                if event.kind in {pb.Verdict.REFUSED, pb.Verdict.BARRED}:
+                if event.kind in _REFUSALS:
                     one.has_ended = True
                     return
             elif event is None:
                 yield pb.ToCaller(beat=True)
 
     def _understood(self, one: _Try) -> Generator[Any, None, Wanted | None]:
-        """Waits a little for a function that nobody offers. Returns what is wanted, None when the try has ended."""
-        end_s = time.monotonic() + NOBODY_S
-        while (wanted := self._choosing.understood(one.caller, one.ask)) is None:
-            if time.monotonic() > min(end_s, one.deadline_s):
-                yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.UNKNOWN, reason=f"no server offers {one.ask.function}"))
-                return None
-            yield from self._paused(one, _LOOK_S)
-            if not one.context.is_active():
-                return None
-        return wanted
+        """What is wanted; None when the try has ended."""
+        wanted = self._choosing.understood(one.caller, one.ask)
+        if wanted is None:
+            yield from self._paused(one, _LOOK_S)  # its server may be starting
+            wanted = self._choosing.understood(one.caller, one.ask)
+        if isinstance(wanted, Wanted):
+            return wanted
+        yield pb.ToCaller(none=wanted or pb.NoneNow(kind=pb.NoneNow.UNKNOWN, reason=f"no server offers {one.ask.function}"))
+        return None
 
     def _accepted(self, one: _Try, wanted: Wanted) -> Generator[Any, None, _Accepted | None]:
         """Offers the call until a server takes it. Returns (its link, the pick, the trace), None when the try has ended."""
         ask = one.ask
         if ask.bound_life:
             return (yield from self._bound(one))
-        full: set[int] = set()
+        full: list[ServerLink] = []
         while True:
             seen = self._changes
             links = [
                 link
                 for link in self.links.all()
-                if link.life not in {*ask.barred, *full} and not link.is_leaving and self._choosing.offers(wanted, link)
+                if link.life not in ask.without
+                and link not in full
+                and not link.is_leaving
+                and self._choosing.offers(wanted, link)
             ]
             pick, trace = self._choosing.pick(wanted, one.caller.user, links) if links else (pb.PickReply(), ())
             link = next((link for link in links if link.name == pick.server), None)
             if link is not None:
                 verdict = self._offer(one, link, wanted)
-                if verdict is not None and verdict.kind == pb.Verdict.ACCEPTED:
+                if verdict is not None and verdict.kind in _TAKES:
                     return link, pick, trace
                 if verdict is not None and verdict.kind == pb.Verdict.BARRED:
-                    verdict.life = link.life
-                    yield pb.ToCaller(verdict=verdict)
+                    yield _verdict(verdict, link.life)
                     return None
-                full.add(link.life)
+                full.append(link)  # it has refused this attempt, which must not be offered there again
                 continue
-            if not one.context.is_active():
-                return None
-            if one.left_s <= 0:
-                yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=pick.why or f"every server of {wanted.function} is full"))
-                return None
-            yield from self._paused(one, _LOOK_S, seen)
-            full.clear()
+            yield from self._paused(one, _LOOK_S, seen)  # a server that gets room, or a new one, is asked by the next attempt
+            reason = pick.why or (f"every server of {wanted.function} is full" if full else f"no server takes {wanted.function} now")
+            yield pb.ToCaller(none=pb.NoneNow(kind=pb.NoneNow.FULL, reason=reason))
+            return None
 
     def _bound(self, one: _Try) -> Generator[Any, None, _Accepted | None]:
         """Offers it again to the life that may have it."""
-        link = self.links.find(one.ask.bound_life)
-        if link is None:
-            yield self._over(one.ask.bound_life)
+        life = Life(one.ask.bound_server, one.ask.bound_life)
+        link = self.links.find(life)
+        verdict = self._offer(one, link, None) if link is not None else None
+        if link is None or verdict is None:
+            yield self._over(life)
             return None
-        verdict = self._offer(one, link, None)
-        if verdict is not None and verdict.kind == pb.Verdict.ACCEPTED:
+        if verdict.kind in _TAKES:
             return link, pb.PickReply(server=link.name, life=link.life), ()
-        if verdict is None:
-            yield self._over(link.life)
-            return None
-        verdict.life = link.life
-        yield pb.ToCaller(verdict=verdict)
+        yield _verdict(verdict, link.life)
         return None
 
     def _offer(self, one: _Try, link: ServerLink, wanted: Wanted | None) -> Any:
@@ -413,13 +412,15 @@ class Relay:
             function_version=int(version or 0),
             bytes=one.ask.bytes,
             left_ms=max(0, round(one.left_s * 1000)),
+            attempt=one.ask.attempt,
         )
         link.tell(offer=offer)
         end_s = time.monotonic() + min(VERDICT_S, max(0.0, one.left_s))
         while True:
             event = one.take(end_s - time.monotonic())
             if isinstance(event, pb.Verdict) and event.key == one.key:
-                if event.kind != pb.Verdict.ACCEPTED:
+                one.is_known = event.kind == pb.Verdict.JOINED
+                if event.kind not in _TAKES:
                     link.tries.pop(one.key, None)
                 return event
             if event is None or event in ("lost", "gone"):
@@ -459,13 +460,11 @@ class Relay:
             if next(one.requests).acknowledged and link is not None:
                 link.tell(closed=pb.Closed(user=one.caller.user, guid=one.ask.guid, lowest=one.ask.lowest, numbers=[one.ask.number]))
 
-    def _over(self, life: int) -> Any:
+    def _over(self, life: Life) -> Any:
         """What is known here of a life that does not answer."""
-        link, gone = self.links.find(life), self.links.what_of(life)
-        heard_s = link.heard_s if link is not None else gone.heard_s if gone is not None else -math.inf
-        silent_ms = round(min(time.monotonic() - heard_s, _LONGEST_S) * 1000)
-        kind = pb.Over.ENDED if gone is not None and gone.is_over else pb.Over.SILENT if heard_s > -math.inf else pb.Over.ELSEWHERE
-        return pb.ToCaller(over=pb.Over(kind=kind, life=life, silent_ms=silent_ms))
+        standing = self.links.standing(life)
+        kind = {Standing.OVER: pb.Over.ENDED, Standing.SILENT: pb.Over.SILENT, Standing.HEARD: pb.Over.ELSEWHERE}[standing]
+        return pb.ToCaller(over=pb.Over(kind=kind, life=life.number))
 
     def _paused(self, one: _Try, most_s: float, seen: int | None = None) -> Iterator[Any]:
         """Waits until servers have changed; the client hears a beat."""
@@ -513,3 +512,8 @@ class Relay:
             return self._choosing.explain(caller, request)
         except RmgrError as error:
             return fail(context, error)
+
+
+def _verdict(verdict: Any, life: int) -> Any:
+    verdict.life = life
+    return pb.ToCaller(verdict=verdict)

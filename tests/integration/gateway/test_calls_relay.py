@@ -78,7 +78,7 @@ class World:
 
     def ask(self, size: int, *, number: int = 0, **fields: Any) -> Any:
         self.number += not number
-        fields = {"function": "echo", "left_ms": 60_000, "lowest": 1, **fields}
+        fields = {"function": "echo", "left_ms": 60_000, "lowest": 1, "attempt": 1, **fields}
         return pb.CallAsk(version=VERSION, guid=self.guid, number=number or self.number, bytes=size, sizes="{}", **fields)
 
     def called(self, data: bytes, **fields: Any) -> tuple[list[str], bytes]:
@@ -125,14 +125,16 @@ def test_arguments_reach_the_server_and_its_answer_the_client(world: World, size
     assert world.chosen.ends == [("s1", pb.CallOutcome.OK)]
 
 
-def test_a_full_server_is_passed_over_and_one_that_gets_room_takes_what_waits(world: World) -> None:
+def test_a_full_server_is_passed_over_and_no_attempt_is_offered_to_it_twice(world: World) -> None:
     first, second = world.played("s1"), world.played("s2")
     first.verdicts = [pb.Verdict.REFUSED]
     kinds, _ = world.called(b"x")
     assert (kinds[-1], len(first.offers), len(second.taken)) == ("data", 1, 1)
-    first.verdicts, second.verdicts = [pb.Verdict.REFUSED] * 2, [pb.Verdict.REFUSED] * 2
-    assert world.called(b"y")[1] == b"y"
-    assert len(first.taken) == 1
+    first.verdicts, second.verdicts = [pb.Verdict.REFUSED], [pb.Verdict.REFUSED]
+    [message] = world.client().attempt(world.ask(1), lambda: [b"y"]).messages()
+    assert message.none.kind == pb.NoneNow.FULL
+    assert world.called(b"y", number=2, attempt=2)[1] == b"y"
+    assert [offer.attempt for offer in first.offers] == [1, 1, 2]
 
 
 def test_a_life_that_has_refused_for_good_is_told_to_the_client(world: World) -> None:
@@ -141,7 +143,7 @@ def test_a_life_that_has_refused_for_good_is_told_to_the_client(world: World) ->
     [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
     assert (message.verdict.kind, message.verdict.life) == (pb.Verdict.BARRED, server.life)
     other = world.played("s2")
-    assert world.called(b"x", barred=[server.life])[1] == b"x"
+    assert world.called(b"x", without=[server.life])[1] == b"x"
     assert len(other.taken) == 1
 
 
@@ -152,7 +154,7 @@ def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world:
     two.close()
     eventually(lambda: len(world.relay.links) == 1, "its stream is gone")
     [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
-    assert (message.over.kind, message.over.life) == (pb.Over.SILENT, two.life)
+    assert (message.over.kind, message.over.life) == (pb.Over.ELSEWHERE, two.life)
     successor = world.played("s2")
     [message] = world.client().attempt(world.ask(1, bound_server="s2", bound_life=two.life), lambda: [b"x"]).messages()
     assert message.over.kind == pb.Over.ENDED
