@@ -335,8 +335,7 @@ class Relay:
                 yield self._over(Life(link.name, link.life))
                 return
             if isinstance(event, pb.Verdict):
-                event.life = link.life
-                yield pb.ToCaller(verdict=event)
+                yield _verdict(event, link.life)
                 if event.kind in _REFUSALS:
                     one.has_ended = True
                     return
@@ -376,9 +375,6 @@ class Relay:
                 verdict = self._offer(one, link, wanted)
                 if verdict is not None and verdict.kind in _TAKES:
                     return link, pick, trace
-                if verdict is not None and verdict.kind == pb.Verdict.BARRED:
-                    yield _verdict(verdict, link.life)
-                    return None
                 full.append(link)  # it has refused this attempt, which must not be offered there again
                 continue
             yield from self._paused(one, _LOOK_S, seen)  # a server that gets room, or a new one, is asked by the next attempt

@@ -137,14 +137,13 @@ def test_a_full_server_is_passed_over_and_no_attempt_is_offered_to_it_twice(worl
     assert [offer.attempt for offer in first.offers] == [1, 1, 2]
 
 
-def test_a_life_that_has_refused_for_good_is_told_to_the_client(world: World) -> None:
-    server = world.played("s1")
+def test_a_life_that_refuses_a_call_that_is_bound_to_it_is_told_to_the_client(world: World) -> None:
+    server, other = world.played("s1"), world.played("s2")
     server.verdicts = [pb.Verdict.BARRED]
-    [message] = world.client().attempt(world.ask(1), lambda: [b"x"]).messages()
+    [message] = world.client().attempt(world.ask(1, bound_server="s1", bound_life=server.life), lambda: [b"x"]).messages()
     assert (message.verdict.kind, message.verdict.life) == (pb.Verdict.BARRED, server.life)
-    other = world.played("s2")
-    assert world.called(b"x", without=[server.life])[1] == b"x"
-    assert len(other.taken) == 1
+    assert world.called(b"x", number=1, attempt=2, without=[server.life])[1] == b"x"
+    assert (len(server.taken), len(other.taken)) == (0, 1)
 
 
 def test_a_call_that_is_bound_goes_to_its_life_or_hears_what_became_of_it(world: World) -> None:
