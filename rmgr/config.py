@@ -37,7 +37,7 @@ class ClusterConfig:
 
     zk: str = ""  #: HOSTS[/CHROOT]
     store: str = ""  #: sqlite:PATH, cassandra://host1,host2/keyspace?...
-    gateway: str = ""  #: HOST:PORT[,HOST:PORT...] of Submitter gateways, instead of zk and store
+    gateway: str = ""  #: HOST:PORT[,HOST:PORT...] of Submitter gateways, instead of zk and store; calls of servers always go there
     session_timeout_s: float = 10.0  #: T: how long a silent process is believed alive
     connect_timeout_s: float = 10.0
     cluster_id: str = ""  #: when given, any other cluster is refused
@@ -128,6 +128,9 @@ class SubmitterConfig:
 
     listen: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1"  #: as a Starter's; 9730
+    calls: bool = True  #: passes calls of functions on to servers
+    site: str = ""  #: the network from which servers are reached
+    refresh_s: float = 10.0  #: how often servers are asked for their load, and links measured; 1 s to 1 h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,5 +388,5 @@ def _dev_cluster(env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]
         return {}, {}
     if not any(map(_lives, pids)):
         return {}, {}
-    cluster = {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "session_timeout_s"}}
+    cluster = {key: value for key, value in document.get("cluster", {}).items() if key in {"zk", "store", "gateway", "session_timeout_s"}}
     return cluster, {key: value for key, value in document.get("security", {}).items() if key == "dir"}

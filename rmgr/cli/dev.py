@@ -58,6 +58,17 @@ class _Row:
         return "" if self.fate.died_at is None else clock(int(self.fate.died_at * 1e6))
 
 
+_ROLES = (
+    ("zookeeper", "ZooKeeper"),
+    ("cassandra", "Cassandra node"),
+    ("watchdog", "WatchDog"),
+    ("starter", "Starter"),
+    ("submitter", "gateway"),
+    ("server", "server"),
+)
+#: They are not named where there are none.
+_RARE = frozenset({"cassandra", "submitter", "server"})
+
 _COLUMNS = (
     Column(name="ROLE", text=lambda r: r.process.role),
     Column(name="ID", text=lambda r: r.process.id, is_id=True),
@@ -77,6 +88,7 @@ _COLUMNS = (
     rmgr dev                          3 Starters of 2 cores, 2 WatchDogs, 1 ZooKeeper, SQLite; Ctrl-C stops it
     rmgr dev --nodes 8 --cores 1
     rmgr dev --resource gpu=2         each Starter with two GPUs, which need not exist
+    rmgr dev --servers 2              with a gateway and two servers of calls: rmgr functions; rmgr call echo hello
     rmgr dev --zookeepers 3           an ensemble, which survives the loss of one server
     rmgr dev --store cassandra        with a Cassandra node of its own instead of SQLite
     rmgr dev --detach                 goes on in the background, and restarts what dies; rmgr dev stop ends it
@@ -91,6 +103,7 @@ _COLUMNS = (
 @click.option("--resource", "resources", metavar="NAME=N", multiple=True, type=RESOURCE, help="countable things of each Starter: gpu=2")
 @click.option("--watchdogs", type=click.IntRange(0, 20), default=2, show_default=True, help="WatchDogs")
 @click.option("--zookeepers", type=click.IntRange(1, 7), default=1, show_default=True, help="ZooKeeper servers")
+@click.option("--servers", type=click.IntRange(0, 50), default=0, show_default=True, help="servers of calls, and a gateway for them")
 @_DIR
 @click.option("--detach", is_flag=True, help="return when the cluster is healthy and leave it running; what dies of it is restarted")
 @click.option("--no-restart", is_flag=True, help="with --detach: what dies stays dead")
@@ -101,6 +114,7 @@ def dev(
     resources: tuple[tuple[str, int], ...],
     watchdogs: int,
     zookeepers: int,
+    servers: int,
     directory: str | None,
     detach: bool,
     no_restart: bool,
@@ -132,6 +146,7 @@ def dev(
         cores=cores,
         watchdogs=watchdogs,
         zookeepers=zookeepers,
+        servers=servers,
         store=session.store or "",
         starter_options=options,
     )
@@ -334,15 +349,19 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
     roles = [process.role for process in state.processes]
     counts = ", ".join(
         f"{roles.count(role)} {name}{'s' if roles.count(role) != 1 else ''}"
-        for role, name in (("zookeeper", "ZooKeeper"), ("cassandra", "Cassandra node"), ("watchdog", "WatchDog"), ("starter", "Starter"))
-        if role in roles or role != "cassandra"
+        for role, name in _ROLES
+        if role in roles or role not in _RARE
     )
     out = sys.stdout
     out.write(f"{paint('cluster is up', 'green', out)} after {seconds:.1f} s: {counts}\n")
-    out.write(f"  zookeeper  {state.zookeeper}\n  store      {state.store}\n  directory  {state.directory}\n\n")
+    out.write(f"  zookeeper  {state.zookeeper}\n  store      {state.store}\n")
+    if state.gateway:
+        out.write(f"  gateway    {state.gateway}\n")
+    out.write(f"  directory  {state.directory}\n\n")
     if not is_found:
         out.write("another cluster of yours is the one that commands find by themselves; for this one, type\n")
-        out.write(f"  export RMGR_ZK='{state.zookeeper}' RMGR_STORE='{state.store}' RMGR_SECURITY_DIR='{state.security}'\n\n")
+        gateway = f" RMGR_GATEWAY='{state.gateway}'" if state.gateway else ""
+        out.write(f"  export RMGR_ZK='{state.zookeeper}' RMGR_STORE='{state.store}' RMGR_SECURITY_DIR='{state.security}'{gateway}\n\n")
     out.write("now try, in another shell:\n" if not detached else "now try:\n")
     for line in (
         "rmgr status",
@@ -350,6 +369,7 @@ def _tell(session: Session, state: DevState, *, is_found: bool, detached: bool, 
         "rmgr submit --array 1-100 --progress -- sh -c 'sleep 0.2; echo $RMGR_ARRAY_INDEX'",
         "rmgr run -- sh -c 'for i in 1 2 3; do echo $i; sleep 1; done'",
         "rmgr jobs -a; rmgr tasks last; rmgr nodes",
+        *(["rmgr servers; rmgr functions", "rmgr call echo hello --trace"] if state.gateway else []),
     ):
         out.write(f"  {paint(line, 'cyan', out)}\n")
     stop_it = f"rmgr dev stop --dir {state.directory}" if not is_found else "rmgr dev stop"

@@ -28,7 +28,7 @@ from rmgr.dev.cassandra import prepare as prepare_cassandra
 from rmgr.dev.keeper import Recipe, write_recipes
 from rmgr.dev.record import KEEPER, DevProcess, DevState, forget, kill_processes, read_state, stop_processes, write_state
 from rmgr.dev.security import DevSecurity, is_open_asked
-from rmgr.dev.server import ServerProcess
+from rmgr.dev.server import ServerProcess, free_port
 from rmgr.dev.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from rmgr.errors import ConfigError, RmgrError, StateConflict, Unavailable, WrongCluster
 from rmgr.model.cluster.identity import Role
@@ -50,7 +50,7 @@ class DevCluster:
 
     Args:
         directory: made when missing; a cluster that was stopped there goes on with its data.
-        nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many.
+        nodes, cores: Starters, and cores that each offers. watchdogs, zookeepers: how many. servers: of calls, with a gateway for them.
         zookeeper_release: "3.8", "3.9", "" = what is there (`zookeeper_jars.class_path`).
         store: URL; default SQLite in the directory; "cassandra": a Cassandra node of its own in the directory.
         starter_options, environment: more options of each Starter, more variables of each daemon (failpoints).
@@ -70,6 +70,7 @@ class DevCluster:
         cores: int = 2,
         watchdogs: int = 2,
         zookeepers: int = 1,
+        servers: int = 0,
         store: str = "",
         session_timeout_s: float = SESSION_TIMEOUT_S,
         starter_options: Sequence[str] = (),
@@ -85,6 +86,7 @@ class DevCluster:
         is_secured = not is_open_asked() if secured is None else secured
         self.security = DevSecurity(self.directory / "security") if is_secured else None
         self._counts = (nodes, cores, watchdogs)
+        self._servers = servers
         self._starter_options = tuple(starter_options)
         self._environment = dict(environment or {})
         tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
@@ -156,12 +158,17 @@ class DevCluster:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
             nodes, cores, watchdogs = self._counts
-            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}")
+            servers = f", a gateway and {_several(self._servers, 'server')}" if self._servers else ""
+            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}{servers}")
             for number in range(1, watchdogs + 1):
                 self.start_watchdog(f"w{number}")
             for number in range(1, nodes + 1):
                 self.start_starter(f"n{number}", cores=cores)
             self.wait_healthy(nodes=nodes, leader=watchdogs > 0, deadline_s=end - time.monotonic(), are_new=True)
+            if self._servers:
+                self.start_gateway()
+            for number in range(1, self._servers + 1):
+                self.start_server(f"s{number}")
             write_recipes(self.directory, self._recipes)
         except BaseException:
             self.stop()
@@ -211,6 +218,17 @@ class DevCluster:
         """Starts a Starter, with more options and variables; returns its pid."""
         arguments = ["--node", name, "--cores", str(cores), "--work-dir", str(self.directory / "work" / name)]
         return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
+
+    def start_gateway(self, name: str = "g1", *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+        """Starts a gateway, at the place where clients look for it; returns its pid."""
+        if not self.state.gateway:
+            self.state = replace(self.state, gateway=f"127.0.0.1:{free_port()}")
+        return self._spawn("submitter", name, ["--listen", self.state.gateway, *options], environment or {})
+
+    def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
+        """Starts a server of calls that offers the shipped functions; returns its pid. It dials until the gateway is there."""
+        arguments = ["--name", name, "--dial", self.state.gateway, "--spool", str(self.directory / "work" / name)]
+        return self._spawn("server", name, [*arguments, *options], environment or {})
 
     def kill(self, name: str, sig: int = signal.SIGKILL) -> int:
         """Sends a signal to one process of the cluster, by its id; returns its pid. Raises KeyError."""
@@ -342,6 +360,7 @@ class DevCluster:
             "RMGR_CLUSTER_SESSION_TIMEOUT_S": str(self.state.session_timeout_s),
             "RMGR_SECURITY_DIR": str(self.security.owner) if self.security is not None else "",
             "RMGR_SECURITY_ZOOKEEPER_TLS": "true" if self.state.zookeeper_tls else "false",
+            **({"RMGR_GATEWAY": self.state.gateway} if self.state.gateway else {}),
         }
 
     def daemon_environment(self, role: str, name: str) -> dict[str, str]:

@@ -75,6 +75,7 @@ class DevState:
     session_timeout_s: float
     security: str = ""  #: the bundle of who runs it; "" = an open cluster
     zookeeper_tls: bool = False
+    gateway: str = ""  #: through which calls go to servers; "" = there is none
     processes: tuple[DevProcess, ...] = ()
 
     @property
@@ -116,7 +117,8 @@ def advertise(state: DevState) -> Path:
     pids = [process.pid for process in state.processes if process.role in {"zookeeper", KEEPER}]
     text = (
         f"[dev]\npids = {json.dumps(pids)}\ndirectory = {json.dumps(state.directory)}\n\n[cluster]\nzk = {json.dumps(state.zookeeper)}\n"
-        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n\n"
+        f"store = {json.dumps(state.store)}\nsession_timeout_s = {state.session_timeout_s}\n"
+        f"{f'gateway = {json.dumps(state.gateway)}' if state.gateway else ''}\n"
         f"[security]\ndir = {json.dumps(state.security)}\nzookeeper_tls = {json.dumps(state.zookeeper_tls)}\n"
     )
     draft = path.with_suffix(".new")
@@ -140,13 +142,13 @@ def forget(state: DevState) -> None:
 
 
 def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
-    """SIGTERM by role (Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed.
+    """SIGTERM by role (servers, Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed.
 
     The keeper goes first, and what it has started meanwhile ends with the rest.
     """
     end = time.monotonic() + timeout_s
     killed: list[DevProcess] = []
-    for roles in ((KEEPER,), ("starter", "submitter"), ("watchdog",), ("zookeeper", "cassandra")):
+    for roles in ((KEEPER,), ("server",), ("starter", "submitter"), ("watchdog",), ("zookeeper", "cassandra")):
         group = [(process, found) for process in state.processes if process.role in roles and (found := process.find()) is not None]
         for _, found in group:
             with contextlib.suppress(psutil.NoSuchProcess):
