@@ -158,8 +158,8 @@ class DevCluster:
                 self.cassandra.wait_ready(max(1.0, end - time.monotonic()))
                 self._init_store(end, report)
             nodes, cores, watchdogs = self._counts
-            servers = f", a gateway and {_several(self._servers, 'server')}" if self._servers else ""
-            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}{servers}")
+            calls = f", a gateway and {_several(self._servers, 'server')}" if self._servers else ""
+            report(f"starting {_several(watchdogs, 'WatchDog')} and {_several(nodes, 'Starter')}{calls}")
             for number in range(1, watchdogs + 1):
                 self.start_watchdog(f"w{number}")
             for number in range(1, nodes + 1):

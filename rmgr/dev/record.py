@@ -142,9 +142,9 @@ def forget(state: DevState) -> None:
 
 
 def stop_processes(state: DevState, *, timeout_s: float = 20.0) -> list[DevProcess]:
-    """SIGTERM by role (servers, Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline; returns what had to be killed.
+    """SIGTERM by role (servers, Starters, WatchDogs, then ZooKeeper and Cassandra), SIGKILL after the deadline.
 
-    The keeper goes first, and what it has started meanwhile ends with the rest.
+    The keeper goes first, and what it has started meanwhile ends with the rest. Returns what had to be killed.
     """
     end = time.monotonic() + timeout_s
     killed: list[DevProcess] = []

@@ -19,6 +19,7 @@ from rmgr import log as logs
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.access.strain import StrainMeter
+from rmgr.adapters.calls.relay import MAX_CALLS as MAX_REMOTE_CALLS
 from rmgr.adapters.gateway.answers import RequestedCommit
 from rmgr.adapters.gateway.forward import MAX_QUESTIONS, MAX_STREAMS, Forwarder
 from rmgr.adapters.gateway.rows import MAX_CALLS, Rows
@@ -27,6 +28,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.pki import signing_certificate
 from rmgr.adapters.identity.trust import Trust, publish
 from rmgr.adapters.rpc import use as rpc_use
+from rmgr.adapters.rpc.metaserver import MetaserverClient
 from rmgr.adapters.rpc.server import RpcServer
 from rmgr.adapters.terminals.tunnel import MAX_TUNNELS, Tunnels
 from rmgr.adapters.zookeeper.client import ZkCoordinator
@@ -41,6 +43,7 @@ from rmgr.coord.rebuild.multis import rebuild
 from rmgr.coord.rebuild.parts import Moved
 from rmgr.daemons.gateway import rights as submitter_rights
 from rmgr.daemons.gateway import rows as submitter_rows
+from rmgr.daemons.gateway.calls import LEADER_S, Calls
 from rmgr.daemons.gateway.known import Cluster
 from rmgr.daemons.gateway.limits import ClusterUse
 from rmgr.daemons.gateway.loose import Loose
@@ -84,6 +87,8 @@ STALL_S = 30.0
 #: SIGTERM: how long what is under way may take.
 GRACE_S = 2.0
 _LOOK_S = 0.5
+#: Bounds of `[submitter] refresh_s`.
+_REFRESH_S = 1.0, 3600.0
 #: Whoever has more requests under way does not wait for his turn to submit: pings come behind them.
 _FEW = 8
 #: A waiting thread gets the interpreter after this (default 5 ms): a request passes through four threads here.
@@ -315,6 +320,23 @@ def _owned(
     return of
 
 
+def _calls(
+    config: Config, routes: ClusterRoutes, metrics: GatewayMetrics, log: Log, credentials: Credentials | None, bounds: Bounds
+) -> Calls | None:
+    """Calls of functions on servers; None where the configuration leaves them out."""
+    if not config.submitter.calls:
+        return None
+    return Calls(
+        routes,
+        metrics,
+        log,
+        site=config.submitter.site,
+        refresh_s=min(_REFRESH_S[1], max(_REFRESH_S[0], config.submitter.refresh_s)),
+        ask=lambda endpoint: MetaserverClient(endpoint, credentials=credentials, timeout_s=LEADER_S),
+        bounds=bounds,
+    )
+
+
 def _serve(
     config: Config,
     coordinator: ZkCoordinator,
@@ -353,14 +375,15 @@ def _serve(
         loose=Loose(coordinator),
         under_way=bounds.under_way,
     )
-    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 128
+    threads = MAX_SESSIONS + MAX_STREAMS + MAX_TUNNELS + MAX_CALLS + MAX_QUESTIONS + 3 * MAX_REMOTE_CALLS + 128
     server = open_server(config.submitter.listen, credentials, trust, log, threads=threads)
     gateway.endpoint = server.endpoint
     sessions = Sessions(gateway, most=MAX_SESSIONS, is_revoked=trust.is_revoked if trust is not None else lambda _: False, bounds=bounds)
     forwarder = Forwarder(routes, credentials=credentials, bounds=bounds)
+    calls = _calls(config, routes, metrics, log, credentials, bounds)
     told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
+    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, *([calls.relay.handler] if calls is not None else [])):
         server.add_generic(handler)
     LimitsKeeper(coordinator, bounds, log).start()
     written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
@@ -369,6 +392,8 @@ def _serve(
     metrics.refused_connections.set_function(lambda: server.refused_connections)
     measured = MetricsPlace(config.submitter.metrics, Role.SUBMITTER)
     server.start()
+    if calls is not None:
+        calls.start(server.endpoint)
     check_voice(server, credentials, log)
     log.info("submitter_listens", endpoint=server.endpoint, address=measured.address)
     stop = threading.Event()
@@ -414,6 +439,8 @@ def _serve(
         quota_look.close()
         leader_use.close()
         forwarder.close()
+        if calls is not None:
+            calls.close()
         end_metrics()
         signals.restore()
     log.info("submitter_stopped")

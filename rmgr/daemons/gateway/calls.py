@@ -1,0 +1,405 @@
+"""The gateway's half of calls beside the relay: what may be called, which server gets it, and measurements for whoever picks (paper 004).
+
+    servers <--ask, probe-- monitor --Report--> leader        every `[submitter] refresh_s`
+    a try   --understood, pick--> leader, else a Metaserver of its own that knows what this gateway has measured
+
+The leader picks; when it does not answer within a second the gateway does, says so (`degraded`), and asks it again once a second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rmgr.adapters.access.auth import Caller
+from rmgr.adapters.access.limits import Bounds
+from rmgr.adapters.calls.links import ServerLink
+from rmgr.adapters.calls.relay import Relay, Wanted
+from rmgr.adapters.rpc.metaserver import MetaserverClient, pick_to_message, servers_to_message
+from rmgr.coord.calls.ledger import Life
+from rmgr.daemons.gateway.metrics import GatewayMetrics
+from rmgr.daemons.gateway.routes import ClusterRoutes
+from rmgr.daemons.service.metaserver import Metaserver
+from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
+from rmgr.model.base.units import counted
+from rmgr.model.calls.interface import Interface
+from rmgr.model.cluster.queue import PipelineSpec
+from rmgr.model.cluster.servers import (
+    CALLS,
+    CallReport,
+    Candidate,
+    GatewayReport,
+    Pick,
+    PickRequest,
+    ReportAnswer,
+    ServerLoad,
+    ServerReport,
+    ServersView,
+)
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+from rmgr.v1 import calls_pb2 as pb
+
+#: The leader has so long to pick; where it does not, it is asked again after the second.
+LEADER_S, AGAIN_S = 1.0, 1.0
+#: Servers have so long to tell their load.
+_LOAD_S = 1.0
+#: How often it is looked whether servers have come or gone; and whether loads have come.
+_LOOK_S, _POLL_S = 0.25, 0.01
+_MOST_INTERFACES = 10_000
+#: A silent life is told of so often, whatever the refresh, so that others know in time.
+_LIVES_S = 5.0
+
+
+class Calls:
+    """`relay.Choosing`. Thread-safe.
+
+    Args:
+        site: of this gateway. refresh_s: between two looks at all servers. ask: opens a client of the leader at an endpoint.
+    """
+
+    def __init__(
+        self,
+        routes: ClusterRoutes,
+        metrics: GatewayMetrics,
+        log: Log,
+        *,
+        site: str,
+        refresh_s: float,
+        ask: Callable[[str], MetaserverClient],
+        bounds: Bounds | None = None,
+    ) -> None:
+        self.relay = Relay(self, bounds=bounds)
+        self._routes, self._metrics, self._log = routes, metrics, log
+        self._site, self._refresh_s = site, refresh_s
+        self._open = ask
+        self._own = Metaserver(lambda: machine.boottime_ns() // 1000)
+        self._lock = threading.Lock()
+        self._leader: MetaserverClient | None = None
+        self.is_degraded = False  #: no leader answers
+        self._shunned_s = -math.inf  # when the leader did not answer
+        self._looked_s = 0.0  # how long the last look took
+        self._interfaces: dict[bytes, Interface | str] = {}  # by canonical JSON; a text: why it is none
+        self._stop = threading.Event()
+        self._told: frozenset[tuple[str, int, str]] = frozenset()  # servers of the last report, with their states
+        self._thread = machine.Thread(target=self._run, name="calls-monitor", daemon=True)
+
+    def start(self, endpoint: str) -> None:
+        """Begins to look at servers. endpoint: of this gateway."""
+        self.relay.endpoint = endpoint
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the looks and the channel to the leader. Idempotent."""
+        self._stop.set()
+        with self._lock:
+            if self._leader is not None:
+                self._leader.close()
+                self._leader = None
+
+    # -- what may be called ------------------------------------------------------------------------------------------------------
+
+    def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
+        """See `relay.Choosing`."""
+        failpoint("calls.request")
+        interface = self._find(ask.function, ask.function_version)
+        if interface is None:
+            return None
+        if ask.interface and ask.interface != interface.digest:
+            why = f"{interface.id} has another interface now"
+            return pb.NoneNow(kind=pb.NoneNow.CHANGED, reason=why)
+        return self._wanted(caller, interface, ask.sizes)
+
+    def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
+        if interface.users and caller.user not in interface.users and not caller.is_operator():
+            raise PermissionDenied(
+                f"{interface.id} is for {', '.join(interface.users)}, not for {caller.user or 'nobody in particular'}",
+                hint="ask who runs its server: `users` of the function",
+            )
+        try:
+            known = json.loads(sizes or "{}")
+        except UNREADABLE_TEXT:
+            known = None
+        if not isinstance(known, dict):
+            raise UsageError(f"the sizes of a call of {interface.id} cannot be read")
+        cost = interface.cost(known)
+        return Wanted(interface.id, cost.operations, cost.bytes)
+
+    def offers(self, wanted: Wanted, link: ServerLink) -> bool:
+        """See `relay.Choosing`."""
+        found = self._offered().get(wanted.function)
+        return found is not None and link in found[1]
+
+    def functions(self, request: Any) -> Any:
+        """See `relay.Choosing`. Every interface by name and version; those that are not offered say why."""
+        views: list[Any] = []
+        names: set[str] = set()
+        for link in self.relay.links.all():
+            for text in link.functions:
+                interface = self._read(text)
+                name = interface.name if isinstance(interface, Interface) else ""
+                names.add(name)
+                if request.name in ("", name) and all(view.interface != text for view in views):
+                    views.append(pb.FunctionView(interface=text, odd=interface if isinstance(interface, str) else ""))
+        offered = {interface.text: links for interface, links in self._offered().values()}
+        for view in views:
+            holders = offered.get(view.interface, ())
+            view.servers.extend(link.name for link in holders)
+            if not holders and not view.odd:
+                view.odd = "more servers offer another interface under this name and version"
+        nearest = difflib.get_close_matches(request.name, sorted(names), 1) if request.name and not views else []
+        return pb.FunctionsReply(functions=views, nearest=nearest[0] if nearest else "")
+
+    def _find(self, name: str, version: int) -> Interface | None:
+        """The interface that counts: of this version, or of the highest."""
+        offered = [interface for interface, _ in self._offered().values() if interface.name == name]
+        if version:
+            return next((interface for interface in offered if interface.version == version), None)
+        return max(offered, key=lambda interface: interface.version, default=None)
+
+    def _offered(self) -> dict[str, tuple[Interface, list[ServerLink]]]:
+        """What is offered, by name@version: of several interfaces under one that of most servers, of equals that of the lowest name."""
+        found: dict[str, dict[bytes, list[ServerLink]]] = {}
+        for link in self.relay.links.all():
+            for text in link.functions:
+                interface = self._read(text)
+                if isinstance(interface, Interface):
+                    found.setdefault(interface.id, {}).setdefault(text, []).append(link)
+        offered = {}
+        for name, interfaces in found.items():
+            text, links = max(interfaces.items(), key=lambda item: len(item[1]))
+            interface = self._read(text)
+            assert isinstance(interface, Interface)
+            offered[name] = interface, links
+        return offered
+
+    def _read(self, text: bytes) -> Interface | str:
+        known = self._interfaces.get(text)
+        if known is None:
+            try:
+                known = Interface.from_text(text)
+            except UsageError as error:
+                known = error.message
+            if len(self._interfaces) > _MOST_INTERFACES:
+                self._interfaces.clear()
+            self._interfaces[text] = known
+        return known
+
+    # -- picks -------------------------------------------------------------------------------------------------------------------
+
+    def pick(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> tuple[Any, Sequence[Any]]:
+        """See `relay.Choosing`."""
+        began_s = machine.perf_counter()
+        found = self._picked(self._request(wanted, user, links))
+        took_s = machine.perf_counter() - began_s
+        self._metrics.picks.labels("gateway" if found.degraded else "leader").inc()
+        return pick_to_message(found), self._trace(wanted, links, found, took_s)
+
+    def explain(self, caller: Caller, request: Any) -> Any:
+        """See `relay.Choosing`."""
+        interface = self._find(request.function, request.function_version)
+        if interface is None:
+            raise NotFound(f"no server offers {request.function}", hint="rmgr functions")
+        wanted = self._wanted(caller, interface, request.sizes)
+        return pick_to_message(self._picked(replace(self._request(wanted, caller.user, self.relay.links.all()), explain=True)))
+
+    def _request(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> PickRequest:
+        return PickRequest(
+            gateway=self.relay.endpoint,
+            site=self._site,
+            function=wanted.function,
+            operations=wanted.operations,
+            bytes=wanted.bytes,
+            user=user,
+            servers=tuple(_candidate(link) for link in links),
+        )
+
+    def _picked(self, request: PickRequest) -> Pick:
+        failpoint("calls.proxy")
+        found = self._asked(lambda leader: leader.pick(request))
+        if found is not None and found.unknown:  # a new leader, or a server that has just come
+            self._report()
+            found = self._asked(lambda leader: leader.pick(request))
+        return replace(self._own.pick(request), degraded=True) if found is None else found
+
+    def _asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
+        """The leader's answer; None where there is none in time."""
+        if machine.monotonic() - self._shunned_s < AGAIN_S:
+            return None
+        endpoint = ""
+        try:
+            endpoint = self._routes.leader("")
+            with self._lock:
+                if self._leader is None or self._leader.endpoint != endpoint:
+                    if self._leader is not None:
+                        self._leader.close()
+                    self._leader = self._open(endpoint)
+                leader = self._leader
+            answer = question(leader)
+        except (RmgrError, ValueError) as error:  # ValueError: its channel was closed for the next leader's
+            self._shunned_s = machine.monotonic()
+            self._routes.lost(endpoint)
+            if not self.is_degraded:
+                self.is_degraded = True
+                self._log.warning("calls_without_leader", error=str(error))
+            return None
+        if self.is_degraded:
+            self.is_degraded = False
+            self._log.info("calls_with_leader", leader=endpoint)
+        return answer
+
+    def _trace(self, wanted: Wanted, links: Sequence[ServerLink], found: Pick, took_s: float) -> list[Any]:
+        now_s = machine.monotonic()
+        age_s = max((now_s - link.loaded_s for link in links), default=0.0)
+        rates = ", ".join(f"{link.name} {link.link.bytes_per_s / 1e6:.0f} MB/s" for link in links if link.link.bytes_per_s)
+        link_age_s = max((now_s - link.link.at_s for link in links if link.link.bytes_per_s), default=0.0)
+        who = "picked by the gateway itself: no leader answers" if found.degraded else f"asked the leader of epoch {found.epoch}"
+        predicted = f"{found.computing_s:.3f} s + {found.transfer_s:.3f} s predicted"
+        chosen = f"{found.policy}: {found.server}, {predicted}" if found.server else found.why
+        took_us = round(took_s * 1e6)
+        measured_s = max((link.link.round_trip_s for link in links), default=0.0)
+        steps = (
+            ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {age_s:.1f} s old"),
+            ("links", measured_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
+            ("request", 0, f"{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
+            ("proxy", max(0, took_us - found.took_us), who),
+            ("scheduler", found.took_us, chosen),
+        )
+        return [pb.TraceStep(step=at, name=name, took_us=round(took), text=text) for at, (name, took, text) in enumerate(steps, 1)]
+
+    # -- measurements ------------------------------------------------------------------------------------------------------------
+
+    def forwarding(self, count: int) -> None:
+        """See `relay.Choosing`."""
+        failpoint("calls.forward")
+        self._metrics.call_bytes.inc(count)
+
+    def ended(self, wanted: Wanted, link: ServerLink, outcome: Any, took_s: float, pick: Any) -> None:
+        """See `relay.Choosing`."""
+        self._metrics.calls.labels(pb.CallOutcome.Kind.Name(outcome.kind).lower()).inc()
+        for part, took_us in (("in", outcome.in_us), ("waited", outcome.waited_us), ("ran", outcome.ran_us)):
+            self._metrics.call_seconds.labels(part).observe(took_us / 1e6)
+        if outcome.kind == pb.CallOutcome.OK:
+            rate = link.link.bytes_per_s
+            link.answered.append(
+                CallReport(
+                    function=wanted.function,
+                    operations=wanted.operations,
+                    bytes=wanted.bytes,
+                    ran_us=outcome.ran_us,
+                    alone_us=outcome.ran_us + (round(wanted.bytes / rate * 1e6) if rate else 0),
+                    took_us=round(took_s * 1e6),
+                    predicted_us=round((pick.computing_s + pick.transfer_s) * 1e6),
+                )
+            )
+
+    def count(self, what: str, kind: str, amount: float = 1) -> None:
+        """See `relay.Choosing`."""
+        self._metrics.count(what, kind, amount)
+
+    def servers(self, request: Any) -> Any:
+        """See `relay.Choosing`."""
+        found: ServersView | None = self._asked(lambda leader: leader.servers(request.name))
+        return servers_to_message(replace(self._own.servers(request.name), degraded=True) if found is None else found)
+
+    def _run(self) -> None:
+        looked_s = reported_s = -math.inf
+        while not self._stop.wait(_LOOK_S):
+            now_s = machine.monotonic()
+            if now_s - looked_s >= self._refresh_s:
+                looked_s = now_s
+                self._look()
+                reported_s = now_s
+            elif self._standing() != self._told or (self.relay.links.gone() and now_s - reported_s >= _LIVES_S):
+                self._report()
+                reported_s = now_s
+
+    def _look(self) -> None:
+        """Step 1 and 2: asks all servers, measures the ways to them, reports."""
+        began_s = machine.monotonic()
+        links = self.relay.links.all()
+        for link in links:
+            link.ask()
+            failpoint("calls.links")
+            link.probe(self._refresh_s)
+        while any(link.loaded_s < began_s and not link.ended for link in links) and machine.monotonic() - began_s < _LOAD_S:
+            self._stop.wait(_POLL_S)
+        failpoint("calls.monitor")
+        self._report()
+        self._looked_s = machine.monotonic() - began_s
+        for link in links:
+            self._metrics.server(link.name, link.load, link.link.bytes_per_s, machine.monotonic() - link.loaded_s)
+
+    def _report(self) -> None:
+        """What is known here, to the leader and to this gateway's own picks."""
+        self._told = self._standing()
+        links = [*self.relay.links.all(), *self.relay.links.gone()]
+        report = GatewayReport(
+            gateway=self.relay.endpoint,
+            site=self._site,
+            servers=tuple(self._reported(link) for link in links),
+            refresh_us=round(self._refresh_s * 1e6),
+        )
+        self._own.report(report)
+        answer: ReportAnswer | None = self._asked(lambda leader: leader.report(report))
+        if answer is None:
+            return
+        self._own.set_pipeline(PipelineSpec(partition=CALLS, document=answer.pipeline, name=answer.policy))
+        for life in answer.lives:
+            self.relay.links.heard_elsewhere(Life(life.name, life.life), life.heard_ago_us, is_over=life.over)
+
+    def _reported(self, link: ServerLink) -> ServerReport:
+        now_s = machine.monotonic()
+        answered = []
+        while link.answered:
+            answered.append(link.answered.popleft())
+        load = link.load
+        return ServerReport(
+            name=link.name,
+            life=link.life,
+            site=link.site,
+            slots=link.slots,
+            mops=link.mops,
+            mops_declared=link.mops_declared,
+            functions=link.functions,
+            load=None
+            if link.loaded_s == -math.inf
+            else ServerLoad(
+                running=load.running,
+                waiting=load.waiting,
+                other=load.other,
+                mean_load=load.mean_load,
+                arrivals_per_s=load.arrivals_per_s,
+                service_s=load.service_s,
+                service_cv=load.service_cv,
+            ),
+            measured_ago_us=_ago_us(now_s, link.loaded_s),
+            bytes_per_s=link.link.bytes_per_s,
+            round_trip_s=link.link.round_trip_s,
+            link_ago_us=_ago_us(now_s, link.link.at_s),
+            state=_state(link),
+            answered=tuple(answered),
+            heard_ago_us=_ago_us(now_s, link.heard_s),
+        )
+
+    def _standing(self) -> frozenset[tuple[str, int, str]]:
+        return frozenset((link.name, link.life, _state(link)) for link in [*self.relay.links.all(), *self.relay.links.gone()])
+
+
+def _candidate(link: ServerLink) -> Candidate:
+    return Candidate(name=link.name, life=link.life, bytes_per_s=link.link.bytes_per_s, round_trip_s=link.link.round_trip_s)
+
+
+def _state(link: ServerLink) -> str:
+    """As reports say it."""
+    return "closed" if link.is_over else "away" if link.ended else "leaving" if link.is_leaving else "open"
+
+
+def _ago_us(now_s: float, at_s: float) -> int:
+    return 0 if at_s == -math.inf else max(0, round((now_s - at_s) * 1e6))
