@@ -383,8 +383,10 @@ def _serve(
     calls = _calls(config, routes, metrics, log, credentials, bounds)
     told = rpc_use.handler_of(GatewayUse(bounds, cluster_use, operators))
     rows, tunnels = Rows(gateway, bounds=bounds), Tunnels(forwarder, bounds=bounds)
-    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told, *([calls.relay.handler] if calls is not None else [])):
+    for handler in (sessions.handler, rows.handler, *forwarder.handlers, tunnels.handler, told):
         server.add_generic(handler)
+    if calls is not None:
+        server.add_generic(calls.relay.handler)
     LimitsKeeper(coordinator, bounds, log).start()
     written = WrittenKeeper(store, server.endpoint, bounds, log).start() if credentials is not None else None
     metrics.sessions.set_function(lambda: len(sessions))
