@@ -1,6 +1,7 @@
 """rmgr: a fault-tolerant resource manager for clusters whose parts keep failing.
 
     from rmgr import TaskQueue, Executor, connect
+    rmgr.call("linsolve", A, b)                     # a function that a server offers
     from rmgr import checkpoint                     # in programs that run as placed jobs
 
 Importing this module costs nothing: what it offers is loaded when first used.
@@ -11,19 +12,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmgr.client.calls import call, call_async
     from rmgr.client.connection import Connection, connect
     from rmgr.client.executor import Executor
     from rmgr.client.futures import Future
     from rmgr.client.taskqueue import TaskQueue
     from rmgr.runner.current import current
 
-__all__ = ["Connection", "Executor", "Future", "TaskQueue", "connect", "current"]
+__all__ = ["Connection", "Executor", "Future", "TaskQueue", "call", "call_async", "connect", "current"]
 
 _WHERE = {
     "Connection": "rmgr.client.connection",
     "Executor": "rmgr.client.executor",
     "Future": "rmgr.client.futures",
     "TaskQueue": "rmgr.client.taskqueue",
+    "call": "rmgr.client.calls",
+    "call_async": "rmgr.client.calls",
     "connect": "rmgr.client.connection",
     "current": "rmgr.runner.current",
 }

@@ -47,6 +47,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "policy": ("policy.commands:policy", "Scheduling policies: list, show, set, check"),
         "config": ("control.config:config", "Configuration and cluster settings: show, check, apply"),
     },
+    "Calls": {
+        "call": ("calls:call", "Call a function on the server that answers first"),
+        "functions": ("calls:functions", "Functions that servers offer"),
+        "servers": ("calls:servers", "Servers of calls: load, speed, links"),
+    },
     "Security": {
         "admin": ("admin.group:admin", "Set up and secure a cluster: init, init-store, add-node, revoke, ..."),
         "join": ("admin.join:join", "Make this machine a part of a secured cluster"),

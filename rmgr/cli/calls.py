@@ -1,0 +1,376 @@
+"""`rmgr functions`, `servers`, `call`: functions that servers offer, where they would run, and calling one."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmgr.cli.display.render import Column, Layout, emit, folded, paint, printable, table
+from rmgr.cli.session.command import command
+from rmgr.cli.session.context import Session
+from rmgr.cli.session.tables import draw, table_options
+from rmgr.errors import NotFound, UsageError
+from rmgr.model.base.units import format_duration
+
+if TYPE_CHECKING:
+    from rmgr.client.calls import Caller, CallFuture
+    from rmgr.model.calls.interface import Argument, Interface
+
+_EXITS = "0 ok, 3 no such server or function, 5 no gateway can be reached"
+#: Arrays of so many numbers are printed whole; larger ones by numpy's rules, and left out of JSON.
+_MOST_SHOWN = 1000
+_OUTPUT = "where an output goes: arrays as .npy, all else as it is; once for each, in order"
+
+
+def _age(seconds: float) -> str:
+    return format_duration(seconds) if seconds < 1e8 else "-"
+
+
+_SERVERS = (
+    Column(name="SERVER", text=lambda s: s.name, is_id=True),
+    Column(name="STATE", text=lambda s: s.state, state=True),
+    Column(name="SITE", text=lambda s: s.site),
+    Column(name="SLOTS", text=lambda s: str(s.slots), order=lambda s: s.slots, right=True),
+    Column(name="RUN", text=lambda s: str(s.running), order=lambda s: s.running, right=True),
+    Column(name="WAIT", text=lambda s: str(s.waiting), order=lambda s: s.waiting, right=True),
+    Column(name="OTHER", text=lambda s: f"{s.other:.1f}", order=lambda s: s.other, right=True),
+    Column(name="MOPS", text=lambda s: f"{s.mops:,.0f}", order=lambda s: s.mops, right=True),
+    Column(name="MB/S", text=lambda s: f"{s.bytes_per_s / 1e6:,.1f}" if s.bytes_per_s else "-", order=lambda s: s.bytes_per_s, right=True),
+    Column(name="AGE", text=lambda s: _age(s.age_s), order=lambda s: s.age_s, right=True),
+    Column(name="ASSIGNED", text=lambda s: str(s.assigned), order=lambda s: s.assigned, right=True),
+    Column(name="LIFE", text=lambda s: f"{s.life:x}", default=False),
+    Column(name="WHY", text=lambda s: s.why),
+)
+_LINKS = (
+    Column(name="GATEWAY", text=lambda k: k.gateway, is_id=True),
+    Column(name="SITE", text=lambda k: k.site),
+    Column(name="MB/S", text=lambda k: f"{k.bytes_per_s / 1e6:,.1f}" if k.bytes_per_s else "-", right=True),
+    Column(name="ROUNDTRIP", text=lambda k: f"{k.round_trip_s * 1e3:.2f} ms", right=True),
+    Column(name="AGE", text=lambda k: _age(k.age_s), right=True),
+)
+_TERMS = (
+    Column(name="SERVER", text=lambda t: t.server, is_id=True),
+    Column(name="L", text=lambda t: "" if t.note else f"{t.load:.2f}", right=True),
+    Column(name="P(MOPS)", text=lambda t: "" if t.note else f"{t.mops:,.0f}", right=True),
+    Column(name="T(MB/S)", text=lambda t: "" if t.note else f"{t.bytes_per_s / 1e6:,.1f}" if t.bytes_per_s else "-", right=True),
+    Column(name="COMPUTING", text=lambda t: "" if t.note else f"{t.computing_s:.3f} s", right=True),
+    Column(name="TRANSFER", text=lambda t: "" if t.note else f"{t.transfer_s:.3f} s", right=True),
+    Column(name="TOTAL", text=lambda t: "" if t.note else f"{t.computing_s + t.transfer_s:.3f} s", right=True),
+    Column(name="NOTE", text=lambda t: t.note),
+)
+
+
+@command(
+    "functions",
+    examples="""\
+    rmgr functions                     what may be called, and where
+    rmgr functions linsolve
+    rmgr functions --json | jq -r '.functions[].name'""",
+    exits=_EXITS,
+)
+@click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
+def functions(session: Session, function_names: tuple[str, ...]) -> None:
+    """Functions that servers offer: version, arguments, what a call costs, whether it may run twice, and the servers."""
+    from rmgr.model.calls.interface import Interface
+
+    caller = _caller(session)
+    found: list[tuple[Any, Interface | None]] = []
+    for name in function_names or ("",):
+        reply = caller.asked(lambda client, name=name: client.functions(name))
+        if name and not reply.functions:
+            raise NotFound(
+                f"no server offers {name!r}",
+                hint=f"did you mean {reply.nearest!r}?" if reply.nearest else "rmgr functions; rmgr servers",
+            )
+        found += [(view, None if not view.interface else Interface.from_text(view.interface)) for view in reply.functions]
+    if session.json:
+        shapes = [json.loads(view.interface) | {"servers": list(view.servers), "odd": view.odd} for view, _ in found]
+        emit({"functions": shapes})
+        return
+    for view, interface in found:
+        if interface is not None:
+            words = f"{interface.line()}  {' '.join(view.servers)}".rstrip()
+            told = f"{words}  ({view.odd})" if view.odd else words
+            sys.stdout.write(f"{folded(printable(told), sys.stdout, indent=4)}\n")
+    if not found:
+        session.note("no server offers anything; start one: rmgr server --functions FILE.toml, or rmgr dev --servers 2")
+
+
+@command(
+    "servers",
+    examples="""\
+    rmgr servers
+    rmgr servers --watch
+    rmgr servers s1                    its functions, and the ways to it
+    rmgr servers --json | jq '.servers[] | {name, state, assigned}'""",
+    exits=_EXITS,
+)
+@click.argument("server_names", nargs=-1, metavar="[SERVER]...")
+@table_options
+def servers(session: Session, server_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
+    """Servers of calls: state, slots, calls that RUN and WAIT, OTHER work in cores, speed, best link, age of the load, calls ASSIGNED since.
+
+    States: open; stale (no load for three refreshes: used when all are); away (no gateway has its stream); odd (another interface, or
+    another server, of the same name); closed.
+    """
+    caller = _caller(session)
+
+    def once() -> None:
+        reply = caller.asked(lambda client: client.servers(""))
+        known = {server.name for server in reply.servers}
+        for name in server_names:
+            if name not in known:
+                raise NotFound(f"there is no server {name!r}", hint=f"there are {', '.join(sorted(known)) or 'none'}: rmgr servers")
+        shown = [server for server in reply.servers if not server_names or server.name in server_names]
+        if session.json:
+            emit({"policy": reply.policy, "degraded": reply.degraded, "epoch": reply.epoch, "servers": [_server_shape(s) for s in shown]})
+            return
+        table(shown, _SERVERS, layout)
+        if not shown:
+            session.note("no server is there; start one: rmgr server --functions FILE.toml, or rmgr dev --servers 2")
+        if reply.degraded:
+            session.note("no leader answers: the gateway picks servers by itself, as far as it knows them")
+        for server in shown if server_names else ():
+            sys.stdout.write(f"\n{paint(server.name, 'bold', sys.stdout)} offers {', '.join(server.functions) or 'nothing'}\n")
+            if server.why:
+                sys.stdout.write(f"{printable(server.why)}\n")
+            if server.links:
+                table(server.links, _LINKS, Layout(header=layout.header))
+
+    draw(session, once, watch=watch)
+
+
+@command(
+    "call",
+    examples="""\
+    rmgr call echo hello
+    rmgr call linsolve A.npy b.npy -o x.npy     arrays from files, the answer into one
+    rmgr call linpack --n 600                   a size that no array has is an option of its name
+    rmgr call linsolve A.npy b.npy --trace      where its time goes, step by step
+    rmgr call --explain linpack --n 600         which server would get it, and why; sends nothing
+    rmgr call linsolve@1 A.npy b.npy --timeout 60s""",
+    exits="""\
+0 ok, 1 the function failed, 2 the arguments do not fit, 3 no such function, 4 not allowed, 5 no server or gateway,
+6 its time was over, 8 it may have run, and its answer is lost""",
+    settings={"ignore_unknown_options": True},
+)
+@click.argument("function", metavar="FUNCTION[@VERSION]")
+@click.argument("words", nargs=-1, metavar="[ARGUMENT]... [--SIZE N]...", type=click.UNPROCESSED)
+@click.option("-o", "--output", "outputs", metavar="FILE", multiple=True, type=click.Path(dir_okay=False), help=_OUTPUT)
+@click.option("--trace", is_flag=True, help="print the six steps of the call, and where its time went")
+@click.option("--explain", is_flag=True, help="which server would get it, by which numbers; nothing is sent")
+def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple[str, ...], trace: bool, explain: bool) -> None:
+    """Calls FUNCTION on the server that is expected to answer first. Give up after --timeout.
+
+    ARGUMENT: an array is a .npy file; a number or text is as it is typed, @FILE what a file holds. -o takes the outputs in order; what it
+    does not take is printed.
+    """
+    given, options = _split(words)
+    caller = _caller(session)
+    interface = caller.interface(function, deadline_s=session.timeout_s or 10.0)
+    if explain:
+        _explain(session, caller, interface, given, options)
+        return
+    arguments = _arguments(interface, given, options)
+    if len(outputs) > len(interface.outputs):
+        count = len(interface.outputs)
+        raise UsageError(f"{interface.id} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+    began_s = time.monotonic()
+    future = caller.call_async(interface.id, *arguments, timeout=session.timeout_s or None)
+    try:
+        result = future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+    seconds = time.monotonic() - began_s
+    values = result if len(interface.outputs) > 1 else () if not interface.outputs else (result,)
+    for value, path in zip(values, outputs, strict=False):
+        _write(value, Path(path))
+    if session.json:
+        told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
+        emit({"function": interface.id, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
+        return
+    for argument, value in list(zip(interface.outputs, values, strict=True))[len(outputs) :]:
+        _print(argument.name if len(interface.outputs) > 1 else "", value)
+    if trace:
+        for step, name, took_s, text in future.timing.trace:
+            sys.stderr.write(f"{step} {name:<10} {_milliseconds(took_s):>8}  {printable(text)}\n")
+
+
+# -- what is typed ------------------------------------------------------------------------------------------------------------
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Arguments, and sizes by name: `--n 600`, `--n=600`. Raises: UsageError."""
+    given: list[str] = []
+    sizes: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--") and len(word) > 2 and not word[2:3].isdigit():
+            name, has_value, value = word[2:].partition("=")
+            if not has_value:
+                value = next(rest, "")
+            if not value:
+                raise UsageError(f"--{name} has no value", hint=f"--{name} 600")
+            sizes[name] = value
+        else:
+            given.append(word)
+    return given, sizes
+
+
+def _arguments(interface: Interface, given: Sequence[str], options: dict[str, str]) -> list[Any]:
+    """Values of the inputs in order: a scalar may be named (`--n 600`), all else stands in its place. Raises: UsageError."""
+    rest = iter(given)
+    values = []
+    for argument in interface.inputs:
+        word = options.pop(argument.name, None) if not argument.dims else None
+        if word is None:
+            word = next(rest, None)
+        if word is None:
+            raise UsageError(
+                f"{interface.id} takes {len(interface.inputs)} arguments, and {argument.name} is missing: {argument}",
+                hint=f"rmgr functions {interface.name}",
+            )
+        values.append(_value(argument, word))
+    more = [*rest, *(f"--{name}" for name in options)]
+    if more:
+        raise UsageError(f"{interface.id} does not take {' '.join(more)}", hint=f"rmgr functions {interface.name}")
+    return values
+
+
+def _value(argument: Argument, word: str) -> Any:
+    if argument.dims:
+        return _array(argument.name, word)
+    data = _file(word[1:]) if word.startswith("@") else None
+    try:
+        match argument.kind:
+            case "bytes":
+                return data if data is not None else word.encode("utf-8", "surrogateescape")
+            case "str":
+                return data.decode() if data is not None else word
+            case "int":
+                return int(word)
+            case "float":
+                return float(word)
+            case _:
+                return _array(argument.name, word) if word.endswith(".npy") else json.loads(word)
+    except (ValueError, UnicodeDecodeError):
+        raise UsageError(f"{argument.name} = {word!r} is not {argument.kind}") from None
+
+
+def _array(name: str, word: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.load(word, allow_pickle=False, mmap_mode="r")
+    except OSError as error:
+        raise UsageError(f"{name}: {word} cannot be read: {error.strerror or error}", hint="numpy.save(FILE, array) writes one") from None
+    except ValueError as error:
+        raise UsageError(f"{name}: {word} is no .npy file: {error}", hint="numpy.save(FILE, array) writes one") from None
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------------------
+
+
+def _explain(session: Session, caller: Caller, interface: Interface, given: Sequence[str], options: dict[str, str]) -> None:
+    sizes: dict[str, Any] = {}
+    if given:
+        sizes = json.loads(interface.pack(_arguments(interface, given, dict(options))).sizes)
+    for name, text in options.items():
+        try:
+            sizes[name] = json.loads(text)
+        except ValueError:
+            raise UsageError(f"--{name} {text}: a number is needed") from None
+    interface.cost(sizes)  # says what is missing
+    pick = caller.asked(lambda client: client.explain(interface.name, interface.version, json.dumps(sizes)))
+    if session.json:
+        terms = [{field.name: value for field, value in term.ListFields()} for term in pick.terms]
+        emit({"function": interface.id, "server": pick.server or None, "policy": pick.policy, "why": pick.why, "terms": terms})
+        return
+    table(pick.terms, _TERMS, Layout())
+    sys.stdout.write(f"\n{folded(printable(f'{pick.policy}: {pick.why}'), sys.stdout)}\n")
+
+
+def _write(value: Any, path: Path) -> None:
+    if isinstance(value, bytes):
+        path.write_bytes(value)
+    elif hasattr(value, "dtype"):
+        import numpy as np
+
+        with path.open("wb") as sink:
+            np.save(sink, value, allow_pickle=False)
+    else:
+        path.write_text(f"{value}\n", encoding="utf-8")
+
+
+def _print(name: str, value: Any) -> None:
+    head = f"{name} = " if name else ""
+    if isinstance(value, bytes):
+        sys.stdout.write(head)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.flush()
+        return
+    sys.stdout.write(f"{head}{printable(value) if isinstance(value, str) else value}\n")
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": len(value)}
+    if hasattr(value, "dtype"):
+        shape = {"dtype": str(value.dtype), "shape": list(value.shape)}
+        plain = value.size <= _MOST_SHOWN and value.dtype.kind in "biuf"
+        return {**shape, "values": value.tolist()} if plain else shape
+    return value
+
+
+def _timing(future: CallFuture) -> dict[str, Any]:
+    timing = future.timing
+    parts = {name: round(getattr(timing, name), 6) for name in ("arguments", "waited", "ran", "answer", "computing", "transfer")}
+    trace = [{"step": step, "name": name, "seconds": round(took_s, 6), "text": text} for step, name, took_s, text in timing.trace]
+    return {"timing": parts, "trace": trace}
+
+
+def _server_shape(server: Any) -> dict[str, Any]:
+    names = {"gateway": "gateway", "site": "site", "bytes_per_second": "bytes_per_s", "round_trip": "round_trip_s", "age": "age_s"}
+    links = [{name: getattr(link, field) for name, field in names.items()} for link in server.links]
+    return {
+        "name": server.name,
+        "state": server.state,
+        "site": server.site,
+        "slots": server.slots,
+        "running": server.running,
+        "waiting": server.waiting,
+        "other": server.other,
+        "mops": server.mops,
+        "bytes_per_second": server.bytes_per_s,
+        "age": server.age_s,
+        "assigned": server.assigned,
+        "life": f"{server.life:x}",
+        "functions": list(server.functions),
+        "links": links,
+        "why": server.why,
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def _caller(session: Session) -> Caller:
+    from rmgr.client.calls import Caller
+
+    return Caller(session.config())

@@ -1,0 +1,436 @@
+"""Calls of named functions on servers that stand elsewhere: `rmgr.call`, `rmgr.call_async`, and what `rmgr call` does.
+
+    x = rmgr.call("linsolve", A, b, timeout=60)
+    f = rmgr.call_async("linsolve", A, b); f.server, f.timing, f.result(), f.cancel()
+
+What a call does next is decided by `coord/calls/caller.py`, a pure function; here are its thread, its streams and its clock. A call that is
+under way holds three threads; more than `AT_ONCE` wait here. Calls are not durable: what must survive this process is submitted.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rmgr.adapters.calls.asking import Attempt, CallsClient
+from rmgr.adapters.calls.links import VERSION
+from rmgr.coord.calls import caller as decisions
+from rmgr.coord.calls.caller import (
+    Acknowledge,
+    Answered,
+    Ask,
+    Begin,
+    Broken,
+    Calling,
+    Cancel,
+    Denied,
+    Event,
+    Finish,
+    LifeIs,
+    Named,
+    NoneOffers,
+    NoRoom,
+    Numbers,
+    Rejected,
+    Tick,
+    next_step,
+)
+from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
+from rmgr.coord.calls.lives import Standing
+from rmgr.errors import CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable
+from rmgr.model.calls.interface import Interface
+from rmgr.runtime import machine
+from rmgr.v1 import calls_pb2 as pb
+
+if TYPE_CHECKING:
+    from rmgr.config import Config
+
+#: Calls of one program that are under way; the rest wait.
+AT_ONCE = 64
+TIMEOUT_S = 3600.0
+#: A function that nobody offers is looked for so long, so often; what was read of one is good for so long.
+_NOBODY_S, _LOOK_S, _FRESH_S = 10.0, 0.5, 60.0
+_OUTCOMES = {
+    pb.CallOutcome.OK: Outcome.RESULT,
+    pb.CallOutcome.FAILED: Outcome.FAILED,
+    pb.CallOutcome.TIMEOUT: Outcome.TIMEOUT,
+    pb.CallOutcome.LOST: Outcome.LOST,
+    pb.CallOutcome.CANCELLED: Outcome.LOST,  # not by us: we ask nothing then
+}
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the time of a call went, in seconds.
+
+    total: from the call to its result. arguments: from the gateway to the server. waited: for a slot. ran: the function. answer: back.
+    computing, transfer: as the scheduler predicted them. trace: (step, name, seconds, words), the six steps of a call.
+    """
+
+    total: float = 0.0
+    arguments: float = 0.0
+    waited: float = 0.0
+    ran: float = 0.0
+    answer: float = 0.0
+    computing: float = 0.0
+    transfer: float = 0.0
+    trace: list[tuple[int, str, float, str]] = field(default_factory=list)
+
+
+class CallFuture(Future[Any]):
+    """The result of a call. server: where it is or was, "" before one is chosen. timing: how long its parts took, filled as they end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = ""
+        self.timing = Timing()
+        self._call: _Call | None = None
+
+    def cancel(self) -> bool:
+        """Gives it up: the server kills it. False for one that has ended."""
+        if not super().cancel():
+            return False
+        if self._call is not None:
+            self._call.put(Cancel())
+        self.set_running_or_notify_cancel()
+        return True
+
+
+class Caller:
+    """All calls of one process through the gateways of one configuration. Thread-safe.
+
+    Raises: NotConnected where no gateway is configured.
+    """
+
+    def __init__(self, config: Config) -> None:
+        from rmgr.client.specs import user_name
+        from rmgr.runtime.secured import credentials_of
+
+        self.gateways = tuple(part.strip() for part in config.cluster.gateway.split(",") if part.strip())
+        if not self.gateways:
+            hint = "name it: --gateway HOST:PORT or RMGR_GATEWAY; or start one: rmgr dev --servers 2"
+            raise NotConnected("calls go through a gateway, and none is configured", hint=hint)
+        self.guid = os.urandom(16)
+        self.user = user_name()
+        self.numbers = Numbers()
+        self._credentials = credentials_of(config)
+        self._lock = threading.Lock()
+        self._clients: dict[str, CallsClient] = {}
+        self._interfaces: dict[str, tuple[float, Interface]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """Calls and waits. Raises: as `rmgr.call`."""
+        future = CallFuture()
+        self._made(future, name, arguments, timeout).run()
+        return future.result()
+
+    def call_async(self, name: str, *arguments: Any, timeout: float | None = None) -> CallFuture:
+        """Calls on a thread; more than `AT_ONCE` wait. Arguments are checked, and taken as they are, here and now."""
+        future = CallFuture()
+        made = self._made(future, name, arguments, timeout)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rmgr-calls")
+            self._pool.submit(made.run)
+        return future
+
+    def close(self) -> None:
+        """Lets go; calls under way end as lost. Idempotent."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+            pool, self._pool = self._pool, None
+        for client in clients:
+            client.close()
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- questions ---------------------------------------------------------------------------------------------------------------
+
+    def client(self, turn: int = 0) -> CallsClient:
+        """The gateway whose turn it is."""
+        endpoint = self.gateways[turn % len(self.gateways)]
+        with self._lock:
+            if endpoint not in self._clients:
+                self._clients[endpoint] = CallsClient(endpoint, user=self.user, credentials=self._credentials)
+            return self._clients[endpoint]
+
+    def asked(self, question: Any) -> Any:
+        """What `question` gets from the first gateway that answers. Raises: Unavailable when none does; what it refuses."""
+        for turn in range(len(self.gateways)):
+            try:
+                return question(self.client(turn))
+            except Unavailable:
+                if turn == len(self.gateways) - 1:
+                    raise
+        raise AssertionError
+
+    def interface(self, name: str, *, fresh: bool = False, deadline_s: float = 0.0) -> Interface:
+        """What `name` or `name@version` takes and gives. Waits up to 10 s for the first server that offers it.
+
+        Raises: NotFound, with the nearest name; NoServer; Unavailable.
+        """
+        known = self._interfaces.get(name)
+        if known is not None and not fresh and machine.monotonic() - known[0] < _FRESH_S:
+            return known[1]
+        plain, _, version = name.partition("@")
+        end_s = machine.monotonic() + min(_NOBODY_S, deadline_s)
+        while True:
+            reply = self.asked(lambda client: client.functions(plain))
+            offered = [Interface.from_text(view.interface) for view in reply.functions if view.servers]
+            found = [one for one in offered if not version or str(one.version) == version]
+            if found:
+                best = max(found, key=lambda one: one.version)
+                self._interfaces[name] = machine.monotonic(), best
+                return best
+            if reply.nearest:
+                raise NotFound(f"no server offers {name!r}", hint=f"did you mean {reply.nearest!r}? rmgr functions")
+            if offered:
+                there = ", ".join(one.id for one in offered)
+                raise NotFound(f"no server offers {name!r}", hint=f"there is {there}")
+            if machine.monotonic() >= end_s:
+                raise NoServer(f"no server offers {name!r}", hint="rmgr functions; rmgr servers")
+            machine.sleep(_LOOK_S)
+
+    def _made(self, future: CallFuture, name: str, arguments: Sequence[Any], timeout: float | None) -> _Call:
+        from rmgr.client.waiting import check_timeout
+
+        limit_s = TIMEOUT_S if timeout is None else check_timeout(timeout)
+        began_s = machine.monotonic()
+        interface = self.interface(name, deadline_s=limit_s)
+        made = _Call(self, future, interface, arguments, began_s, limit_s)
+        future._call = made  # noqa: SLF001 - the two are one
+        return made
+
+
+class _Call:
+    """One call: its thread runs `run`, threads of its streams put events."""
+
+    def __init__(
+        self, caller: Caller, future: CallFuture, interface: Interface, arguments: Sequence[Any], began_s: float, limit_s: float
+    ) -> None:
+        self._caller, self._future = caller, future
+        self._interface, self._arguments = interface, tuple(arguments)
+        self._packed = interface.pack(self._arguments)
+        self._began_s = began_s
+        self._deadline_us = round((began_s + limit_s) * 1e6)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._attempt: Attempt | None = None
+        self._refusal: RmgrError | None = None
+        self._answer: bytearray = bytearray()
+        self._named_s = 0.0
+        with caller._lock:  # noqa: SLF001 - numbers are of all its calls
+            number = caller.numbers.take()
+        self.id = CallId(caller.user, caller.guid.hex(), number)
+
+    def put(self, event: Event) -> None:
+        """From any thread."""
+        self._events.put(event)
+
+    def run(self) -> None:
+        """Until it has ended; the future has what came of it."""
+        try:
+            ending = self._decided()
+            result = self._result(ending)
+        except BaseException as error:
+            if not self._future.cancelled():
+                self._future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if not self._future.cancelled():
+                self._future.set_result(result)
+        finally:
+            if self._attempt is not None:
+                self._attempt.close()
+            with self._caller._lock:  # noqa: SLF001
+                self._caller.numbers.close(self.id.number)
+
+    def _decided(self) -> Ending:
+        call, steps = next_step(
+            Calling(call=self.id, deadline_us=self._deadline_us, idempotent=self._interface.idempotent), Begin(), _now_us()
+        )
+        while True:
+            for step in steps:
+                if isinstance(step, Ask):
+                    self._open(step)
+                elif isinstance(step, Acknowledge):
+                    self._acknowledge()
+                elif isinstance(step, Finish):
+                    return step.ending
+            event: Event = Tick()
+            with suppress(queue.Empty):
+                wake_us = call.wake_us
+                event = self._events.get(timeout=None if wake_us is None else max(0.0, (wake_us - _now_us()) / 1e6))
+            call, steps = next_step(call, event, _now_us())
+
+    def _open(self, ask: Ask) -> None:
+        """Another request, in place of the one before."""
+        if self._attempt is not None:
+            self._attempt.close()
+        caller = self._caller
+        with caller._lock:  # noqa: SLF001
+            lowest = caller.numbers.lowest
+        message = pb.CallAsk(
+            version=VERSION,
+            guid=caller.guid,
+            number=self.id.number,
+            lowest=lowest,
+            function=self._interface.name,
+            function_version=self._interface.version,
+            sizes=self._packed.sizes,
+            bytes=self._packed.size,
+            left_ms=max(0, ask.left_us // 1000),
+            bound_server=ask.to.server if ask.to is not None else "",
+            bound_life=ask.to.number if ask.to is not None else 0,
+            without=[life.number for life in ask.without],
+            interface=self._interface.digest,
+            attempt=ask.attempt,
+        )
+        self._attempt = caller.client(ask.attempt - 1).attempt(message, self._packed.pieces)
+        machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True).start()
+
+    def _read(self, attempt: Attempt, ask: Ask) -> None:
+        """The messages of one request as events, on a thread of its own."""
+        life = ask.to
+        try:
+            for message in attempt.messages():
+                life = self._heard(message, ask.attempt, life)
+        except LimitReached:
+            self.put(NoRoom(ask.attempt))
+        except Unavailable:
+            self.put(Broken(ask.attempt))
+        except RmgrError as error:
+            self._refusal = error
+            self.put(Denied(ask.attempt, error.message))
+        else:
+            self.put(Broken(ask.attempt))  # for one that has its answer this means nothing any more
+
+    def _heard(self, message: Any, attempt: int, life: Life | None) -> Life | None:
+        what = message.WhichOneof("what")
+        if what == "named":
+            life = Life(message.named.server, message.named.life)
+            self._trace(message.named)
+            self.put(Named(attempt, life, message.named.known))
+        elif what == "verdict" and life is not None and message.verdict.kind in {pb.Verdict.REFUSED, pb.Verdict.BARRED}:
+            self.put(Rejected(attempt, life, message.verdict.reason, message.verdict.kind == pb.Verdict.REFUSED))
+        elif what == "none":
+            self._none(message.none, attempt)
+        elif what == "over" and life is not None:
+            standing = {pb.Over.ENDED: Standing.OVER, pb.Over.SILENT: Standing.SILENT}.get(message.over.kind, Standing.HEARD)
+            self.put(LifeIs(life, standing))
+        elif what == "outcome":
+            self._outcome = message.outcome
+            self._answer = bytearray()
+            self._outcome_s = machine.monotonic()
+        elif what == "data":
+            self._answer += message.data
+        if what in {"outcome", "data"} and life is not None and len(self._answer) >= self._outcome.bytes:
+            self._answered(life, attempt)
+        return life
+
+    def _none(self, none: Any, attempt: int) -> None:
+        if none.kind == pb.NoneNow.UNKNOWN:
+            self.put(NoneOffers(attempt))
+        elif none.kind == pb.NoneNow.FULL:
+            self.put(NoRoom(attempt))
+        else:
+            try:
+                fresh = self._caller.interface(self._interface.id, fresh=True)
+                self._packed, self._interface = fresh.pack(self._arguments), fresh
+                self.put(Broken(attempt))
+            except RmgrError as error:
+                self._refusal = error
+                self.put(Denied(attempt, error.message))
+
+    def _answered(self, life: Life, attempt: int) -> None:
+        outcome, now_s = self._outcome, machine.monotonic()
+        if outcome.kind == pb.CallOutcome.BARRED:
+            self.put(Rejected(attempt, life, outcome.error, again=False))
+            return
+        timing = self._future.timing
+        timing.arguments, timing.waited, timing.ran = outcome.in_us / 1e6, outcome.waited_us / 1e6, outcome.ran_us / 1e6
+        timing.answer, timing.total = now_s - self._outcome_s, now_s - self._began_s
+        words = (
+            f"in {timing.arguments * 1e3:.1f}, waited {timing.waited * 1e3:.0f}, ran {timing.ran * 1e3:.0f}, out {timing.answer * 1e3:.1f}"
+        )
+        timing.trace.append((6, "forward", now_s - self._named_s, words))
+        why = "\n".join(part for part in (outcome.error, outcome.traceback) if part)
+        self.put(Answered(self.id, life, Ending(_OUTCOMES.get(outcome.kind, Outcome.LOST), why)))
+
+    def _trace(self, named: Any) -> None:
+        self._named_s = machine.monotonic()
+        self._future.server = named.server
+        timing = self._future.timing
+        timing.computing, timing.transfer = named.pick.computing_s, named.pick.transfer_s
+        if named.trace:
+            timing.trace = [(step.step, step.name, step.took_us / 1e6, step.text) for step in named.trace]
+
+    def _acknowledge(self) -> None:
+        """Its server forgets it, or kills it: on the request that has brought the answer, else through whichever gateway."""
+        if self._attempt is not None and self._answer_is_here:
+            self._attempt.acknowledge()
+            return
+        with suppress(RmgrError):
+            self._caller.asked(lambda client: client.end(self._caller.guid, self._caller.numbers.lowest, cancelled=[self.id.number]))
+
+    @property
+    def _answer_is_here(self) -> bool:
+        return self._outcome is not None and len(self._answer) >= self._outcome.bytes
+
+    _outcome: Any = None
+    _outcome_s = 0.0
+
+    def _result(self, ending: Ending) -> Any:
+        """What the user gets. Raises: CallFailed, CallTimeout, NoServer, CallLost, CancelledError; what a gateway refused."""
+        if ending.outcome is Outcome.CANCELLED:
+            raise CancelledError
+        if ending.outcome is Outcome.DENIED:
+            raise self._refusal or CallLost(f"call {self.id} was refused: {ending.why}")
+        error = decisions.error_of(self.id, ending)
+        if error is not None:
+            raise error
+        return self._interface.unpack(self._answer, self._arguments)
+
+
+def _now_us() -> int:
+    return round(machine.monotonic() * 1e6)
+
+
+_callers: dict[tuple[int, str, str], Caller] = {}
+_lock = threading.Lock()
+
+
+def _default() -> Caller:
+    """Of this process (a forked child has one of its own) and its configuration."""
+    from rmgr.config import load
+
+    config = load()
+    key = os.getpid(), config.cluster.gateway, config.security.dir
+    with _lock:
+        if key not in _callers:
+            _callers[key] = Caller(config)
+        return _callers[key]
+
+
+def call(name: str, *arguments: Any, timeout: float | None = None) -> Any:
+    """Calls a function that servers offer, and waits for its result: one output as it is, several as a tuple.
+
+    Args:
+        name: `linsolve`, or `linsolve@1` for one version; else the highest. arguments: its inputs, in order: what numpy takes as an array
+            of their type, numbers, text, bytes. timeout: seconds until the call is given up; default an hour.
+    Raises: NotFound, UsageError (before anything is sent), CallFailed (the function raised), CallTimeout, NoServer, CallLost (it may have
+        run), PermissionDenied, NotConnected.
+    """
+    return _default().call(name, *arguments, timeout=timeout)
+
+
+def call_async(name: str, *arguments: Any, timeout: float | None = None) -> CallFuture:
+    """The same at once: the Future has `.server`, `.timing` and `.cancel()`."""
+    return _default().call_async(name, *arguments, timeout=timeout)
