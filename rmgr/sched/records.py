@@ -191,7 +191,7 @@ class Server(NamedTuple):
     throughput: (client, bytes/s), ascending by client. slots: calls that run at a time. functions: what it offers, () = every function.
     site: where it stands. life: number of its incarnation. is_open: calls may be sent to it. mean_load: load averaged since the
     measurement before. calibrated: operations/s of a benchmark alone there, 0 = never run. demand: calls and other work that came.
-    links: by client, ascending.
+    links: by client, ascending. sent: calls sent there after `at_us` and before this was told; it does not have them in its load.
     """
 
     name: str
@@ -209,6 +209,7 @@ class Server(NamedTuple):
     calibrated: float = 0.0
     demand: Demand = Demand()
     links: tuple[Link, ...] = ()
+    sent: int = 0
 
     def offers(self, function: str) -> bool:
         """Whether calls of this function can run here."""

@@ -47,7 +47,7 @@ from typing import Any
 from rmgr.errors import ConfigError
 from rmgr.sched.job import Node
 from rmgr.sched.parameters import Kind, shown, unknown
-from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, call_policy_named, policy_named
 from rmgr.sched.pipeline.tables import (
     MACHINE,
     SIMULATED,
@@ -157,6 +157,30 @@ def served(document: Mapping[str, object], partition: str, *, find: Find | None 
         limits={} if limits is None else {partition: limits},
         usage_half_life_us=usage_half_life_us(stages),
     )
+
+
+def stage_for_calls(document: Mapping[str, object], partition: str) -> Stage:
+    """The one stage by which calls are sent to servers there: a pick is made within its RPC, so only rmgr's own policies make it.
+
+    Raises: ConfigError for policies of jobs, files, plug-ins, and any table beside the one stage.
+    """
+    for key in document:
+        if key != "stage":
+            raise ConfigError(f"[[{key}]]: calls have one policy and nothing else", hint=f"rmgr policy set loth+l --partition {partition}")
+    stages, _ = _stages(document, (), (), _shipped_for_calls)
+    if len(stages) > 1:
+        raise ConfigError(f"calls have one policy, not {len(stages)} stages", hint=f"rmgr policy set loth+l --partition {partition}")
+    if stages[0].partitions not in {(), (partition,)}:
+        raise ConfigError(f"no [[stage]] serves partition {partition}", hint="leave `partitions` of its stage out")
+    return Stage(stages[0].policy, (partition,))
+
+
+def _shipped_for_calls(name: str, params: Mapping[str, object], _: tuple[QueueClass, ...]) -> Policy:
+    if name in CALL_POLICIES or name in POLICIES:
+        return call_policy_named(name, params)
+    error = unknown("policy for calls", name, CALL_POLICIES)
+    hint = f"{error.hint}; live calls have only rmgr's own: files and plug-ins are for rmgr sim calls SCENARIO --policy {name}"
+    raise ConfigError(error.message, hint=hint)
 
 
 def classes_of(document: Mapping[str, object], partition: str) -> tuple[QueueClass, ...]:

@@ -296,6 +296,13 @@ class ClusterState:
         part.servers[server.name] = server
         part.records_of_calls.measure(server)
 
+    def server_left(self, name: str, partition: str = "default") -> None:
+        """A server is gone for good, its measurements too; what its answers have shown stays. Raises: NotFound for an unknown one."""
+        part = self._partition(partition)
+        if part.servers.pop(name, None) is None:
+            raise NotFound(f"no server {name} in partition {partition}")
+        part.records_of_calls.measured.pop(name, None)
+
     # -- decisions that were carried out ----------------------------------------------------------------------------------------
 
     def carried_out(self, decision: Decision, now: int) -> Running | None:

@@ -65,7 +65,7 @@ class Choosing(ABC):
             name = chosen.server.name
             draft.send(call.id, name, why, predicted_us=round(min(chosen.forecast.total_s, _LONGEST_S) * 1e6))
             sent[name] += 1
-            draft.note(f"sent {name}", 0, (chosen.server.at_us, chosen.server.life, sent[name]))
+            draft.note(f"sent {name}", 0, (chosen.server.at_us, chosen.server.life, sent[name] - chosen.server.sent))
 
     @abstractmethod
     def choose(self, draft: Draft, call: Call, options: Sequence[Option]) -> tuple[Option, Why]:
@@ -82,11 +82,15 @@ class Choosing(ABC):
             return Queueing()
         return Ewma(mean) if self.predictor == "ewma" else Last(mean)
 
+    def option(self, draft: Draft, call: Call, server: Server) -> Option:
+        """What this policy expects of the call on that server, whether or not it can be sent there."""
+        return self._option(draft, call, server, self.sent_since(draft, server), self.predicting())
+
     @staticmethod
     def sent_since(draft: Draft, server: Server) -> int:
-        """Calls that this policy sent to the server since its last measurement."""
+        """Calls that were sent to the server since its last measurement: by this policy, and before that was told."""
         known = draft.note_of(f"sent {server.name}", 0)
-        return known[2] if known is not None and known[:2] == (server.at_us, server.life) else 0
+        return server.sent + (known[2] if known is not None and known[:2] == (server.at_us, server.life) else 0)
 
     def _option(self, draft: Draft, call: Call, server: Server, sent: int, predictor: Predictor) -> Option:
         speed, added = speed_of(draft.learnt, call, server, self.performance), self.added(sent)

@@ -1,0 +1,323 @@
+"""What a metaserver knows of the servers for calls: what gateways report of each process of a server, what it is worth, and who counts.
+
+- A measurement is as old as it is said to be: times are converted to this clock by how long ago they were. Of several gateways' loads of a
+  server the newest counts, of its links that of each gateway to itself.
+- A server is known by its name. Of two lives of a name the newer one counts; an older one that is measured after the newer came runs as
+  well, and keeps the name.
+- A call that was sent counts until a load that was measured after it comes. One that comes later but was measured before does not have it:
+  `sent_before` says how many such there are.
+
+No clock and no lock of its own: `now_us` is passed in, never descending, and the metaserver lets one thread in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import isfinite
+
+from rmgr.errors import UNREADABLE_TEXT
+from rmgr.model.cluster.servers import (
+    CALLS,
+    REFRESH_US,
+    Candidate,
+    GatewayReport,
+    LinkView,
+    PickRequest,
+    ServerLoad,
+    ServerReport,
+    ServerView,
+)
+from rmgr.sched.records import Demand, Server
+
+#: Without a report of its load for so many refreshes a server is stale.
+STALE_REFRESHES = 3
+#: A server that no gateway has is forgotten after so long.
+KEPT_US = 3_600_000_000
+#: Bytes/s of a link when none was ever measured: no link is free.
+UNMEASURED = 1e6
+#: Sendings to a server that are remembered until it is measured again.
+_MOST_SENT = 10_000
+#: What a gateway says of a server that it has a stream of.
+_STREAMS = frozenset({"open", "leaving"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """What a gateway said last of a server."""
+
+    at_us: int
+    state: str
+    site: str
+    bytes_per_s: float
+    round_trip_s: float
+    link_us: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a server.
+
+    Attributes: about: what was reported of it last. measured_us: when its newest load was. words: by gateway. sent_us: calls sent since
+    `measured_us`; sent_before: of those, the ones sent before that load came. odd: functions that it is not sent. unfit: what its report
+    has that nothing can be computed with. offered: functions that it is sent. stream, over, leaving: as the gateways say.
+    """
+
+    name: str
+    life: int
+    first_us: int
+    seen_us: int
+    about: ServerReport
+    load: ServerLoad | None = None
+    measured_us: int = 0
+    refresh_us: int = REFRESH_US
+    words: dict[str, _Word] = field(default_factory=dict)
+    sent_us: deque[int] = field(default_factory=lambda: deque(maxlen=_MOST_SENT))
+    sent_before: int = 0
+    odd: tuple[str, ...] = ()
+    unfit: str = ""
+    offered: tuple[str, ...] = ()
+    stream: bool = False
+    over: bool = False
+    leaving: bool = False
+
+    def is_stale(self, now_us: int) -> bool:
+        """Its load is old, or was never measured."""
+        return now_us - self.measured_us > STALE_REFRESHES * self.refresh_us
+
+    def rates(self) -> dict[str, float]:
+        """Measured bytes/s by gateway."""
+        return {gateway: word.bytes_per_s for gateway, word in self.words.items() if word.bytes_per_s > 0}
+
+    def record(self, gateway: str = "", rate: float = 0.0) -> Server:
+        """For the scheduler. gateway, rate: bytes/s of that link, 0 = as it was measured."""
+        load, about = self.load or ServerLoad(), self.about
+        speed = about.mops * 1e6
+        rates = self.rates() | ({gateway: rate} if rate else {})
+        return Server(
+            self.name,
+            speed,
+            load.running + load.waiting + load.other,
+            throughput=tuple(sorted(rates.items())),
+            at_us=self.measured_us,
+            partition=CALLS,
+            slots=max(about.slots, 1),
+            functions=self.offered,
+            site=about.site,
+            life=self.life,
+            is_open=bool(self.offered) and not self.leaving,
+            mean_load=load.mean_load,
+            calibrated=0.0 if about.mops_declared else speed,
+            demand=Demand(load.arrivals_per_s, load.service_s, load.service_cv),
+            sent=self.sent_before,
+        )
+
+    def settle(self) -> None:
+        """After its words or its odd functions have changed."""
+        states = [word.state for word in self.words.values()]
+        ends_us = max((word.at_us for word in self.words.values() if word.state == "closed"), default=None)
+        self.stream = not _STREAMS.isdisjoint(states)
+        self.leaving = "leaving" in states
+        self.over = ends_us is not None and all(word.at_us < ends_us for word in self.words.values() if word.state in _STREAMS)
+        self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name not in self.odd)
+
+
+class ServerBook:
+    """Lives of servers by name. Attribute rulings: name -> the life that counts."""
+
+    def __init__(self) -> None:
+        self.rulings: dict[str, Life] = {}
+        self._lives: dict[str, dict[int, Life]] = {}
+
+    def find(self, name: str, life: int) -> Life | None:
+        return self._lives.get(name, {}).get(life)
+
+    def report(self, report: GatewayReport, now_us: int) -> list[str]:
+        """Takes in what a gateway has measured. Returns: names that are forgotten. Cost: O(servers known), some 10 us each."""
+        listed = {(server.name, server.life) for server in report.servers}
+        for one in self._every():
+            if report.gateway in one.words and (one.name, one.life) not in listed:
+                del one.words[report.gateway]  # the gateway was started anew
+        for server in report.servers:
+            self._heard(report, server, now_us)
+        gone = self._forget(now_us)
+        for one in self._every():
+            one.settle()
+        self._judge_functions()
+        self.rulings = {name: ruling for name in sorted(self._lives) if (ruling := self._ruling(name, now_us)) is not None}
+        return gone
+
+    def link_told(self, one: Life, asked: PickRequest, candidate: Candidate, now_us: int) -> None:
+        """A pick has the gateway's newest measurement of its link."""
+        word = one.words.get(asked.gateway)
+        if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
+            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us)
+            rate, round_trip_s = candidate.bytes_per_s, candidate.round_trip_s
+            one.words[asked.gateway] = replace(known, bytes_per_s=rate, round_trip_s=round_trip_s, link_us=now_us)
+            if word is None:
+                one.settle()
+
+    def rate(self, one: Life, gateway: str) -> float:
+        """Bytes/s of a link as it counts, measured by that gateway; 0: the mean of the server's other links does.
+
+        A server of which no link was measured has one like the slowest that was.
+        """
+        known = one.rates()
+        if gateway in known or known:
+            return known.get(gateway, 0.0)
+        return min((rate for other in self._every() for rate in other.rates().values()), default=UNMEASURED)
+
+    def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
+        """All, or those of one name; a server of which several lives are known has several."""
+        lives = [one for one in self._every() if name in {"", one.name}]
+        return tuple(self._view(one, now_us) for one in sorted(lives, key=lambda one: (one.name, one.first_us, one.life)))
+
+    def standing(self, one: Life, now_us: int) -> tuple[str, str]:
+        """State of a life: open, stale, away, odd or closed; and why."""
+        ruling = self.rulings.get(one.name)
+        if one.over:
+            return "closed", "its process has ended"
+        if not one.stream:
+            return "away", f"no gateway has a connection of it since {(now_us - one.seen_us) / 1e6:.0f} s"
+        if ruling is not None and ruling is not one:
+            if _runs_beside(ruling, one):
+                return "odd", f"another server is called {one.name}: life {ruling.life:016x}, site {ruling.about.site or '?'}"
+            return "closed", f"a newer process is called {one.name}"
+        if one.leaving:
+            return "closed", "it is leaving: it finishes what it has"
+        if one.unfit:
+            return "odd", one.unfit
+        if one.odd:
+            return "odd", f"other servers have another interface of {', '.join(sorted(one.odd))}, which it does not get"
+        if one.load is None:
+            return "stale", "its load was never measured"
+        if one.is_stale(now_us):
+            return "stale", f"no report of its load for {(now_us - one.measured_us) / 1e6:.0f} s"
+        return "open", ""
+
+    # -- inside -----------------------------------------------------------------------------------------------------------------
+
+    def _every(self) -> Iterator[Life]:
+        return (one for lives in self._lives.values() for one in lives.values())
+
+    def _heard(self, report: GatewayReport, server: ServerReport, now_us: int) -> None:
+        lives = self._lives.setdefault(server.name, {})
+        one = lives.get(server.life)
+        if one is None:
+            one = lives[server.life] = Life(server.name, server.life, now_us, now_us, server)
+        one.refresh_us = report.refresh_us or REFRESH_US
+        one.unfit = _unfit(server)
+        if one.unfit:  # nothing of it gets into a formula, a log or a view
+            server = replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
+        one.about = replace(server, answered=(), load=None)
+        rate, round_trip_s, link_us = server.bytes_per_s, server.round_trip_s, now_us - server.link_ago_us
+        before = one.words.get(report.gateway)
+        if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it
+            rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
+        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us)
+        if server.state in _STREAMS:
+            one.seen_us = now_us
+        measured_us = now_us - server.measured_ago_us
+        if server.load is not None and (one.load is None or measured_us > one.measured_us):
+            one.load, one.measured_us = server.load, measured_us
+            while one.sent_us and one.sent_us[0] <= measured_us:
+                one.sent_us.popleft()
+            one.sent_before = len(one.sent_us)
+
+    def _forget(self, now_us: int) -> list[str]:
+        for one in list(self._every()):
+            if now_us - one.seen_us > KEPT_US:
+                del self._lives[one.name][one.life]
+        gone = [name for name, lives in self._lives.items() if not lives]
+        for name in gone:
+            del self._lives[name]
+        return gone
+
+    def _judge_functions(self) -> None:
+        """Of several interfaces under one name@version that of most servers counts, of equals that of the lowest server's name."""
+        offered: dict[str, dict[bytes, list[Life]]] = {}
+        judged: list[Life] = []
+        for one in sorted(self._every(), key=lambda one: (one.name, one.first_us, one.life)):
+            if one.odd:
+                one.odd = ()
+                judged.append(one)
+            for interface in one.about.functions if one.stream and not one.over else ():
+                offered.setdefault(function_of(interface), {}).setdefault(interface, []).append(one)
+        for function, interfaces in offered.items():
+            right = max(interfaces.values(), key=len)
+            for others in interfaces.values():
+                for one in others if others is not right else ():
+                    one.odd = (*one.odd, function)
+                    judged.append(one)
+        for one in judged:
+            one.settle()
+
+    def _ruling(self, name: str, now_us: int) -> Life | None:
+        there = sorted(
+            (one for one in self._lives[name].values() if one.stream and not one.over), key=lambda one: (one.first_us, one.life)
+        )
+        older = (one for one in there[:-1] if _runs_beside(one, there[-1]) and not one.is_stale(now_us))
+        return next(older, there[-1]) if there else None
+
+    def _view(self, one: Life, now_us: int) -> ServerView:
+        state, why = self.standing(one, now_us)
+        load, about = one.load or ServerLoad(), one.about
+        links = tuple(
+            LinkView(
+                site=word.site,
+                gateway=gateway,
+                bytes_per_s=word.bytes_per_s,
+                round_trip_s=word.round_trip_s,
+                age_s=max(now_us - word.link_us, 0) / 1e6,
+            )
+            for gateway, word in sorted(one.words.items())
+        )
+        return ServerView(
+            name=one.name,
+            state=state,
+            site=about.site,
+            slots=about.slots,
+            running=load.running,
+            waiting=load.waiting,
+            other=load.other,
+            mops=about.mops,
+            bytes_per_s=max((link.bytes_per_s for link in links), default=0.0),
+            age_s=max(now_us - (one.measured_us if one.load is not None else one.first_us), 0) / 1e6,
+            assigned=len(one.sent_us),
+            life=one.life,
+            links=links,
+            functions=tuple(sorted(map(function_of, about.functions))),
+            why=why,
+        )
+
+
+def _runs_beside(older: Life, newer: Life) -> bool:
+    """The older one was measured after the newer one came."""
+    return older.first_us <= newer.first_us < older.measured_us
+
+
+@lru_cache(maxsize=4096)
+def function_of(interface: bytes) -> str:
+    """`name@version` of an interface in canonical JSON; "" for what is none."""
+    try:
+        table = json.loads(interface)
+        return f"{table['name']}@{table['version']}"
+    except (*UNREADABLE_TEXT, KeyError, TypeError):
+        return ""
+
+
+def is_rate(value: float) -> bool:
+    """Bytes/s that can be divided by."""
+    return value > 0 and isfinite(value)
+
+
+def _unfit(server: ServerReport) -> str:
+    """The number of a report that nothing can be computed with, "" where all are sound."""
+    load = server.load or ServerLoad()
+    numbers = {name: getattr(load, name) for name in ("other", "mean_load", "arrivals_per_s", "service_s", "service_cv")}
+    numbers |= {name: getattr(server, name) for name in ("mops", "bytes_per_s", "round_trip_s")}
+    wrong = next((name for name, value in numbers.items() if not (isfinite(value) and value >= 0)), "")
+    return f"its report has {wrong} = {numbers[wrong]}" if wrong else ""

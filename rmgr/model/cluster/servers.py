@@ -1,0 +1,193 @@
+"""Servers for calls (paper 004) as gateways report them, the leader picks among them, and people see them. Fields as in `calls.proto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The partition of calls: it has servers and a policy, no nodes and no queues.
+CALLS = "calls"
+#: Who picks there where nobody was set.
+DEFAULT_CALL_POLICY = "loth+l"
+#: How often gateways report where they do not say it.
+REFRESH_US = 10_000_000
+
+
+# -- gateways report ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """Load of a server at one moment. other: other work's busy cores beyond those that are no slots. mean_load: since the answer before.
+
+    arrivals_per_s, service_s, service_cv: of its calls since it was started.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    other: float = 0.0
+    mean_load: float = 0.0
+    arrivals_per_s: float = 0.0
+    service_s: float = 0.0
+    service_cv: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReport:
+    """An answered call. function: `name@version`. took_us: from its submission to its answer."""
+
+    function: str
+    operations: int
+    bytes: int = 0
+    ran_us: int = 0
+    alone_us: int = 0
+    took_us: int = 0
+    predicted_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """A server as one gateway knows it.
+
+    functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: how long before the
+    report left the load, or the link, was measured. bytes_per_s: 0 = not measured. state: open, leaving, away (the stream broke) or
+    closed (this life is over). answered: since the report before.
+    """
+
+    name: str
+    life: int
+    site: str = ""
+    slots: int = 1
+    mops: float = 0.0
+    mops_declared: bool = False
+    functions: tuple[bytes, ...] = ()
+    load: ServerLoad | None = None
+    measured_ago_us: int = 0
+    bytes_per_s: float = 0.0
+    round_trip_s: float = 0.0
+    link_ago_us: int = 0
+    state: str = "open"
+    answered: tuple[CallReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayReport:
+    """All servers whose streams a gateway holds, and those that it lost in the last hour. refresh_us: how often it reports."""
+
+    gateway: str
+    site: str = ""
+    servers: tuple[ServerReport, ...] = ()
+    refresh_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAnswer:
+    """What a gateway picks by where no leader answers. pipeline: JSON, as `PipelineSpec.document`."""
+
+    epoch: int
+    policy: str
+    pipeline: str
+
+
+# -- picks ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A server that a call can go to, with what its gateway knows of the link now."""
+
+    name: str
+    life: int
+    bytes_per_s: float = 0.0
+    round_trip_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickRequest:
+    """A call that wants a server. function: `name@version`. bytes: both ways. explain: nothing is sent, all terms are told."""
+
+    gateway: str
+    function: str
+    operations: int
+    bytes: int
+    site: str = ""
+    user: str = ""
+    servers: tuple[Candidate, ...] = ()
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermView:
+    """One server in the formula: L and P as they count, T (0 = not measured), and what comes of them. note: why it cannot have the call."""
+
+    server: str
+    load: float = 0.0
+    mops: float = 0.0
+    bytes_per_s: float = 0.0
+    computing_s: float = 0.0
+    transfer_s: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """Where a call goes. server: "" = nowhere, because of `why`. unknown: candidates to be reported; then it is asked again."""
+
+    server: str = ""
+    life: int = 0
+    epoch: int = 0
+    policy: str = ""
+    why: str = ""
+    computing_s: float = 0.0
+    transfer_s: float = 0.0
+    unknown: tuple[str, ...] = ()
+    terms: tuple[TermView, ...] = ()
+    degraded: bool = False
+    took_us: int = 0
+
+
+# -- what is shown --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """The network between a gateway and a server. age_s: of its measurement."""
+
+    site: str
+    gateway: str
+    bytes_per_s: float
+    round_trip_s: float
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerView:
+    """A server. state: open, stale, away, odd or closed; why: of the state. bytes_per_s: of its best link, 0 = not measured.
+
+    age_s: of the last report of its load. assigned: calls sent there since.
+    """
+
+    name: str
+    state: str
+    site: str = ""
+    slots: int = 1
+    running: int = 0
+    waiting: int = 0
+    other: float = 0.0
+    mops: float = 0.0
+    bytes_per_s: float = 0.0
+    age_s: float = 0.0
+    assigned: int = 0
+    life: int = 0
+    links: tuple[LinkView, ...] = ()
+    functions: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersView:
+    """All servers by name, and who picks. degraded: a gateway picks by itself."""
+
+    servers: tuple[ServerView, ...] = ()
+    policy: str = ""
+    degraded: bool = False
+    epoch: int = 0
