@@ -1,0 +1,360 @@
+"""The ids that one life of a server has met: it executes each at most once, and keeps answers until somebody has them.
+
+An id is (user, guid of the client, number). Offers come late, twice and in any order, because gateways die; four marks make that safe:
+
+- an entry: what became of an id in this life. An offer of an id that is here joins it; nothing starts twice;
+- `attempt`: the client numbers its tries of one id. What was refused is refused for that attempt and all before, for ever; a later one
+  is an offer of its own. So a client that has seen the refusal may go elsewhere, and may come back;
+- `lowest`: every request names the client's lowest open number. Below it nothing is kept, and everything is refused;
+- `refused_below`: a client with more open ids than are remembered one by one loses the unknown ones below this.
+
+Times are microseconds of one monotonic clock. Marks of a client that was quiet for a day are forgotten: no copy is that late, for a
+stream ends after 10 s of silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+#: Without its client for so long a call is killed.
+ABSENT_US = 30_000_000
+#: An answer waits so long, and all answers together are so large, until the oldest go.
+KEPT_US, KEPT_BYTES = 600_000_000, 1 << 30
+#: A client that was quiet for so long is forgotten.
+FORGOTTEN_US = 86_400_000_000
+#: Ids remembered one by one of a client, and clients of one user: a hostile one loses its own.
+MOST_IDS = MOST_CLIENTS = 10_000
+
+
+class CallId(NamedTuple):
+    """Names a call for ever. user: as the gateway knows it. guid: of the client's process. number: 1, 2, ... in that process."""
+
+    user: str
+    guid: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.user}/{self.guid}/{self.number}"
+
+
+class Life(NamedTuple):
+    """One process of a server. number: drawn when it starts."""
+
+    server: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.server} (life {self.number:x})"
+
+
+class Outcome(StrEnum):
+    """How a call ends."""
+
+    RESULT = "result"
+    FAILED = "failed"  #: the function raised, or ended its process
+    TIMEOUT = "timeout"  #: never ran, or was killed at its deadline
+    CANCELLED = "cancelled"
+    LOST = "lost"  #: may have run, and nobody has the answer
+    NO_SERVER = "no server"  #: never sent: none offers the function
+    DENIED = "denied"  #: never sent: a gateway says why
+
+
+class Ending(NamedTuple):
+    """why: for people; of FAILED the remote traceback."""
+
+    outcome: Outcome
+    why: str = ""
+
+
+class Fetch(NamedTuple):
+    """Take the arguments of this attempt, then say `fetched` or `fetch_failed`."""
+
+
+class Joined(NamedTuple):
+    """It is here already: its answer comes when it ends."""
+
+
+class Refused(NamedTuple):
+    """On record: this attempt, and those before, will not run in this life. again: a later attempt may be taken."""
+
+    why: str
+    again: bool = True
+
+
+#: What becomes of an offer; an Ending is the answer that is here.
+Verdict: TypeAlias = Fetch | Joined | Refused | Ending
+
+
+class Kill(NamedTuple):
+    """End what runs, then say `ended`."""
+
+    call: CallId
+
+
+class Drop(NamedTuple):
+    """Remove the files of this call."""
+
+    call: CallId
+
+
+Order: TypeAlias = Kill | Drop
+
+
+class Stage(StrEnum):
+    """Of an id in one life."""
+
+    FETCHING = "fetching"  #: its arguments are on their way
+    WAITING = "waiting"  #: for a slot
+    RUNNING = "running"
+    ANSWERED = "answered"
+    REFUSED = "refused"  #: up to its attempt
+    CLOSED = "closed"  #: its client wants nothing more
+
+
+@dataclass(slots=True)
+class _Entry:
+    stage: Stage
+    attempt: int
+    heard_us: int = 0
+    deadline_us: int = 0
+    killed: Ending | None = None  #: why, once `Kill` was ordered
+    ending: Ending | None = None
+    ended_us: int = 0
+
+
+@dataclass(slots=True)
+class _Client:
+    heard_us: int
+    lowest: int = 0
+    refused_below: int = 0
+    entries: dict[int, _Entry] = field(default_factory=dict)
+
+
+class Ledger:
+    """Of one life. Not safe between threads: its owner has a lock. most_waiting, per_user: calls without a slot, of all and of one user.
+
+    Cost: O(1) a fact; `offered` O(most_waiting), `due` O(calls that wait, run, or have an answer).
+    """
+
+    def __init__(self, *, most_waiting: int = 100, per_user: int = 50, kept_bytes: int = KEPT_BYTES) -> None:
+        self._most_waiting, self._per_user, self._kept_bytes = most_waiting, per_user, kept_bytes
+        self._users: dict[str, dict[str, _Client]] = {}
+        self._waiting: dict[CallId, _Entry] = {}  # FETCHING and WAITING, in order of arrival
+        self._running: dict[CallId, _Entry] = {}  # CLOSED ones too, until they have ended
+        self._answers: dict[CallId, int] = {}  # bytes, the oldest first
+        self._answer_bytes = 0
+        self._orders: list[Order] = []
+        self._looked_us = 0
+
+    @property
+    def running(self) -> int:
+        """Calls in slots."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Calls without a slot, those whose arguments come among them."""
+        return len(self._waiting)
+
+    def orders(self) -> list[Order]:
+        """What is to be done since the last time; ask after every fact."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    # -- offers ---------------------------------------------------------------------------------------------------------------
+
+    def offered(
+        self, call: CallId, *, attempt: int, lowest: int, left_us: int, now_us: int, refusal: Refused | None = None
+    ) -> Verdict:
+        """A gateway offers a call. left_us: until its deadline. refusal: why the server would not take it if it is new."""
+        client = self._client(call, now_us)
+        self._close_below(call, client, lowest)
+        if call.number < client.lowest:
+            return Refused(f"its client has closed all calls below {client.lowest}", again=False)
+        entry = client.entries.get(call.number)
+        if entry is None or (entry.stage is Stage.REFUSED and attempt > entry.attempt):
+            return self._new(call, client, attempt, now_us, now_us + left_us, refusal)
+        if entry.stage is Stage.CLOSED:
+            return Refused("its client has closed it", again=False)
+        if attempt < entry.attempt or entry.stage is Stage.REFUSED:
+            return Refused("an older copy of an offer")
+        is_newer, entry.attempt, entry.heard_us = attempt > entry.attempt, attempt, now_us
+        if entry.ending is not None:
+            return entry.ending
+        return Fetch() if entry.stage is Stage.FETCHING and is_newer else Joined()  # the stream of the attempt before is of no use
+
+    def fetched(self, call: CallId, attempt: int) -> bool:
+        """All arguments of this attempt are there; False: they are not wanted any more."""
+        entry = self._waiting.get(call)
+        if entry is None or entry.stage is not Stage.FETCHING or entry.attempt != attempt:
+            return False
+        entry.stage = Stage.WAITING
+        self._waiting[call] = self._waiting.pop(call)  # a slot is taken in order of complete arguments
+        return True
+
+    def fetch_failed(self, call: CallId, attempt: int) -> None:
+        """The stream of its arguments ended early."""
+        entry = self._waiting.get(call)
+        if entry is not None and entry.stage is Stage.FETCHING and entry.attempt == attempt:
+            self._refuse(call, entry)
+
+    # -- execution ------------------------------------------------------------------------------------------------------------
+
+    def start(self, now_us: int) -> CallId | None:
+        """The call that takes the free slot; None: none waits with all its arguments."""
+        self._overdue(now_us)
+        call = next((call for call, entry in self._waiting.items() if entry.stage is Stage.WAITING), None)
+        if call is not None:
+            entry = self._running[call] = self._waiting.pop(call)
+            entry.stage = Stage.RUNNING
+        return call
+
+    def ended(self, call: CallId, ending: Ending, *, now_us: int, size_bytes: int = 0) -> Ending | None:
+        """What runs no more, with the bytes of its answer. Returns: the answer to give, None: nobody wants it."""
+        entry = self._running.pop(call, None)
+        if entry is None:
+            return None
+        if entry.killed is not None and ending.outcome is not Outcome.RESULT:
+            ending = entry.killed
+        if entry.stage is Stage.CLOSED:
+            self._orders.append(Drop(call))
+            return None
+        self._answer(call, entry, ending, now_us, size_bytes)
+        return ending
+
+    # -- clients --------------------------------------------------------------------------------------------------------------
+
+    def heard(self, call: CallId, now_us: int) -> None:
+        """Its client is there."""
+        entry = self._known(call)
+        if entry is not None:
+            entry.heard_us = now_us
+
+    def acknowledged(self, call: CallId, now_us: int) -> None:
+        """Its client has the answer, or wants none: what waits never runs, what runs is killed, a later copy is refused."""
+        client = self._client(call, now_us)
+        if call.number < client.lowest:
+            return
+        entry = client.entries.get(call.number)
+        if entry is None and len(client.entries) >= MOST_IDS:
+            client.refused_below = max(client.refused_below, call.number + 1)
+        elif entry is None:  # it has overtaken the offer
+            client.entries[call.number] = _Entry(Stage.CLOSED, 0)
+        else:
+            self._close(call, entry)
+
+    #: A client that cancels wants no answer.
+    cancelled = acknowledged
+
+    def due(self, now_us: int) -> None:
+        """What time has ended; once a second."""
+        self._overdue(now_us)
+        for call, entry in list(self._waiting.items()):
+            if now_us - entry.heard_us >= ABSENT_US:
+                self._refuse(call, entry)
+        for call, entry in self._running.items():
+            if now_us >= entry.deadline_us:
+                self._kill(call, entry, Ending(Outcome.TIMEOUT, "it ran, and was killed at its deadline"))
+            elif now_us - entry.heard_us >= ABSENT_US:
+                self._kill(call, entry, Ending(Outcome.LOST, f"it was killed: its client was away for {ABSENT_US // 1_000_000} s"))
+        for call in list(self._answers):
+            answered = self._known(call)
+            if answered is not None and now_us - answered.ended_us < KEPT_US:
+                break
+            self._lose(call)
+        if now_us - self._looked_us >= ABSENT_US:
+            self._looked_us = now_us
+            for user, clients in list(self._users.items()):
+                for guid in [guid for guid, client in clients.items() if _is_idle(client) and now_us - client.heard_us >= FORGOTTEN_US]:
+                    del clients[guid]
+                if not clients:
+                    del self._users[user]
+
+    # -- parts ----------------------------------------------------------------------------------------------------------------
+
+    def _new(
+        self, call: CallId, client: _Client, attempt: int, now_us: int, deadline_us: int, refusal: Refused | None
+    ) -> Verdict:
+        if call.number not in client.entries and (len(client.entries) >= MOST_IDS or call.number < client.refused_below):
+            client.refused_below = max(client.refused_below, call.number + 1)
+            return Refused(f"its client has {MOST_IDS} open calls here", again=False)
+        if refusal is None and deadline_us <= now_us:
+            refusal = Refused("its time is over", again=False)
+        if refusal is None and len(self._waiting) >= self._most_waiting:
+            refusal = Refused(f"{self._most_waiting} calls wait here")
+        if refusal is None and sum(other.user == call.user for other in self._waiting) >= self._per_user:
+            refusal = Refused(f"{self._per_user} calls of {call.user} wait here")
+        entry = client.entries[call.number] = _Entry(Stage.REFUSED, attempt, now_us, deadline_us)
+        if refusal is not None:
+            return refusal
+        entry.stage = Stage.FETCHING
+        self._waiting[call] = entry
+        return Fetch()
+
+    def _client(self, call: CallId, now_us: int) -> _Client:
+        clients = self._users.setdefault(call.user, {})
+        client = clients.get(call.guid)
+        if client is None:
+            if len(clients) >= MOST_CLIENTS:
+                idle = [guid for guid, other in clients.items() if _is_idle(other)]
+                del clients[min(idle or clients, key=lambda guid: clients[guid].heard_us)]
+            client = clients[call.guid] = _Client(now_us)
+        client.heard_us = now_us
+        return client
+
+    def _known(self, call: CallId) -> _Entry | None:
+        client = self._users.get(call.user, {}).get(call.guid)
+        return None if client is None else client.entries.get(call.number)
+
+    def _close_below(self, call: CallId, client: _Client, lowest: int) -> None:
+        if lowest > client.lowest:
+            client.lowest = lowest
+            for number in [number for number in client.entries if number < lowest]:
+                self._close(call._replace(number=number), client.entries.pop(number))
+
+    def _close(self, call: CallId, entry: _Entry) -> None:
+        if entry.stage is Stage.RUNNING:
+            self._kill(call, entry, Ending(Outcome.CANCELLED))
+        elif self._waiting.pop(call, None) is not None or entry.stage is Stage.ANSWERED:
+            self._answer_bytes -= self._answers.pop(call, 0)
+            self._orders.append(Drop(call))
+        entry.stage = Stage.CLOSED
+
+    def _kill(self, call: CallId, entry: _Entry, why: Ending) -> None:
+        if entry.killed is None:
+            entry.killed = why
+            self._orders.append(Kill(call))
+
+    def _refuse(self, call: CallId, entry: _Entry) -> None:
+        """It never ran."""
+        del self._waiting[call]
+        entry.stage = Stage.REFUSED
+        self._orders.append(Drop(call))
+
+    def _overdue(self, now_us: int) -> None:
+        for call, entry in list(self._waiting.items()):
+            if now_us >= entry.deadline_us:
+                del self._waiting[call]
+                self._answer(call, entry, Ending(Outcome.TIMEOUT, "it never ran: no slot was free before its deadline"), now_us, 0)
+
+    def _answer(self, call: CallId, entry: _Entry, ending: Ending, now_us: int, size_bytes: int) -> None:
+        entry.stage, entry.ending, entry.ended_us = Stage.ANSWERED, ending, now_us
+        self._answers[call] = size_bytes
+        self._answer_bytes += size_bytes
+        while self._answer_bytes > self._kept_bytes and len(self._answers) > 1:
+            self._lose(next(iter(self._answers)))
+
+    def _lose(self, call: CallId) -> None:
+        """Forgets the answer; that there was one is remembered."""
+        entry = self._known(call)
+        if entry is not None:
+            entry.ending = Ending(Outcome.LOST, "it ran, and its answer was not kept longer")
+        self._answer_bytes -= self._answers.pop(call)
+        self._orders.append(Drop(call))
+
+
+def _is_idle(client: _Client) -> bool:
+    """Nothing of it runs or waits."""
+    return all(entry.stage in (Stage.REFUSED, Stage.CLOSED) or entry.ending is not None for entry in client.entries.values())
