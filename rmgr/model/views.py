@@ -252,6 +252,8 @@ class PolicyView:
     problem: str = ""  #: why nobody places there
     generation: int | None = None  #: of the record by which jobs share nodes in time there, None: none do
     max_tqlb: int = 0  #: so many slots at most from one turn of a job to its next
+    servers: int | None = None  #: that can have calls; None: it places jobs
+    age_s: float = 0.0  #: of the oldest load of those
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

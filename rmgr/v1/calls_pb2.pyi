@@ -477,17 +477,19 @@ class ExplainCallRequest(_message.Message):
     def __init__(self, function: _Optional[str] = ..., function_version: _Optional[int] = ..., sizes: _Optional[str] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("gateway", "site", "servers")
+    __slots__ = ("gateway", "site", "servers", "refresh_us")
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    REFRESH_US_FIELD_NUMBER: _ClassVar[int]
     gateway: str
     site: str
     servers: _containers.RepeatedCompositeFieldContainer[ServerReport]
-    def __init__(self, gateway: _Optional[str] = ..., site: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[ServerReport, _Mapping]]] = ...) -> None: ...
+    refresh_us: int
+    def __init__(self, gateway: _Optional[str] = ..., site: _Optional[str] = ..., servers: _Optional[_Iterable[_Union[ServerReport, _Mapping]]] = ..., refresh_us: _Optional[int] = ...) -> None: ...
 
 class ServerReport(_message.Message):
-    __slots__ = ("name", "life", "site", "slots", "mops", "mops_declared", "functions", "load", "measured_ago_us", "bytes_per_s", "round_trip_s", "link_ago_us", "state", "answered")
+    __slots__ = ("name", "life", "site", "slots", "mops", "mops_declared", "functions", "load", "measured_ago_us", "bytes_per_s", "round_trip_s", "link_ago_us", "state", "answered", "heard_ago_us")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +504,7 @@ class ServerReport(_message.Message):
     LINK_AGO_US_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_US_FIELD_NUMBER: _ClassVar[int]
     name: str
     life: int
     site: str
@@ -516,7 +519,8 @@ class ServerReport(_message.Message):
     link_ago_us: int
     state: str
     answered: _containers.RepeatedCompositeFieldContainer[CallReport]
-    def __init__(self, name: _Optional[str] = ..., life: _Optional[int] = ..., site: _Optional[str] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., measured_ago_us: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., link_ago_us: _Optional[int] = ..., state: _Optional[str] = ..., answered: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ...) -> None: ...
+    heard_ago_us: int
+    def __init__(self, name: _Optional[str] = ..., life: _Optional[int] = ..., site: _Optional[str] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., measured_ago_us: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., link_ago_us: _Optional[int] = ..., state: _Optional[str] = ..., answered: _Optional[_Iterable[_Union[CallReport, _Mapping]]] = ..., heard_ago_us: _Optional[int] = ...) -> None: ...
 
 class CallReport(_message.Message):
     __slots__ = ("function", "operations", "bytes", "ran_us", "alone_us", "took_us", "predicted_us")

@@ -349,7 +349,7 @@ class PartView(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., fix: _Optional[str] = ..., level: _Optional[str] = ..., told: _Optional[str] = ...) -> None: ...
 
 class PolicyView(_message.Message):
-    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem", "generation", "max_tqlb")
+    __slots__ = ("partition", "policy", "passes", "last_pass_s", "faults", "problem", "generation", "max_tqlb", "servers", "age_s")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PASSES_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +358,8 @@ class PolicyView(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MAX_TQLB_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     partition: str
     policy: str
     passes: int
@@ -366,7 +368,9 @@ class PolicyView(_message.Message):
     problem: str
     generation: int
     max_tqlb: int
-    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ..., max_tqlb: _Optional[int] = ...) -> None: ...
+    servers: int
+    age_s: float
+    def __init__(self, partition: _Optional[str] = ..., policy: _Optional[str] = ..., passes: _Optional[int] = ..., last_pass_s: _Optional[float] = ..., faults: _Optional[_Iterable[_Union[FaultView, _Mapping]]] = ..., problem: _Optional[str] = ..., generation: _Optional[int] = ..., max_tqlb: _Optional[int] = ..., servers: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class FaultView(_message.Message):
     __slots__ = ("policy", "count", "error")

@@ -50,6 +50,8 @@ METHODS: dict[str, frozenset[Role]] = {
     "/rmgr.v1.Tunnel/Open": _PEOPLE,
     **{f"/rmgr.v1.Store/{name}": _PEOPLE for name in _STORE},
     **{f"/rmgr.v1.Calls/{name}": _PEOPLE for name in ("Call", "End", "Functions", "Servers", "Explain")},
+    **{f"/rmgr.v1.Metaserver/{name}": frozenset({Role.SUBMITTER}) for name in ("Report", "Pick")},
+    "/rmgr.v1.Metaserver/Servers": _ASKERS,
     "/rmgr.v1.Join/Redeem": frozenset({Role.JOIN}),
     "/rmgr.v1.Join/Renew": _DAEMONS,
     **{f"/grpc.health.v1.Health/{name}": frozenset(Role) for name in ("Check", "Watch", "List")},

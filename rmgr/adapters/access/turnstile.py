@@ -15,8 +15,8 @@ from rmgr.model.cluster.identity import Role
 
 #: Calls that last as long as who makes them likes.
 _STREAMS = frozenset({"/rmgr.v1.Node/Logs", "/rmgr.v1.Terminal/Attach"})
-#: What is rationed elsewhere, or never waits.
-_FREE = "/grpc.health.v1.Health/"
+#: What is rationed elsewhere (calls by gateways), or never waits.
+_FREE = ("/grpc.health.v1.Health/", "/rmgr.v1.Metaserver/Pick", "/rmgr.v1.Metaserver/Report")
 
 
 class Turnstile(grpc.ServerInterceptor):

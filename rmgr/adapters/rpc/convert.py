@@ -54,6 +54,12 @@ JSON_FIELDS = {(JobView, "asked"), (StatusView, "zookeeper"), (StatusView, "stor
 _HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in MESSAGES}
 
 
+def carry(messages: dict[type[Any], type[Any]]) -> None:
+    """Other nouns travel in these messages, too; at import, by those who need them: most commands load no messages of calls."""
+    MESSAGES.update(messages)
+    _HINTS.update({kind: get_type_hints(kind) for kind in messages})
+
+
 def to_message(view: Any) -> Any:
     """A view as its protobuf message."""
     kind = type(view)

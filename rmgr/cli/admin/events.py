@@ -14,6 +14,7 @@ from rmgr.cli.session.command import command
 from rmgr.cli.session.context import Session
 from rmgr.errors import NotFound
 from rmgr.model.base.units import counted
+from rmgr.model.cluster.servers import CALLS
 
 if TYPE_CHECKING:
     from rmgr.coord.protocol.ports import Store
@@ -29,19 +30,21 @@ _MOST_PIECE_BYTES = 64 * 2**20
     rmgr admin export-events -o live.jsonl       the newest log: one leader, from its take-over on
     rmgr admin export-events --list              which logs there are
     rmgr admin export-events --partition gpu     one partition only, as a log of its own
+    rmgr admin export-events --partition calls   which server each call was sent to, and why; numbered apart
     rmgr sim replay live.jsonl --policy fcfs     what another policy would have done""",
     exits="0 written; 2 the file exists; 3 there is no such log; 5 the store is away",
 )
 @click.option("-o", "--out", metavar="FILE", default="", help="where to; .gz packs it  [stdout]")
 @click.option("--log", "which", metavar="EPOCH[.LOG]", default="", help="of this leader; a leader that read everything again has several")
-@click.option("--partition", metavar="NAME", default="", help="facts and decisions of this partition only")
+@click.option("--partition", metavar="NAME", default="", help="facts and decisions of this partition only; calls: of the picks of servers")
 @click.option("--list", "listed", is_flag=True, help="show the logs, write none")
 def export_events(session: Session, out: str, which: str, partition: str, listed: bool) -> None:
     """Facts and decisions of the scheduler as they happened, one JSON object a line. The last seconds may be missing."""
     from rmgr.coord.protocol import keys
 
     store = session.data_store()
-    logs = _logs(store)
+    family = keys.PICKS if partition == CALLS else keys.EVENTS
+    logs = _logs(store, family)
     if listed:
         found = [(f"{epoch}.{log}", count) for (epoch, log), count in sorted(logs.items())]
         if session.json:
@@ -51,10 +54,10 @@ def export_events(session: Session, out: str, which: str, partition: str, listed
         return
     from rmgr.procedures.bounded import row_of
 
-    epoch, log = _chosen(logs, which)
-    rows = (row_of(store, keys.events(epoch, log, piece), _MOST_PIECE_BYTES) for piece in range(logs[epoch, log]))
+    epoch, log = _chosen(logs, which, partition)
+    rows = (row_of(store, keys.events(epoch, log, piece, family=family), _MOST_PIECE_BYTES) for piece in range(logs[epoch, log]))
     pieces: Iterator[str] = (row.decode(errors="replace") for row in rows if row is not None)
-    if partition:
+    if partition and partition != CALLS:
         pieces = _cut(pieces, partition, f"{epoch}.{log}")
     if not out:
         sys.stdout.writelines(map(harmless_json, pieces))
@@ -86,23 +89,24 @@ def _lines(pieces: Iterable[str]) -> Iterator[str]:
         yield from whole
 
 
-def _logs(store: Store) -> dict[tuple[int, int], int]:
+def _logs(store: Store, family: str) -> dict[tuple[int, int], int]:
     """(epoch, log) -> how many pieces it has."""
     from rmgr.coord.protocol import keys
 
     found: dict[tuple[int, int], int] = {}
     after = ""
-    while page := store.keys(keys.events_of(), after=after, limit=_PAGE):
+    while page := store.keys(keys.events_of(family=family), after=after, limit=_PAGE):
         for key in page:
-            epoch, log, piece = keys.parse_events(key)
+            epoch, log, piece = keys.parse_events(key, family=family)
             found[epoch, log] = max(found.get((epoch, log), 0), piece + 1)
         after = page[-1]
     return found
 
 
-def _chosen(logs: dict[tuple[int, int], int], which: str) -> tuple[int, int]:
+def _chosen(logs: dict[tuple[int, int], int], which: str, partition: str) -> tuple[int, int]:
     if not logs:
-        hint = "the leader writes one as soon as a queue has dispatch = place; through a gateway only operators are shown it"
+        begins = "when a gateway reports its first server" if partition == CALLS else "as soon as a queue has dispatch = place"
+        hint = f"the leader writes one {begins}; through a gateway only operators are shown it"
         raise NotFound("no scheduler's log is in the data store", hint=hint)
     if not which:
         return max(logs)
@@ -110,7 +114,8 @@ def _chosen(logs: dict[tuple[int, int], int], which: str) -> tuple[int, int]:
     fitting = [known for known in logs if str(known[0]) == epoch and log in ("", str(known[1]))]
     if not fitting:
         names = ", ".join(f"{epoch}.{log}" for epoch, log in sorted(logs))
-        raise NotFound(f"there is no log {which}; there are {names}", hint="rmgr admin export-events --list")
+        calls = f" --partition {CALLS}" if partition == CALLS else ""
+        raise NotFound(f"there is no log {which}; there are {names}", hint=f"rmgr admin export-events{calls} --list")
     return max(fitting)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.queue import ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.servers import CALLS
 
 #: Bytes of the settings' znode that all pipelines may have.
 MAX_BYTES = 256 * 1024
@@ -61,8 +62,19 @@ def check_pipelines(settings: ClusterSettings, where: Callable[[str], str]) -> N
     from rmgr.daemons.leader.records.pipeline import checked, refuse_shared_names
 
     placed = settings.placed()
+    for queue in settings.queues:
+        if queue.partition == CALLS:
+            raise ConfigError(
+                f"{where(f'queues.{queue.name}')}: partition {CALLS} is for calls of functions on servers: it has no queues and no nodes",
+                hint=f'partition = "default", or another name; rmgr policy show --partition {CALLS}',
+            )
     for spec in settings.pipelines:
-        if spec.partition not in placed:
+        if spec.partition == CALLS:
+            try:
+                checked(settings, CALLS)
+            except ConfigError as error:
+                raise ConfigError(f"{where(f'pipelines.{CALLS}')}: {error.message}", hint=error.hint) from error
+        elif spec.partition not in placed:
             raise ConfigError(
                 f"{where(f'pipelines.{spec.partition}')}: no queue places jobs in partition {spec.partition}",
                 hint=f'partitions with queues of dispatch = "place": {", ".join(placed) or "none"}',

@@ -269,6 +269,7 @@ def policy(view: PolicyView) -> dict[str, Any]:
         "faults": [{"policy": fault.policy, "count": fault.count, "error": fault.error} for fault in view.faults],
         "problem": view.problem,
         **({"generation": view.generation, "max_tqlb": view.max_tqlb} if view.generation is not None else {}),
+        **({"servers": view.servers, "age": view.age_s} if view.servers is not None else {}),
     }
 
 

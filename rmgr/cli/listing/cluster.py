@@ -199,7 +199,8 @@ def _draw_status(view: StatusView) -> None:
     for name, value in lines:
         out.write(f"{paint(f'{name:<9}', 'bold', out)}  {_told(value)}\n")
     for item in view.policies:
-        out.write(f"{paint('placing  ', 'bold', out)}  {_told(_placing(item))}\n")
+        verb, told = ("placing  ", _placing(item)) if item.servers is None else ("calls    ", _picking(item))
+        out.write(f"{paint(verb, 'bold', out)}  {_told(told)}\n")
         for fault in item.faults:
             told = f"{fault.policy} was skipped {counted(fault.count, 'time')}, the last time: {fault.error}"
             out.write(f"{paint('fault', 'red', out)}      {_told(printable(told))}\n")
@@ -231,6 +232,12 @@ def _placing(view: PolicyView) -> str:
     passes = f"; {counted(view.passes, 'pass')}, the last {view.last_pass_s * 1e3:.1f} ms" if view.passes else ""
     turns = f"; generation {view.generation}, a turn in {counted(view.max_tqlb, 'slot')} at least" if view.generation is not None else ""
     return printable(f"{view.policy} in partition {view.partition}{passes}{turns}")
+
+
+def _picking(view: PolicyView) -> str:
+    age = f", load at most {view.age_s:.0f} s old" if view.servers else ""
+    servers = counted(view.servers or 0, "server")
+    return printable(f"{view.policy} in partition {view.partition}; {servers}{age}; {counted(view.passes, 'pick')}")
 
 
 def _part(facts: dict[str, object]) -> str:

@@ -20,7 +20,10 @@ from rmgr.cli.session.context import Session
 from rmgr.cli.words.params import DURATION, Parsed, nearest, parse_pair
 from rmgr.errors import ConfigError, NotFound, UsageError
 from rmgr.model.cluster.queue import PULL_POLICY, ClusterSettings, Dispatch, PipelineSpec, QueueSpec
+from rmgr.model.cluster.servers import CALLS, DEFAULT_CALL_POLICY
 
+#: Stands for the calls, which have no queue, where queues are shown.
+_CALLS = QueueSpec(name=f"({CALLS})", partition=CALLS, dispatch=Dispatch.PLACE, policy=DEFAULT_CALL_POLICY)
 PARAMETER = Parsed("parameter", parse_pair("NAME=VALUE"))
 
 
@@ -55,19 +58,35 @@ def list_(session: Session, name: str | None) -> None:
         session.note("a policy of dispatch place: rmgr policy set NAME lets it place; rmgr sim run --policy NAME tries it out")
 
 
-@command("show", group=policy, examples="rmgr policy show\nrmgr policy show batch --json", exits="0 ok, 3 no such queue")
+@command(
+    "show",
+    group=policy,
+    examples="rmgr policy show\nrmgr policy show batch --json\nrmgr policy show --partition calls",
+    exits="0 ok, 3 no such queue or partition",
+)
 @click.argument("queue", required=False)
-def show(session: Session, queue: str | None) -> None:
+@click.option("--partition", metavar="P", default="", help="of its queues; calls: what picks servers for calls")
+def show(session: Session, queue: str | None, partition: str) -> None:
     """The policy of each queue, or of one, with what was set of its parameters. Place queues of one partition share theirs."""
     settings, _ = read_settings(session)
     shown = [_queue(settings, queue)] if queue else list(settings.queues)
+    if partition and partition != CALLS:
+        known = {item.partition for item in settings.queues} | {CALLS}
+        if partition not in known:
+            error = nearest("partition", partition, sorted(known), listed_by="rmgr policy show")
+            raise NotFound(error.message, hint=error.hint)
+    if partition:
+        shown = [item for item in shown if item.partition == partition]
+    if partition == CALLS or (not queue and not partition and settings.pipeline(CALLS) is not None):
+        shown.append(_CALLS)
     if session.json:
-        emit({"queues": {item.name: told_of(settings, item) for item in shown}})
+        told = {"queues": {item.name: told_of(settings, item) for item in shown if item is not _CALLS}}
+        emit(told | ({"calls": told_of(settings, _CALLS)} if _CALLS in shown else {}))
         return
     columns = (
         Column(name="QUEUE", text=lambda q: q.name, is_id=True),
         Column(name="PARTITION", text=lambda q: q.partition),
-        Column(name="DISPATCH", text=lambda q: str(q.dispatch)),
+        Column(name="DISPATCH", text=lambda q: "call" if q is _CALLS else str(q.dispatch)),
         Column(name="POLICY", text=settings.policy_of),
         Column(name="PARAMETERS", text=lambda q: _parameters_text(told_of(settings, q))),
     )
@@ -80,14 +99,18 @@ def show(session: Session, queue: str | None) -> None:
     examples="""\
     rmgr policy set conservative
     rmgr policy set easy --param order=fair_share --param half_life=7d
-    rmgr policy set classes.toml --partition large""",
+    rmgr policy set classes.toml --partition large
+    rmgr policy set loth --partition calls       which server a call goes to""",
     exits="0 ok, 2 no such policy, one that cannot place, or a file that is none, 3 no such partition, 4 not an operator",
 )
 @click.argument("name", metavar="NAME|FILE.toml")
 @click.option("--partition", metavar="P", default="", help="where it places  [the one with place queues]")
 @click.option("--param", "params", type=PARAMETER, multiple=True, metavar="NAME=VALUE", help="of the policy, as order=sjf; repeatable")
 def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, str], ...]) -> None:
-    """Lets a policy, or the pipeline of a file, place the jobs of a partition, from its next pass on. Running jobs are not touched."""
+    """Lets a policy, or the pipeline of a file, place the jobs of a partition, from its next pass on. Running jobs are not touched.
+
+    In partition calls one of rmgr's own policies for calls picks servers, from the next call on.
+    """
     settings, version = read_settings(session)
     spec = pipeline_named(name, _partition(settings, partition), dict(params))
     old = settings.pipeline(spec.partition)
@@ -98,13 +121,17 @@ def set_(session: Session, name: str, partition: str, params: tuple[tuple[str, s
     if changed:
         apply_settings(session, settings, version)
     warn_of_pulls(settings, [spec.partition])
-    queues = settings.placed()[spec.partition]
+    is_for_calls = spec.partition == CALLS
+    queues = (_CALLS,) if is_for_calls else settings.placed()[spec.partition]
     if session.json:
-        emit({"queues": {queue.name: told_of(settings, queue) for queue in queues}, "partition": spec.partition, "changed": changed})
+        told = {queue.name: told_of(settings, queue) for queue in queues}
+        whose = {"calls": told[_CALLS.name]} if is_for_calls else {"queues": told}
+        emit({**whose, "partition": spec.partition, "changed": changed})
         return
-    told = _parameters_text(told_of(settings, queues[0]))
-    words = f"{spec.name} ({told})" if told else spec.name
-    sys.stdout.write(f"partition {spec.partition}: {words} places its jobs" + ("" if changed else " already") + "\n")
+    parameters = _parameters_text(told_of(settings, queues[0]))
+    words = f"{spec.name} ({parameters})" if parameters else spec.name
+    does = "picks servers for calls" if is_for_calls else "places its jobs"
+    sys.stdout.write(f"partition {spec.partition}: {words} {does}" + ("" if changed else " already") + "\n")
 
 
 def pipeline_named(name: str, partition: str, params: dict[str, str]) -> PipelineSpec:
@@ -115,7 +142,7 @@ def pipeline_named(name: str, partition: str, params: dict[str, str]) -> Pipelin
         raise UsageError(
             f"{name} is what Starters do with pull queues, always; it places no jobs", hint="rmgr policy list names those that do"
         )
-    if not name.endswith(".toml"):
+    if partition == CALLS or not name.endswith(".toml"):
         return named(partition, name, params)
     from pathlib import Path
 
@@ -145,14 +172,14 @@ def _partition(settings: ClusterSettings, given: str) -> str:
     """The partition meant. Raises NotFound, UsageError."""
     placed = settings.placed()
     if given:
-        if given in placed:
+        if given in placed or given == CALLS:
             return given
         if given in {queue.partition for queue in settings.queues}:
             raise UsageError(
                 f"no queue places jobs in partition {given}: Starters take its work",
                 hint='a queue with dispatch = "place" first: rmgr config apply',
             )
-        error = nearest("partition", given, placed, listed_by="rmgr policy show")
+        error = nearest("partition", given, [*placed, CALLS], listed_by="rmgr policy show")
         raise NotFound(error.message, hint=error.hint)
     if len(placed) == 1:
         return next(iter(placed))
@@ -190,6 +217,7 @@ def _parameters_text(told: dict[str, Any]) -> str:
     group=policy,
     examples="""\
     rmgr policy check
+    rmgr policy check --partition calls
     rmgr policy check ./my_policy.py --worlds 1000
     rmgr policy check easy --param order=sjf --seed 7""",
     exits="0 every law holds (every queue has a policy), 1 one is broken (one has none), 2 no such policy, or a file that is none",
@@ -199,7 +227,10 @@ def _parameters_text(told: dict[str, Any]) -> str:
 @click.option("--worlds", type=click.IntRange(1, 1_000_000), default=200, show_default=True, help="small clusters to try it on")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="of the first world; the next one has the next seed")
 @click.option("--budget", type=DURATION, default="1", show_default=True, help="the longest that one pass may take; 0: as long as it likes")
-def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float) -> None:
+@click.option("--partition", metavar="P", default="", help="its policy could be set there; without a name: of its queues alone, or calls")
+def check(
+    session: Session, name: str | None, params: tuple[tuple[str, str], ...], worlds: int, seed: int, budget: float, partition: str
+) -> None:
     """A policy before the laws that every policy keeps, on small worlds drawn by seeds. Without a name: whether every queue has a policy.
 
     The laws: same input, same plan; nothing survives in the policy; nothing is given twice; nothing starts where or when it may not; every
@@ -208,31 +239,42 @@ def check(session: Session, name: str | None, params: tuple[tuple[str, str], ...
     if name is not None:
         from rmgr.cli.policy.check import judge
 
+        if partition:
+            settings, _ = read_settings(session)
+            spec = pipeline_named(name, _partition(settings, partition), dict(params))
+            others = tuple(item for item in settings.pipelines if item.partition != spec.partition)
+            _check_usable(replace(settings, pipelines=(*others, spec)), spec.partition)
         judge(session, name, dict(params), worlds=worlds, seed=seed, budget_s=budget)
         return
     if params:
         raise UsageError("--param is for the policy that is checked", hint="rmgr policy check NAME --param order=sjf")
-    _check_queues(session)
+    _check_queues(session, partition)
 
 
-def _check_queues(session: Session) -> None:
-    """Whether every queue has a policy that can start its work."""
+def _check_queues(session: Session, partition: str) -> None:
+    """Whether every queue, or each of a partition, has a policy that can start its work."""
     from rmgr.cli.session.errors import WorkEnded
     from rmgr.daemons.leader.records.pipeline import checked
 
     settings, _ = read_settings(session)
+    if partition:
+        _partition(settings, partition)
     wrong: dict[str, str] = {}
-    for queue in settings.queues:
+    queues = [queue for queue in settings.queues if partition in {"", queue.partition}]
+    if partition == CALLS or (not partition and settings.pipeline(CALLS) is not None):
+        queues.append(_CALLS)
+    for queue in queues:
         if queue.dispatch is Dispatch.PLACE:
             try:
                 checked(settings, queue.partition)
             except ConfigError as error:
                 wrong[queue.name] = error.message
     if session.json:
-        told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in settings.queues}
-        emit({"ok": not wrong, "queues": told})
+        told = {item.name: {"policy": settings.policy_of(item), "ok": item.name not in wrong} for item in queues}
+        calls = {"calls": told.pop(_CALLS.name)} if _CALLS in queues else {}
+        emit({"ok": not wrong, "queues": told, **calls})
     else:
-        for queue in settings.queues:
+        for queue in queues:
             problem = f"; its work waits: {wrong[queue.name]}" if queue.name in wrong else ""
             sys.stdout.write(f"{queue.name}: {settings.policy_of(queue)}{problem}\n")
     if wrong:

@@ -81,6 +81,8 @@ def replay(
     if own and (out is not None or validate):
         raise UsageError("--out and --validate are for a run under another policy", hint="--policy NAME; the log itself is checked anyway")
     chosen = policy or opening.policy
+    if lost := opening.about.get("lost"):
+        session.note(f"{counted(lost, 'request')} of gateways before this log are in none: the data store was away or slow")
     if opening.policy in CALL_POLICIES or "scenario" in opening.about:
         parameters = dict(opening.parameters) if own else dict(params)
         _replay_calls(session, log, chosen, parameters, own=own, whole=not partial, refused=out is not None or validate)

@@ -32,6 +32,7 @@ FAMILIES = {
     "histu/": "history by user",
     "metric/": "measurements",
     "events/": "events of the scheduler",
+    "picks/": "picks of servers for calls",
     "use/": "what users wrote today",
     "meta/": "the store itself",
 }

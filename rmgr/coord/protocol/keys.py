@@ -20,6 +20,7 @@
 | `metric/<node>/<inverted minute>` | measurements of a node | Starter |
 | `use/<gateway>` | what users have written through it within a day | gateway |
 | `events/<epoch>/<log>/<piece>` | lines of the scheduler's event log | leader |
+| `picks/<epoch>/<log>/<piece>` | the same of calls: facts of servers, and picks | leader |
 | `meta/<name>` | the store's own facts: `meta/cluster_id` | `rmgr admin init-store`, `rmgr dev` |
 
 All but `name/`, `share/`, `use/` and `meta/` are immutable and may be written again with the same bytes. Numbers are padded, so
@@ -375,22 +376,26 @@ def metrics_of(node: str) -> str:
 # -- the scheduler's event log ------------------------------------------------------------------------------------------------
 
 
-def events(epoch: int, log: int, piece: int) -> str:
+#: Families of event logs: of jobs, and of calls.
+EVENTS, PICKS = "events", "picks"
+
+
+def events(epoch: int, log: int, piece: int, *, family: str = EVENTS) -> str:
     """`events/<epoch>/<log>/<piece>`: one log for each state that this leader has built."""
-    return f"{events_of(epoch, log)}{_number(piece)}"
+    return f"{events_of(epoch, log, family=family)}{_number(piece)}"
 
 
-def events_of(epoch: int | None = None, log: int | None = None) -> str:
+def events_of(epoch: int | None = None, log: int | None = None, *, family: str = EVENTS) -> str:
     """Prefix of all pieces, of those of a leadership, or of one log."""
     if epoch is None:
-        return "events/"
-    return f"events/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")
+        return f"{family}/"
+    return f"{family}/{_number(epoch)}/" + ("" if log is None else f"{_number(log)}/")
 
 
-def parse_events(key: str) -> tuple[int, int, int]:
+def parse_events(key: str, *, family: str = EVENTS) -> tuple[int, int, int]:
     """The reverse of `events`. Raises: `UsageError`."""
-    epoch, log, piece = _numbers(key, "events", 3)
-    _is_made(key, events(epoch, log, piece))
+    epoch, log, piece = _numbers(key, family, 3)
+    _is_made(key, events(epoch, log, piece, family=family))
     return epoch, log, piece
 
 

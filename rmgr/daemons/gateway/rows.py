@@ -20,7 +20,8 @@ _OF_SUBMISSION = frozenset({"args", "ckpt", "frag", "out", "log", "page", "final
 _READ_ONLY = frozenset({"metric", "meta"})
 #: Families of which `submitter_values` decides.
 _OWNED = frozenset({"name", "share", "led"})
-_HISTORY, _HISTORY_OF_USER, _FINAL, _EVENTS = "hist", "histu", "final", "events"
+_HISTORY, _HISTORY_OF_USER, _FINAL = "hist", "histu", "final"
+_EVENTS = frozenset({keys.EVENTS, keys.PICKS})
 
 
 def check_rows(person: Person, verb: str, rows: Sequence[str], owner_of: OwnerOf = nobody_knows) -> None:
@@ -56,7 +57,7 @@ def _check(person: Person, verb: str, row: str, family: str, owner_of: OwnerOf) 
         raise PermissionDenied(f"{verb.lower()} {row!r}: the leader writes the history")
     if family == _FINAL and verb == "DELETE":
         return  # goes with the name that points to it, and `submitter_values` asks whose it is
-    if family == _EVENTS and verb == "GET":
+    if family in _EVENTS and verb == "GET":
         check_operator(person, "reading the scheduler's log")
         return
     number = submission_of_row(row)

@@ -18,6 +18,7 @@ from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.identity.trust import publish
 from rmgr.adapters.rpc import join as rpc_join
+from rmgr.adapters.rpc import metaserver as rpc_metaserver
 from rmgr.adapters.rpc import use as rpc_use
 from rmgr.adapters.zookeeper.client import ZkCoordinator
 from rmgr.adapters.zookeeper.tree import secure_tree
@@ -32,6 +33,7 @@ from rmgr.daemons.leader.core.seals import Placings, placings_of
 from rmgr.daemons.leader.election import Candidacy
 from rmgr.daemons.leader.join import Joining
 from rmgr.daemons.leader.submissions.usage import CountedSubmission
+from rmgr.daemons.leader.term.calls import CallAnswering
 from rmgr.daemons.leader.term.certificate_ends import certificate_ends
 from rmgr.daemons.leader.term.leader import Leader
 from rmgr.daemons.leader.term.limits import LeaderUse
@@ -371,6 +373,7 @@ def _serve(
             ends_s=partial(certificate_ends, trust, credentials),
         )
     )
+    server.add_generic(rpc_metaserver.handler_of(CallAnswering(lambda: watchdog.leader, metrics)))
     if credentials is not None:
         server.add_generic(rpc_join.handler(Joining(coordinator, credentials.zookeeper_secrets, log)))
     server.add_generic(rpc_use.handler_of(LeaderUse(watchdog.followed, watchdog.call, bounds, config.security.operators)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -44,6 +43,8 @@ from rmgr.sched.state.recorder import Recorder
 
 #: After so long a policy that failed is tried again; who picks until then.
 BENCH_US, INSTEAD = 300_000_000, "rr"
+#: Then another log begins: what expires of one takes nothing away from the next.
+LOG_US = 86_400_000_000
 #: Characters of an error that are kept: a policy may raise a book.
 _MOST_CHARACTERS = 500
 _SEED = 0
@@ -75,7 +76,7 @@ class Metaserver:
     Args:
         clock: microseconds that never go back. pipeline: see `set_pipeline`. lines: the event log, None = none is kept.
         failed: told (policy, error) when a policy raised. about: of whom the log is.
-    Attributes: faults: policy -> how often it raised. passes: picks that were tried.
+    Attribute passes: picks that were tried.
     """
 
     def __init__(
@@ -88,7 +89,6 @@ class Metaserver:
         failed: Callable[[str, str], None] = lambda _policy, _error: None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.faults: Counter[str] = Counter()
         self.passes = 0
         self._clock = clock
         self._epoch = epoch
@@ -98,7 +98,7 @@ class Metaserver:
         self._state = ClusterState()
         self._book = ServerBook()
         self._recorder: Recorder | None = None
-        self._unlogged = 0
+        self._unlogged = self._logged_us = 0
         self._calls = self._answers = 0
         self._now_us = 0
         self._bench: tuple[int, str] | None = None  # until when RR picks, and why
@@ -138,7 +138,8 @@ class Metaserver:
                     submit_us = max(now_us - call.took_us, 0)
                     numbers = (submit_us, now_us, call.operations, call.ran_us, call.alone_us, call.predicted_us)
                     self._tell("call_answered", Answered(self._answers, server.name, *numbers, call.function, CALLS))
-            return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document)
+            lives = self._book.heard(report, now_us)
+            return ReportAnswer(epoch=self._epoch, policy=self._spec.name, pipeline=self._spec.document, lives=lives)
 
     def servers(self, name: str = "") -> ServersView:
         """All servers, or one, by name; a server of which two lives are known has two rows."""
@@ -242,7 +243,6 @@ class Metaserver:
             fault = plan.faults[0]
             name = self._spec.name if stage is self._stage else INSTEAD
             error = fault.error[:_MOST_CHARACTERS]
-            self.faults[name] += 1
             self._failed(name, error)
             if stage is self._instead:
                 return plan
@@ -338,15 +338,18 @@ class Metaserver:
         if not self._lines.has_room:
             self._end_log(now_us)
             self._unlogged += 1
-        elif self._recorder is None:
-            self._begin_log()
+        else:
+            if now_us - self._logged_us > LOG_US:
+                self._end_log(now_us)
+            if self._recorder is None:
+                self._begin_log()
         return now_us
 
     def _begin_log(self) -> None:
         """Another log, of the state as it is. Cost: O(records)."""
         assert self._lines is not None
         lost = {"lost": self._unlogged} if self._unlogged else {}
-        self._unlogged = 0
+        self._unlogged, self._logged_us = 0, self._now_us
         policy, parameters = self._spec.name, {}
         if self._picking(self._now_us) is self._instead:
             policy = INSTEAD
@@ -364,15 +367,15 @@ class Metaserver:
 
     def _renew(self) -> None:
         """Another policy picks: the notes of the one before go; what was sent since the measurements it is told with them. Another log."""
-        now_us = self._now()
-        self._end_log(now_us)
+        is_logged = self._recorder is not None
+        self._end_log(self._now())
         self._state = ClusterState.restored(replace(self._state.snapshot(), notes=()))
         for name, known in list(self._servers.items()):
             one = self._book.find(name, known.life)
             if one is not None and one.load is not None:
                 one.sent_before = len(one.sent_us)
                 self._state.server_changed(known._replace(sent=one.sent_before))
-        if self._lines is not None and self._lines.has_room:
+        if is_logged:
             self._begin_log()
 
 

@@ -4,6 +4,8 @@
   server the newest counts, of its links that of each gateway to itself.
 - A server is known by its name. Of two lives of a name the newer one counts; an older one that is measured after the newer came runs as
   well, and keeps the name.
+- A life that one gateway says is over is over, whoever hears it; so is one that no gateway has a stream of and none has heard for 60 s. A
+  gateway that does not report any more may still hear it.
 - A call that was sent counts until a load that was measured after it comes. One that comes later but was measured before does not have it:
   `sent_before` says how many such there are.
 
@@ -19,12 +21,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isfinite
 
+from rmgr.coord.calls.lives import OVER_US
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.cluster.servers import (
     CALLS,
     REFRESH_US,
     Candidate,
     GatewayReport,
+    LifeHeard,
     LinkView,
     PickRequest,
     ServerLoad,
@@ -43,6 +47,8 @@ UNMEASURED = 1e6
 _MOST_SENT = 10_000
 #: What a gateway says of a server that it has a stream of.
 _STREAMS = frozenset({"open", "leaving"})
+#: A gateway that has a stream tells at once when it breaks; it is taken to have it so long after the report that was due.
+_LATE_US = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,12 @@ class _Word:
     bytes_per_s: float
     round_trip_s: float
     link_us: int
+    heard_us: int
+    refresh_us: int
+
+    def hears_us(self, now_us: int) -> int:
+        """When this gateway has heard the server last, as far as can be known now."""
+        return now_us if self.state in _STREAMS and now_us - self.at_us <= self.refresh_us + _LATE_US else self.heard_us
 
 
 @dataclass(slots=True)
@@ -115,13 +127,13 @@ class Life:
             sent=self.sent_before,
         )
 
-    def settle(self) -> None:
+    def settle(self, now_us: int) -> None:
         """After its words or its odd functions have changed."""
         states = [word.state for word in self.words.values()]
-        ends_us = max((word.at_us for word in self.words.values() if word.state == "closed"), default=None)
         self.stream = not _STREAMS.isdisjoint(states)
         self.leaving = "leaving" in states
-        self.over = ends_us is not None and all(word.at_us < ends_us for word in self.words.values() if word.state in _STREAMS)
+        silent = bool(states) and not self.stream and all(now_us - word.heard_us >= OVER_US for word in self.words.values())
+        self.over = self.over or "closed" in states or silent
         self.offered = tuple(name for name in sorted(map(function_of, self.about.functions)) if name not in self.odd)
 
 
@@ -145,8 +157,8 @@ class ServerBook:
             self._heard(report, server, now_us)
         gone = self._forget(now_us)
         for one in self._every():
-            one.settle()
-        self._judge_functions()
+            one.settle(now_us)
+        self._judge_functions(now_us)
         self.rulings = {name: ruling for name in sorted(self._lives) if (ruling := self._ruling(name, now_us)) is not None}
         return gone
 
@@ -154,11 +166,11 @@ class ServerBook:
         """A pick has the gateway's newest measurement of its link."""
         word = one.words.get(asked.gateway)
         if is_rate(candidate.bytes_per_s) and (word is None or word.bytes_per_s != candidate.bytes_per_s):
-            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us)
+            known = word or _Word(now_us, "open", asked.site, 0.0, 0.0, now_us, now_us, REFRESH_US)
             rate, round_trip_s = candidate.bytes_per_s, candidate.round_trip_s
             one.words[asked.gateway] = replace(known, bytes_per_s=rate, round_trip_s=round_trip_s, link_us=now_us)
             if word is None:
-                one.settle()
+                one.settle(now_us)
 
     def rate(self, one: Life, gateway: str) -> float:
         """Bytes/s of a link as it counts, measured by that gateway; 0: the mean of the server's other links does.
@@ -169,6 +181,18 @@ class ServerBook:
         if gateway in known or known:
             return known.get(gateway, 0.0)
         return min((rate for other in self._every() for rate in other.rates().values()), default=UNMEASURED)
+
+    def heard(self, report: GatewayReport, now_us: int) -> tuple[LifeHeard, ...]:
+        """What other gateways know of the lives that this one has named."""
+        found: list[LifeHeard] = []
+        for server in report.servers:
+            one = self.find(server.name, server.life)
+            if one is not None:
+                others = [word.hears_us(now_us) for gateway, word in one.words.items() if gateway != report.gateway]
+                if others or one.over:
+                    ago_us = now_us - max(others, default=one.words[report.gateway].heard_us)
+                    found.append(LifeHeard(name=one.name, life=one.life, heard_ago_us=ago_us, over=one.over))
+        return tuple(found)
 
     def views(self, name: str, now_us: int) -> tuple[ServerView, ...]:
         """All, or those of one name; a server of which several lives are known has several."""
@@ -217,7 +241,8 @@ class ServerBook:
         before = one.words.get(report.gateway)
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it
             rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
-        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us)
+        heard_us = now_us - server.heard_ago_us
+        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us, one.refresh_us)
         if server.state in _STREAMS:
             one.seen_us = now_us
         measured_us = now_us - server.measured_ago_us
@@ -236,7 +261,7 @@ class ServerBook:
             del self._lives[name]
         return gone
 
-    def _judge_functions(self) -> None:
+    def _judge_functions(self, now_us: int) -> None:
         """Of several interfaces under one name@version that of most servers counts, of equals that of the lowest server's name."""
         offered: dict[str, dict[bytes, list[Life]]] = {}
         judged: list[Life] = []
@@ -253,7 +278,7 @@ class ServerBook:
                     one.odd = (*one.odd, function)
                     judged.append(one)
         for one in judged:
-            one.settle()
+            one.settle(now_us)
 
     def _ruling(self, name: str, now_us: int) -> Life | None:
         there = sorted(

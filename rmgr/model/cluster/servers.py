@@ -50,7 +50,7 @@ class ServerReport:
 
     functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: how long before the
     report left the load, or the link, was measured. bytes_per_s: 0 = not measured. state: open, leaving, away (the stream broke) or
-    closed (this life is over). answered: since the report before.
+    closed (this life is over). answered: since the report before. heard_ago_us: how long ago the gateway heard it.
     """
 
     name: str
@@ -67,6 +67,7 @@ class ServerReport:
     link_ago_us: int = 0
     state: str = "open"
     answered: tuple[CallReport, ...] = ()
+    heard_ago_us: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +81,26 @@ class GatewayReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LifeHeard:
+    """A life of a server as other gateways know it. over: nothing of it runs any more."""
+
+    name: str
+    life: int
+    heard_ago_us: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
-    """What a gateway picks by where no leader answers. pipeline: JSON, as `PipelineSpec.document`."""
+    """What a gateway picks by where no leader answers, and what others know of the servers that it has named.
+
+    pipeline: JSON, as `PipelineSpec.document`.
+    """
 
     epoch: int
     policy: str
     pipeline: str
+    lives: tuple[LifeHeard, ...] = ()
 
 
 # -- picks ----------------------------------------------------------------------------------------------------------------------

@@ -156,7 +156,8 @@ def policy_named(
     if plugins and name in plugins:
         return built(plugins[name], params or {}, name=name, records=records)
     if name in CALL_POLICIES:
-        raise ConfigError(f"{name} chooses servers for calls, it places no jobs", hint="for jobs: rmgr policy list")
+        hint = "for jobs: rmgr policy list; for calls: rmgr policy set NAME --partition calls"
+        raise ConfigError(f"{name} chooses servers for calls, it places no jobs", hint=hint)
     raise unknown("policy", name, (*POLICIES, *(plugins or ())))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client.metrics import Counter, Gauge, Histogram
 from prometheus_client.registry import CollectorRegistry
 
+_PICK_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2, 1.0)
+
 
 class LeaderMetrics:
     """Metrics of one WatchDog process, in a registry of its own."""
@@ -45,6 +47,11 @@ class LeaderMetrics:
             "rmgr_leader_class_reservations", "reservations made, by trigger, under any leader", [*where, "trigger"], registry=registry
         )
         self.policy_faults = Counter("rmgr_leader_policy_faults", "decisions of a policy lost to an error of its own", registry=registry)
+        self.call_reports = Counter("rmgr_leader_call_reports", "reports of gateways about servers for calls", registry=registry)
+        self.call_picks = Counter("rmgr_leader_call_picks", "picks of a server for a call, by outcome", ["outcome"], registry=registry)
+        self.call_pick_seconds = Histogram(
+            "rmgr_leader_call_pick_seconds", "time of one pick, without its RPC", buckets=_PICK_SECONDS, registry=registry
+        )
         self.placing_seconds = Histogram("rmgr_leader_placing_seconds", "time of one scheduling pass", registry=registry)
         self.refused_connections = Gauge("rmgr_refused_connections", "connections not let in, of who begins too many", registry=registry)
         self.store_up = Gauge("rmgr_store_up", "1 while the data store serves this daemon", registry=registry)

@@ -1,6 +1,7 @@
 """Pipeline of a partition, as its settings name it: made of the catalogue's policies and of installed plug-ins.
 
 A partition without an entry in `ClusterSettings.pipelines` has the policy that the first of its place queues names, else `easy`.
+Partition `calls` has no queues: its one policy sends calls to servers.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmgr.adapters import policy_files
+from rmgr.daemons.service.metaserver import default_pipeline
 from rmgr.errors import ConfigError
 from rmgr.model.cluster.gang import LEAST_QUANTUM_US, MOST_QUANTUM_US
 from rmgr.model.cluster.queue import DEFAULT_POLICY, ClusterSettings, Dispatch, PipelineSpec
+from rmgr.model.cluster.servers import CALLS
 from rmgr.sched.draft import Draft
 from rmgr.sched.parameters import Kind, shown
-from rmgr.sched.pipeline.catalogue import POLICIES, policy_named
-from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served
+from rmgr.sched.pipeline.catalogue import CALL_POLICIES, POLICIES, policy_named
+from rmgr.sched.pipeline.stages import Configuration, Find, Make, refuse_unobeyed, served, stage_for_calls
 from rmgr.sched.policy import Cause, Policy, sends_calls
 from rmgr.sched.queue_class import QueueClass
 
@@ -74,6 +77,8 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
     Raises: ConfigError also for what the leader would not obey.
     """
     spec = pipeline_of(settings, partition)
+    if partition == CALLS:
+        return _checked_for_calls(spec)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
         refuse_unobeyed(spec.tables(), partition, places)
@@ -91,7 +96,7 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
         if sends_calls(stage.policy):
             raise ConfigError(
                 f"partition {partition}: {stage.policy.name} chooses servers for calls, it places no jobs",
-                hint="rmgr policy list names those that do; rmgr sim calls SCENARIO --policy NAME simulates it",
+                hint=f"rmgr policy list names those that do; partition {CALLS} has rmgr's own for calls: {', '.join(CALL_POLICIES)}",
             )
     mine = found.usage_half_life_us
     for other in settings.placed() if mine else ():
@@ -106,6 +111,14 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
                 hint=f"half_life = {shown(Kind.DURATION, its)}",
             )
     return found
+
+
+def _checked_for_calls(spec: PipelineSpec) -> Configuration:
+    try:
+        stage = stage_for_calls(spec.tables(), CALLS)
+    except ConfigError as error:
+        raise ConfigError(f"partition {CALLS}, policy {spec.name}: {error.message}", hint=error.hint) from error
+    return Configuration(stages=(stage,), policies=(spec.name,))
 
 
 def shares_time(policy: object) -> bool:
@@ -149,6 +162,8 @@ def pipeline_of(settings: ClusterSettings, partition: str) -> PipelineSpec:
     found = settings.pipeline(partition)
     if found is not None:
         return found
+    if partition == CALLS:
+        return default_pipeline()
     queues = settings.placed().get(partition, ())
     return named(partition, (queues[0].policy if queues else "") or DEFAULT_POLICY, {})
 

@@ -31,20 +31,79 @@ NOBODY: Mapping[str, str] = MappingProxyType({})
 MOST_PIECES = 64
 
 
-class Recording:
-    """The logs of one leader."""
+class LogPieces:
+    """Logs of one kind of one leader, in pieces in the store. In the leader's loop.
 
-    def __init__(self, loop: LoopTimers, term: Term, calls: StoreCalls) -> None:
+    Args: family: of their keys. ttl_s: how long what is written now is kept, None = for ever.
+    """
+
+    def __init__(
+        self, loop: LoopTimers, term: Term, calls: StoreCalls, family: str = keys.EVENTS, ttl_s: Callable[[], float | None] = lambda: None
+    ) -> None:
         self._loop = loop
         self._term = term
         self._calls = calls
+        self._family = family
+        self._ttl_s = ttl_s
         self._log = -1
         self._piece = 0
         self._lines: list[str] = []
         self._bytes = 0
         self._unwritten = 0
-        self._recorder: Recorder | None = None
         self._timer: Timer | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """The store takes what is written. From any thread."""
+        return self._unwritten < MOST_PIECES
+
+    def begin(self) -> None:
+        """Another log."""
+        self.flush()
+        self._log += 1
+        self._piece = 0
+
+    def write(self, line: str) -> None:
+        """A line of the log; it is put into the store within EVERY_S."""
+        self._lines.append(line)
+        self._bytes += len(line)
+        if self._bytes >= PIECE_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = self._loop.after(EVERY_S, self.flush)
+
+    def flush(self) -> None:
+        """Puts what was written into the store; where that is long away, nowhere."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        lines, self._lines, self._bytes = self._lines, [], 0
+        if lines and self.has_room:
+            self.put(lambda: "".join(lines).encode())
+
+    def put(self, text: Callable[[], bytes]) -> None:
+        """A piece whose text is made where it does not keep the loop."""
+        key = keys.events(self._term.epoch, self._log, self._piece, family=self._family)
+        ttl_s = self._ttl_s()
+        self._piece += 1
+        self._unwritten += 1
+        self._calls.store(lambda store: store.put(key, text(), ttl_s=ttl_s), self._written, partial(self._failed, key))
+
+    def _written(self, _: object) -> None:
+        self._unwritten -= 1
+
+    def _failed(self, key: str, error: RmgrError) -> None:
+        self._unwritten -= 1
+        self._term.log.warning("events_not_written", key=key, error=error.message)
+
+
+class Recording:
+    """The logs of what one leader places."""
+
+    def __init__(self, loop: LoopTimers, term: Term, calls: StoreCalls) -> None:
+        self._term = term
+        self._pieces = LogPieces(loop, term, calls)
+        self._recorder: Recorder | None = None
 
     def begin(
         self,
@@ -57,20 +116,19 @@ class Recording:
     ) -> None:
         """Another state, another log: of what places in these partitions. instead: partition -> the policy that does, not the set one."""
         self.end()
-        self._log += 1
-        self._piece = 0
+        self._pieces.begin()
         pipelines = {partition: pipeline_of(settings, partition) for partition in sorted(partitions)}
         pipelines |= {partition: named(partition, policy, {}) for partition, policy in instead.items() if partition in pipelines}
         policy, parameters = _only_policy(pipelines)
         self._recorder = Recorder(
-            self._line,
+            self._pieces.write,
             policy=policy,
             parameters=parameters,
             about={"epoch": self._term.epoch},
             pipelines={partition: spec.tables() for partition, spec in pipelines.items()},
         )
         opening = self._recorder.opening(state, seed=0, half_life_us=half_life_us)
-        self._put(partial(_line_of, opening))  # where it does not keep the loop
+        self._pieces.put(partial(_line_of, opening))
 
     def told(self, now_us: int, name: str, *arguments: Any, **named: Any) -> None:
         """A fact."""
@@ -87,37 +145,7 @@ class Recording:
         if self._recorder is not None:
             self._recorder.end(now_us)
             self._recorder = None
-        self._write()
-
-    def _line(self, line: str) -> None:
-        self._lines.append(line)
-        self._bytes += len(line)
-        if self._bytes >= PIECE_BYTES:
-            self._write()
-        elif self._timer is None:
-            self._timer = self._loop.after(EVERY_S, self._write)
-
-    def _write(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        lines, self._lines, self._bytes = self._lines, [], 0
-        if not lines or self._unwritten >= MOST_PIECES:
-            return
-        self._put(lambda: "".join(lines).encode())
-
-    def _put(self, text: Callable[[], bytes]) -> None:
-        key = keys.events(self._term.epoch, self._log, self._piece)
-        self._piece += 1
-        self._unwritten += 1
-        self._calls.store(lambda store: store.put(key, text()), self._written, partial(self._failed, key))
-
-    def _written(self, _: object) -> None:
-        self._unwritten -= 1
-
-    def _failed(self, key: str, error: RmgrError) -> None:
-        self._unwritten -= 1
-        self._term.log.warning("events_not_written", key=key, error=error.message)
+        self._pieces.flush()
 
 
 def _line_of(entry: Entry) -> bytes:

@@ -23,6 +23,7 @@ from rmgr.daemons.leader.placement.placer import Placer
 from rmgr.daemons.leader.submissions.census import Census
 from rmgr.daemons.leader.submissions.history import HistoryKeeper
 from rmgr.daemons.leader.submissions.subs import SubmissionKeeper
+from rmgr.daemons.leader.term.calls import LeaderCalls
 from rmgr.daemons.leader.term.release import ReleaseKeeper
 from rmgr.daemons.leader.term.requests import RequestKeeper
 from rmgr.errors import WrongCluster
@@ -75,6 +76,7 @@ class Leader:
         self._census = Census(tree, term, calls, self.submissions.followed, lambda: self.node_names)
         self._requests = RequestKeeper(tree, term, calls, self.placer.user_requests.add)
         self._history = HistoryKeeper(tree, term, calls, lambda: self.settings)
+        self.server_calls = LeaderCalls(tree, term, calls, lambda: self.settings)
 
     def start(self) -> None:
         """Begins the leadership. Settings first: they say how long a grace is."""
@@ -92,6 +94,7 @@ class Leader:
     def close(self) -> None:
         """The leadership is over: nothing is done any more. Idempotent."""
         self.placer.close()
+        self.server_calls.close()
         self._tree.close()
 
     def pause(self) -> None:
@@ -129,6 +132,7 @@ class Leader:
         wanted = frozenset(path for queue in self.settings.queues for path in (paths.pending(queue.name), paths.held(queue.name)))
         if wanted - self._ensured:
             self._ensure(wanted)
+        self.server_calls.settings_read(self.settings)
         if self.settings != before:
             self.submissions.reconsider()
             self.placer.settings_changed()

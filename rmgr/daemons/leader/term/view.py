@@ -51,6 +51,14 @@ class PlacingAnswers(Scheduler, Protocol):
         ...
 
 
+class ShownCalls(Protocol):
+    """Calls of functions on servers."""
+
+    def shown_in(self, view: StatusView) -> StatusView:
+        """A status with what is to be told of them. From any thread."""
+        ...
+
+
 class AnsweringLeader(Protocol):
     """Questions to a leader."""
 
@@ -66,6 +74,9 @@ class AnsweringLeader(Protocol):
     def mass_loss(self) -> MassLoss | None:
         """The mass loss under way. From any thread."""
         ...
+
+    @property
+    def server_calls(self) -> ShownCalls: ...
 
     def hurry(self) -> bool:
         """Reads now what was put off. Returns: memory is as new as ZooKeeper was when this was first called."""
@@ -165,6 +176,8 @@ class LeaderAnswering:
         for part in certificates.ending(self._ends_s(snapshot), machine.wall_s()):
             view = with_part(view, part)
         leader = self._leader()
+        if leader is not None:
+            view = leader.server_calls.shown_in(view)
         mass = leader.mass_loss if leader is not None else None
         if mass is None:
             return view
