@@ -222,6 +222,25 @@ class TaskFailed(RmgrError):
         self.work_exit_code = work_exit_code
 
 
+class CallFailed(RmgrError):
+    """The function of a live call raised, or ended its process; the message is its traceback there, as text."""
+
+
+class CallTimeout(DeadlineExceeded):
+    """A live call reached its deadline: it never ran, or was killed; the message says which."""
+
+
+class NoServer(Unavailable):
+    """No server offers the function of a live call: nothing was sent."""
+
+
+class CallLost(RmgrError):
+    """A live call may have run, and its answer will not come."""
+
+    code = "UNKNOWN_OUTCOME"
+    exit_code = 8
+
+
 class RemoteTraceback(Exception):
     """The `__cause__` of an exception that was raised inside a task: its traceback there, as text."""
 

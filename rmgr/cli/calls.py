@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,8 @@ _TERMS = (
 @click.argument("function_names", nargs=-1, metavar="[FUNCTION]...")
 def functions(session: Session, function_names: tuple[str, ...]) -> None:
     """Functions that servers offer: version, arguments, what a call costs, whether it may run twice, and the servers."""
-    from rmgr.model.calls.interface import Interface
+    from rmgr.model.calls.interface import function_line
+    from rmgr.model.calls.sent import decode_interface
 
     caller = _caller(session)
     found: list[tuple[Any, Interface | None]] = []
@@ -88,14 +89,14 @@ def functions(session: Session, function_names: tuple[str, ...]) -> None:
                 f"no server offers {name!r}",
                 hint=f"did you mean {reply.nearest!r}?" if reply.nearest else "rmgr functions; rmgr servers",
             )
-        found += [(view, None if not view.interface else Interface.from_text(view.interface)) for view in reply.functions]
+        found += [(view, _readable(view.interface, decode_interface)) for view in reply.functions]
     if session.json:
-        shapes = [json.loads(view.interface) | {"servers": list(view.servers), "odd": view.odd} for view, _ in found]
+        shapes = [one.table() | {"servers": list(view.servers), "odd": view.odd} for view, one in found if one is not None]
         emit({"functions": shapes})
         return
     for view, interface in found:
         if interface is not None:
-            words = f"{interface.line()}  {' '.join(view.servers)}".rstrip()
+            words = function_line(interface, list(view.servers))
             told = f"{words}  ({view.odd})" if view.odd else words
             sys.stdout.write(f"{folded(printable(told), sys.stdout, indent=4)}\n")
     if not found:
@@ -114,7 +115,7 @@ def functions(session: Session, function_names: tuple[str, ...]) -> None:
 @click.argument("server_names", nargs=-1, metavar="[SERVER]...")
 @table_options
 def servers(session: Session, server_names: tuple[str, ...], layout: Layout, watch: bool) -> None:
-    """Servers of calls: state, slots, calls that RUN and WAIT, OTHER work in cores, speed, best link, age of the load, calls ASSIGNED since.
+    """Servers of calls: state, slots, calls that RUN and WAIT, OTHER work in cores, speed, best link, age of the load, calls sent since.
 
     States: open; stale (no load for three refreshes: used when all are); away (no gateway has its stream); odd (another interface, or
     another server, of the same name); closed.
@@ -180,9 +181,9 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
     arguments = _arguments(interface, given, options)
     if len(outputs) > len(interface.outputs):
         count = len(interface.outputs)
-        raise UsageError(f"{interface.id} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
+        raise UsageError(f"{interface.key} has {count} outputs, not {len(outputs)}", hint=f"rmgr functions {interface.name}")
     began_s = time.monotonic()
-    future = caller.call_async(interface.id, *arguments, timeout=session.timeout_s or None)
+    future = caller.call_async(interface.key, *arguments, timeout=session.timeout_s or None)
     try:
         result = future.result()
     except KeyboardInterrupt:
@@ -194,7 +195,7 @@ def call(session: Session, function: str, words: tuple[str, ...], outputs: tuple
         _write(value, Path(path))
     if session.json:
         told = {argument.name: _json_of(value) for argument, value in zip(interface.outputs, values, strict=True)}
-        emit({"function": interface.id, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
+        emit({"function": interface.key, "server": future.server, "seconds": round(seconds, 6), "outputs": told, **_timing(future)})
         return
     for argument, value in list(zip(interface.outputs, values, strict=True))[len(outputs) :]:
         _print(argument.name if len(interface.outputs) > 1 else "", value)
@@ -229,39 +230,37 @@ def _arguments(interface: Interface, given: Sequence[str], options: dict[str, st
     rest = iter(given)
     values = []
     for argument in interface.inputs:
-        word = options.pop(argument.name, None) if not argument.dims else None
+        word = options.pop(argument.name, None) if argument.shape is None else None
         if word is None:
             word = next(rest, None)
         if word is None:
             raise UsageError(
-                f"{interface.id} takes {len(interface.inputs)} arguments, and {argument.name} is missing: {argument}",
+                f"{interface.key} takes {len(interface.inputs)} arguments, and {argument.name} is missing: {argument}",
                 hint=f"rmgr functions {interface.name}",
             )
         values.append(_value(argument, word))
     more = [*rest, *(f"--{name}" for name in options)]
     if more:
-        raise UsageError(f"{interface.id} does not take {' '.join(more)}", hint=f"rmgr functions {interface.name}")
+        raise UsageError(f"{interface.key} does not take {' '.join(more)}", hint=f"rmgr functions {interface.name}")
     return values
 
 
 def _value(argument: Argument, word: str) -> Any:
-    if argument.dims:
+    if argument.shape is not None:
         return _array(argument.name, word)
     data = _file(word[1:]) if word.startswith("@") else None
     try:
-        match argument.kind:
+        match argument.type:
             case "bytes":
                 return data if data is not None else word.encode("utf-8", "surrogateescape")
             case "str":
                 return data.decode() if data is not None else word
             case "int":
                 return int(word)
-            case "float":
-                return float(word)
             case _:
-                return _array(argument.name, word) if word.endswith(".npy") else json.loads(word)
-    except (ValueError, UnicodeDecodeError):
-        raise UsageError(f"{argument.name} = {word!r} is not {argument.kind}") from None
+                return float(word)
+    except ValueError:
+        raise UsageError(f"{argument.name} = {word!r} is not {argument.type}") from None
 
 
 def _array(name: str, word: str) -> Any:
@@ -288,7 +287,10 @@ def _file(path: str) -> bytes:
 def _explain(session: Session, caller: Caller, interface: Interface, given: Sequence[str], options: dict[str, str]) -> None:
     sizes: dict[str, Any] = {}
     if given:
-        sizes = json.loads(interface.pack(_arguments(interface, given, dict(options))).sizes)
+        from rmgr.model.calls.arguments import fit_inputs
+
+        sizes = fit_inputs(interface, _arguments(interface, given, options)).sizes
+        options = {}
     for name, text in options.items():
         try:
             sizes[name] = json.loads(text)
@@ -298,10 +300,17 @@ def _explain(session: Session, caller: Caller, interface: Interface, given: Sequ
     pick = caller.asked(lambda client: client.explain(interface.name, interface.version, json.dumps(sizes)))
     if session.json:
         terms = [{field.name: value for field, value in term.ListFields()} for term in pick.terms]
-        emit({"function": interface.id, "server": pick.server or None, "policy": pick.policy, "why": pick.why, "terms": terms})
+        emit({"function": interface.key, "server": pick.server or None, "policy": pick.policy, "why": pick.why, "terms": terms})
         return
     table(pick.terms, _TERMS, Layout())
     sys.stdout.write(f"\n{folded(printable(f'{pick.policy}: {pick.why}'), sys.stdout)}\n")
+
+
+def _readable(text: bytes, decode: Callable[[bytes], Interface]) -> Interface | None:
+    try:
+        return decode(text)
+    except UsageError:
+        return None
 
 
 def _write(value: Any, path: Path) -> None:

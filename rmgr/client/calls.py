@@ -9,6 +9,7 @@ under way holds three threads; more than `AT_ONCE` wait here. Calls are not dura
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import threading
@@ -43,8 +44,11 @@ from rmgr.coord.calls.caller import (
 )
 from rmgr.coord.calls.ledger import CallId, Ending, Life, Outcome
 from rmgr.coord.calls.lives import Standing
-from rmgr.errors import CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable
+from rmgr.errors import CallFailed, CallLost, LimitReached, NoServer, NotConnected, NotFound, RmgrError, Unavailable, UsageError
+from rmgr.model.calls import arrays
+from rmgr.model.calls.arguments import Fitting, fit_inputs, fit_outputs
 from rmgr.model.calls.interface import Interface
+from rmgr.model.calls.sent import LENGTHS, decode_interface
 from rmgr.runtime import machine
 from rmgr.v1 import calls_pb2 as pb
 
@@ -183,7 +187,7 @@ class Caller:
         end_s = machine.monotonic() + min(_NOBODY_S, deadline_s)
         while True:
             reply = self.asked(lambda client: client.functions(plain))
-            offered = [Interface.from_text(view.interface) for view in reply.functions if view.servers]
+            offered = [decode_interface(view.interface) for view in reply.functions if view.servers]
             found = [one for one in offered if not version or str(one.version) == version]
             if found:
                 best = max(found, key=lambda one: one.version)
@@ -192,7 +196,7 @@ class Caller:
             if reply.nearest:
                 raise NotFound(f"no server offers {name!r}", hint=f"did you mean {reply.nearest!r}? rmgr functions")
             if offered:
-                there = ", ".join(one.id for one in offered)
+                there = ", ".join(one.key for one in offered)
                 raise NotFound(f"no server offers {name!r}", hint=f"there is {there}")
             if machine.monotonic() >= end_s:
                 raise NoServer(f"no server offers {name!r}", hint="rmgr functions; rmgr servers")
@@ -217,7 +221,7 @@ class _Call:
     ) -> None:
         self._caller, self._future = caller, future
         self._interface, self._arguments = interface, tuple(arguments)
-        self._packed = interface.pack(self._arguments)
+        self._fit()
         self._began_s = began_s
         self._deadline_us = round((began_s + limit_s) * 1e6)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -228,6 +232,13 @@ class _Call:
         with caller._lock:  # noqa: SLF001 - numbers are of all its calls
             number = caller.numbers.take()
         self.id = CallId(caller.user, caller.guid.hex(), number)
+
+    def _fit(self) -> None:
+        """Raises: UsageError, ValueTooLarge for arguments that do not fit."""
+        self._fitting: Fitting = fit_inputs(self._interface, self._arguments)
+        self._parts = arrays.encode(self._fitting.values)
+        lengths = sum(len(one) for one in self._fitting.values if isinstance(one, str | bytes))
+        self._sizes = json.dumps(self._fitting.sizes | ({LENGTHS: lengths} if lengths else {}))
 
     def put(self, event: Event) -> None:
         """From any thread."""
@@ -284,16 +295,16 @@ class _Call:
             lowest=lowest,
             function=self._interface.name,
             function_version=self._interface.version,
-            sizes=self._packed.sizes,
-            bytes=self._packed.size,
+            sizes=self._sizes,
+            bytes=sum(len(memoryview(part).cast("B")) for part in self._parts),
             left_ms=max(0, ask.left_us // 1000),
             bound_server=ask.to.server if ask.to is not None else "",
             bound_life=ask.to.number if ask.to is not None else 0,
             without=[life.number for life in ask.without],
-            interface=self._interface.digest,
+            interface=bytes.fromhex(self._interface.digest),
             attempt=ask.attempt,
         )
-        self._attempt = caller.client(ask.attempt - 1).attempt(message, self._packed.pieces)
+        self._attempt = caller.client(ask.attempt - 1).attempt(message, lambda: arrays.pieces(self._parts))
         machine.Thread(target=self._read, args=(self._attempt, ask), name="rmgr-call", daemon=True).start()
 
     def _read(self, attempt: Attempt, ask: Ask) -> None:
@@ -342,8 +353,8 @@ class _Call:
             self.put(NoRoom(attempt))
         else:
             try:
-                fresh = self._caller.interface(self._interface.id, fresh=True)
-                self._packed, self._interface = fresh.pack(self._arguments), fresh
+                self._interface = self._caller.interface(self._interface.key, fresh=True)
+                self._fit()
                 self.put(Broken(attempt))
             except RmgrError as error:
                 self._refusal = error
@@ -396,7 +407,11 @@ class _Call:
         error = decisions.error_of(self.id, ending)
         if error is not None:
             raise error
-        return self._interface.unpack(self._answer, self._arguments)
+        try:
+            values = fit_outputs(self._interface, arrays.decode(self._answer), self._fitting.sizes)
+        except (arrays.ArraysError, UsageError) as error:
+            raise CallFailed(f"call {self.id}: the answer of {self._future.server} does not fit {self._interface.key}: {error}") from None
+        return values[0] if len(values) == 1 else values or None
 
 
 def _now_us() -> int:

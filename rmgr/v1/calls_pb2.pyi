@@ -33,7 +33,7 @@ class FromServer(_message.Message):
     def __init__(self, hello: _Optional[_Union[ServerHello, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., leaving: bool = ..., beat: bool = ..., over: bool = ...) -> None: ...
 
 class ServerHello(_message.Message):
-    __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting")
+    __slots__ = ("version", "name", "site", "life", "slots", "mops", "mops_declared", "functions", "most_waiting", "users")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,7 @@ class ServerHello(_message.Message):
     MOPS_DECLARED_FIELD_NUMBER: _ClassVar[int]
     FUNCTIONS_FIELD_NUMBER: _ClassVar[int]
     MOST_WAITING_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     site: str
@@ -52,7 +53,16 @@ class ServerHello(_message.Message):
     mops_declared: bool
     functions: _containers.RepeatedScalarFieldContainer[bytes]
     most_waiting: int
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., site: _Optional[str] = ..., life: _Optional[int] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., most_waiting: _Optional[int] = ...) -> None: ...
+    users: _containers.RepeatedCompositeFieldContainer[FunctionUsers]
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., site: _Optional[str] = ..., life: _Optional[int] = ..., slots: _Optional[int] = ..., mops: _Optional[float] = ..., mops_declared: bool = ..., functions: _Optional[_Iterable[bytes]] = ..., most_waiting: _Optional[int] = ..., users: _Optional[_Iterable[_Union[FunctionUsers, _Mapping]]] = ...) -> None: ...
+
+class FunctionUsers(_message.Message):
+    __slots__ = ("function", "users")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    function: str
+    users: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, function: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("ask", "running", "waiting", "other", "mean_load", "arrivals_per_s", "service_s", "service_cv")

@@ -83,6 +83,7 @@ class ServerLink:
     mops_declared: bool
     functions: tuple[bytes, ...]  #: canonical JSON of each interface
     most_waiting: int
+    users: dict[str, frozenset[str]] = field(default_factory=dict)  #: of name@version: who may call it, where not everybody may
     identity: str = ""  #: the name in its certificate, "" in an open cluster
     heard_s: float = field(default_factory=time.monotonic)
     load: Any = field(default_factory=pb.Load)
@@ -283,6 +284,7 @@ class Links:
             hello.mops_declared,
             tuple(hello.functions),
             hello.most_waiting,
+            {one.function: frozenset(one.users) for one in hello.users if one.users},
             identity,
         )
 

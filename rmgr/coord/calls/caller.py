@@ -58,7 +58,7 @@ class Calling:
 
     bound: the life that may have its arguments. may_run: a life that was left behind may have them, too (idempotent calls only).
     full, refused: lives that are left out until the next pause, and for good. none_since_us: no server has offered the function since.
-    breaks: streams lost in a row.
+    breaks: streams that were lost.
     """
 
     call: CallId
@@ -107,13 +107,13 @@ class Named(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """All servers that offer it are full."""
+    """Servers offer it, and all of them are full, or left out."""
 
     attempt: int
 
 
 class NoneOffers(NamedTuple):
-    """No server offers it now."""
+    """No server offers it to this user now, but those that are left out for good."""
 
     attempt: int
 
@@ -253,7 +253,8 @@ def _after(call: Calling, event: Event, now_us: int) -> tuple[Calling, tuple[Ste
             since = now_us if call.none_since_us is None else call.none_since_us
             if now_us - since >= NONE_US:
                 why = f"no server has offered its function for {NONE_US // 1_000_000} s"
-                return _end(call, Ending(Outcome.LOST, f"{why}, and one that is gone may have run it") if call.may_run else Ending(Outcome.NO_SERVER, why))
+                lost = Ending(Outcome.LOST, f"{why}, and one that is gone may have run it")
+                return _end(call, lost if call.may_run else Ending(Outcome.NO_SERVER, why))
             return _pause(replace(call, full=(), none_since_us=since), now_us, PAUSE_US)
         case _:
             assert_never(event)
@@ -269,7 +270,7 @@ def error_of(call: CallId, ending: Ending) -> RmgrError | None:
         case Outcome.NO_SERVER:
             return NoServer(f"call {call} was not sent: {ending.why}", hint="rmgr servers; rmgr functions")
         case Outcome.LOST:
-            return CallLost(f"call {call} is lost: {ending.why}", hint="call again if it may run twice; declare it idempotent to have that done")
+            return CallLost(f"call {call} is lost: {ending.why}", hint="call again if it may run twice, or declare it idempotent")
         case _:
             return None
 

@@ -277,8 +277,7 @@ class Ledger:
     def _new(
         self, call: CallId, client: _Client, attempt: int, now_us: int, deadline_us: int, refusal: Refused | None
     ) -> Verdict:
-        crowded = call.number not in client.entries and len(client.entries) >= MOST_IDS
-        if crowded or call.number < client.refused_below:
+        if call.number not in client.entries and (len(client.entries) >= MOST_IDS or call.number < client.refused_below):
             client.refused_below = max(client.refused_below, call.number + 1)
             return Refused(f"its client has {MOST_IDS} open calls here", again=False)
         if refusal is None and deadline_us <= now_us:
@@ -351,7 +350,7 @@ class Ledger:
         """Forgets the answer; that there was one is remembered."""
         entry = self._known(call)
         if entry is not None:
-            entry.ending = Ending(Outcome.LOST, f"it ran, and its answer was kept for {KEPT_US // 60_000_000} minutes, or until others came")
+            entry.ending = Ending(Outcome.LOST, "it ran, and its answer was not kept longer")
         self._answer_bytes -= self._answers.pop(call)
         self._orders.append(Drop(call))
 

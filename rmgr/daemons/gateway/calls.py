@@ -28,6 +28,7 @@ from rmgr.daemons.service.metaserver import Metaserver
 from rmgr.errors import UNREADABLE_TEXT, NotFound, PermissionDenied, RmgrError, UsageError
 from rmgr.model.base.units import counted
 from rmgr.model.calls.interface import Interface
+from rmgr.model.calls.sent import LENGTHS, decode_interface
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
     CALLS,
@@ -111,25 +112,31 @@ class Calls:
         interface = self._find(ask.function, ask.function_version)
         if interface is None:
             return None
-        if ask.interface and ask.interface != interface.digest:
-            why = f"{interface.id} has another interface now"
+        if ask.interface and ask.interface.hex() != interface.digest:
+            why = f"{interface.key} has another interface now"
             return pb.NoneNow(kind=pb.NoneNow.CHANGED, reason=why)
         return self._wanted(caller, interface, ask.sizes)
 
     def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
-        if interface.users and caller.user not in interface.users and not caller.is_operator():
-            raise PermissionDenied(
-                f"{interface.id} is for {', '.join(interface.users)}, not for {caller.user or 'nobody in particular'}",
-                hint="ask who runs its server: `users` of the function",
-            )
+        allowed = self._users(interface.key)
+        if allowed is not None and caller.user not in allowed and not caller.is_operator():
+            who = caller.user or "nobody in particular"
+            raise PermissionDenied(f"{interface.key} is not for {who}", hint="ask who runs its servers: `users` of the function")
         try:
             known = json.loads(sizes or "{}")
         except UNREADABLE_TEXT:
             known = None
-        if not isinstance(known, dict):
-            raise UsageError(f"the sizes of a call of {interface.id} cannot be read")
-        cost = interface.cost(known)
-        return Wanted(interface.id, cost.operations, cost.bytes)
+        if not isinstance(known, dict) or not all(type(value) in (int, float) for value in known.values()):
+            raise UsageError(f"the sizes of a call of {interface.key} cannot be read")
+        lengths = known.pop(LENGTHS, 0)
+        cost = interface.cost(known, lengths=max(0, int(lengths)) if math.isfinite(lengths) else 0)
+        return Wanted(interface.key, cost.operations, cost.bytes)
+
+    def _users(self, key: str) -> frozenset[str] | None:
+        """Who may call it, None = everybody: a call may come to any of its servers, so all that name somebody must name the caller."""
+        found = self._offered().get(key)
+        named = [users for link in found[1] if (users := link.users.get(key))] if found is not None else []
+        return frozenset.intersection(*named) if named else None
 
     def offers(self, wanted: Wanted, link: ServerLink) -> bool:
         """See `relay.Choosing`."""
@@ -147,9 +154,10 @@ class Calls:
                 names.add(name)
                 if request.name in ("", name) and all(view.interface != text for view in views):
                     views.append(pb.FunctionView(interface=text, odd=interface if isinstance(interface, str) else ""))
-        offered = {interface.text: links for interface, links in self._offered().values()}
+        offered = {interface.digest: links for interface, links in self._offered().values()}
         for view in views:
-            holders = offered.get(view.interface, ())
+            interface = self._read(view.interface)
+            holders = offered.get(interface.digest, ()) if isinstance(interface, Interface) else ()
             view.servers.extend(link.name for link in holders)
             if not holders and not view.odd:
                 view.odd = "more servers offer another interface under this name and version"
@@ -170,7 +178,7 @@ class Calls:
             for text in link.functions:
                 interface = self._read(text)
                 if isinstance(interface, Interface):
-                    found.setdefault(interface.id, {}).setdefault(text, []).append(link)
+                    found.setdefault(interface.key, {}).setdefault(text, []).append(link)
         offered = {}
         for name, interfaces in found.items():
             text, links = max(interfaces.items(), key=lambda item: len(item[1]))
@@ -183,7 +191,7 @@ class Calls:
         known = self._interfaces.get(text)
         if known is None:
             try:
-                known = Interface.from_text(text)
+                known = decode_interface(text)
             except UsageError as error:
                 known = error.message
             if len(self._interfaces) > _MOST_INTERFACES:
