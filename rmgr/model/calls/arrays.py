@@ -1,0 +1,186 @@
+"""Values of a call as bytes, one after another: arrays, int, float, str, bytes. No value is pickled, and none is copied but into order.
+
+```
+"RMGA" 0 0 0 1 | length of the header, 4 bytes little-endian | header, MessagePack | zeros to 64 | value | zeros to 64 | value ...
+header: [[type, shape, order, bytes], ...]     type: int64 text, "" shape of a scalar; order "C" or "F"
+```
+
+Each value begins at a multiple of 64, so that a mapped file gives aligned arrays without a copy. Whoever reads one trusts nothing in it:
+every length is compared with what is there before anything is made.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from rmgr.errors import UsageError, ValueTooLarge
+from rmgr.model.calls.interface import ITEM_BYTES, MOST_ARGUMENTS, MOST_DIMENSIONS, SCALARS
+from rmgr.model.wire.decoders import msgpack_decoder
+from rmgr.model.wire.stream import UNREADABLE
+
+#: Of one message of a transfer; of all values together unless a server says otherwise.
+PIECE_BYTES, MAX_BYTES = 1 << 20, 1 << 30
+MAGIC, ALIGNED, MAX_HEADER = b"RMGA\0\0\0\x01", 64, 16 * 1024
+_BEGIN = len(MAGIC) + 4
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class ArraysError(ValueError):
+    """What was received is no encoding of values."""
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One value in the header. type: of an element, or of `SCALARS`."""
+
+    type: str
+    shape: tuple[int, ...]
+    order: str
+    bytes: int
+
+
+def numpy_of(what: str) -> Any:
+    """The module numpy. Raises: UsageError where it is not installed."""
+    try:
+        import numpy as np
+    except ImportError:
+        raise UsageError(f"{what} needs numpy, which is not installed here", hint="pip install 'rmgr[calls]'") from None
+    return np
+
+
+def encode(values: Sequence[Any], *, max_bytes: int = MAX_BYTES) -> list[Buffer]:
+    """Values as buffers that follow each other; arrays are views of their memory, which must stay as it is until they are sent.
+
+    Args:
+        values: int (64 bits), float, str, bytes, or arrays of numpy of the types of `ITEM_BYTES`, native byte order, C or F contiguous.
+    Raises: ValueTooLarge above `max_bytes`; UsageError for another value. Cost: O(values).
+    """
+    items: list[Item] = []
+    bodies: list[Buffer] = []
+    for value in values:
+        item, body = _encoded(value)
+        items.append(item)
+        bodies.append(body)
+    header = msgspec.msgpack.encode(items)
+    if len(items) > MOST_ARGUMENTS or len(header) > MAX_HEADER:
+        raise UsageError(f"{len(items)} values: at most {MOST_ARGUMENTS} travel together")
+    parts: list[Buffer] = [MAGIC + len(header).to_bytes(4, "little") + header]
+    size = len(parts[0])
+    for body in bodies:
+        parts += [bytes(-size % ALIGNED), body]
+        size += -size % ALIGNED + len(body)
+    if size > max_bytes:
+        raise ValueTooLarge(f"arguments or answer of a call have {size} bytes, {max_bytes} are allowed", hint="max_bytes of the server")
+    return [part for part in parts if len(part)]
+
+
+def pieces(parts: Iterable[Buffer]) -> Iterator[bytes]:
+    """The same bytes, 1 MiB at a time. Cost: one copy, a piece at a time."""
+    piece = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            taken = min(PIECE_BYTES - len(piece), len(view))
+            piece += view[:taken]
+            view = view[taken:]
+            if len(piece) == PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def header_of(data: Buffer, *, max_bytes: int = MAX_BYTES) -> tuple[tuple[Item, ...], int]:
+    """What the values are, checked, and how many bytes all have together; the first 16 KiB are enough. Needs no numpy.
+
+    Raises: ArraysError for what is no header, or one that announces more than `max_bytes`.
+    """
+    view = memoryview(data)
+    length = int.from_bytes(view[len(MAGIC) : _BEGIN], "little")
+    if bytes(view[: len(MAGIC)]) != MAGIC or length > MAX_HEADER or len(view) < _BEGIN + length:
+        raise ArraysError("it does not begin as values do")
+    try:
+        items = tuple(msgpack_decoder(list[Item]).decode(view[_BEGIN : _BEGIN + length]))
+    except UNREADABLE as error:
+        raise ArraysError(f"its header does not decode: {str(error)[:200]}") from error
+    size = _BEGIN + length
+    if len(items) > MOST_ARGUMENTS:
+        raise ArraysError(f"it has {len(items)} values, {MOST_ARGUMENTS} are the most")
+    for item in items:
+        _check(item)
+        size += -size % ALIGNED + item.bytes
+        if size > max_bytes:
+            raise ArraysError(f"it announces more than {max_bytes} bytes")
+    return items, size
+
+
+def decode(data: Buffer, *, max_bytes: int = MAX_BYTES) -> list[Any]:
+    """The values. Arrays are views of `data`, which may be a mapped file; where that is read-only, so are they.
+
+    Raises: ArraysError for anything that `encode` does not make; UsageError without numpy, if there are arrays. Cost: O(values).
+    """
+    view = memoryview(data)
+    items, size = header_of(view[: _BEGIN + MAX_HEADER], max_bytes=max_bytes)
+    if len(view) != size:
+        raise ArraysError(f"it has {len(view)} bytes and announces {size}")
+    at = _BEGIN + int.from_bytes(view[len(MAGIC) : _BEGIN], "little")
+    values: list[Any] = []
+    for item in items:
+        at += -at % ALIGNED
+        values.append(_decoded(item, view[at : at + item.bytes]))
+        at += item.bytes
+    return values
+
+
+def _encoded(value: Any) -> tuple[Item, Buffer]:
+    if isinstance(value, str | bytes):
+        body = value.encode() if isinstance(value, str) else value
+        return Item(type(value).__name__, (), "C", len(body)), body
+    if type(value) in (int, float):
+        try:
+            return Item(type(value).__name__, (), "C", 8), struct.pack("<q" if type(value) is int else "<d", value)
+        except struct.error:
+            raise UsageError(f"{value} does not fit into 64 bits") from None
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if str(dtype) not in ITEM_BYTES or shape is None or len(shape) > MOST_DIMENSIONS:
+        raise UsageError(f"{type(value).__name__} of {dtype} cannot travel", hint=f"types: {', '.join((*SCALARS, *ITEM_BYTES))}")
+    order = "C" if value.flags.c_contiguous else "F"
+    row = (value if order == "C" else value.T).reshape(-1)  # a view: it is contiguous
+    return Item(str(dtype), tuple(shape), order, value.nbytes), memoryview(row.view("uint8")) if value.size else b""
+
+
+def _check(item: Item) -> None:
+    if item.type in SCALARS:
+        if item.shape or item.order != "C" or item.bytes < 0 or (item.type in ("int", "float") and item.bytes != 8):
+            raise ArraysError(f"a value of type {item.type} has shape {item.shape} and {item.bytes} bytes")
+        return
+    if item.type not in ITEM_BYTES or item.order not in ("C", "F") or len(item.shape) > MOST_DIMENSIONS:
+        raise ArraysError(f"no array has type {item.type:.40}, order {item.order:.40} and {len(item.shape)} dimensions")
+    if any(not 0 <= length < 1 << 48 for length in item.shape) or math.prod(item.shape) * ITEM_BYTES[item.type] != item.bytes:
+        raise ArraysError(f"an array of {item.type} and shape {item.shape} has not {item.bytes} bytes")
+
+
+def _decoded(item: Item, body: memoryview) -> Any:
+    match item.type:
+        case "bytes":
+            return bytes(body)
+        case "str":
+            try:
+                return str(body, "utf-8")
+            except UnicodeDecodeError:
+                raise ArraysError("a text is no UTF-8") from None
+        case "int" | "float":
+            return struct.unpack("<q" if item.type == "int" else "<d", body)[0]
+    np = numpy_of("a call with arrays")
+    if item.type == "bool" and item.bytes and int(np.frombuffer(body, "uint8").max()) > 1:
+        raise ArraysError("an array of bool has bytes that are neither 0 nor 1")
+    array = np.frombuffer(body, np.dtype(item.type).newbyteorder("<")) if item.bytes else np.empty(0, item.type)
+    try:
+        return array.reshape(item.shape, order=item.order)
+    except ValueError as error:  # a shape with 0 in it that numpy has no room for
+        raise ArraysError(f"no array has shape {item.shape}: {error}") from None

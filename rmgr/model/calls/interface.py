@@ -1,0 +1,350 @@
+"""Interfaces of functions that servers offer: `[[function]]` in TOML, checked key by key; the same tables travel.
+
+```toml
+[[function]]
+name = "linsolve"
+version = 1
+call = "solvers:linsolve"                # the server's own affair, as time, memory and users
+arguments = ["in A float64[n,n]", "in b float64[n]", "out x float64[n]"]
+operations = "2/3*n**3 + 2*n**2"         # how much computing; 0 = unknown
+bytes = "8*n**2 + 16*n"                  # both ways together; default: what the shapes say
+idempotent = true                        # it may run twice
+time = "10m"                             # of one call, default: its caller's
+memory = "2G"
+users = ["ana"]                          # default: all
+```
+
+An argument is `in`, `out` or `inout`, a name, and a type: int, float, str, bytes, or a type of numbers with its shape. Each dimension is a
+name, a number, or an expression. A name is a size; a dimension or scalar of an input binds it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from rmgr.errors import UNREADABLE_TEXT, ConfigError, NotFound, RmgrError, UsageError
+from rmgr.model.base.units import parse_duration_us, parse_size
+from rmgr.model.calls.expressions import LARGEST, MOST_CHARACTERS, Expression, ExpressionError, Number, parse
+
+#: dtype -> bytes of an element. Little-endian on the wire.
+ITEM_BYTES = {
+    "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+SCALARS = ("int", "float", "str", "bytes")
+MOST_ARGUMENTS, MOST_DIMENSIONS, MOST_FUNCTIONS = 64, 8, 1000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
+_ARGUMENT = re.compile(r"(in|out|inout)\s+([A-Za-z_]\w{0,63})\s+([a-z]\w*)\s*(?:\[([^\]]*)\])?", re.ASCII)
+_HOW = 'arguments look like "in A float64[n,n]", "inout b float64[n]", "in k int", "out text str"'
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """shape: None of a scalar (`SCALARS`); () of an array of one element."""
+
+    direction: Literal["in", "out", "inout"]
+    name: str
+    type: str
+    shape: tuple[Expression, ...] | None
+
+    @property
+    def is_input(self) -> bool:
+        return self.direction != "out"
+
+    @property
+    def is_output(self) -> bool:
+        return self.direction != "in"
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.name} {self.typed}"
+
+    @property
+    def typed(self) -> str:
+        """`float64[n,n]`."""
+        return self.type if self.shape is None else f"{self.type}[{','.join(dimension.text for dimension in self.shape)}]"
+
+    def size_bytes(self, sizes: Mapping[str, Number]) -> int:
+        """Of one transfer; of str and bytes 0. Raises: UsageError for sizes that give none."""
+        if self.shape is None:
+            return 8 if self.type in ("int", "float") else 0
+        size = ITEM_BYTES[self.type]
+        for dimension in self.shape:
+            size *= dimension.cost(sizes)
+        return size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """What clients, gateways and servers agree on. bytes: None = what the shapes say."""
+
+    name: str
+    version: int
+    arguments: tuple[Argument, ...]
+    operations: Expression
+    bytes: Expression | None = None
+    idempotent: bool = False
+
+    @property
+    def key(self) -> str:
+        """`linsolve@1`."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        return tuple(one for one in self.arguments if one.is_input)
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        return tuple(one for one in self.arguments if one.is_output)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names that arguments bind, in order."""
+        return tuple(dict.fromkeys(name for one in self.inputs for name in _bound_by(one)))
+
+    def cost(self, sizes: Mapping[str, Number], lengths: int = 0) -> Cost:
+        """Of one call. lengths: bytes of its str and bytes inputs. Raises: UsageError for a missing size, or a cost that is none."""
+        missing = next((name for name in self.sizes if name not in sizes), None)
+        if missing is not None:
+            raise UsageError(f"{self.key} needs the size {missing}", hint=f"sizes: {', '.join(self.sizes)}")
+        if self.bytes is not None:
+            return Cost(self.operations.cost(sizes), self.bytes.cost(sizes))
+        ways = lengths + sum(one.size_bytes(sizes) * (one.is_input + one.is_output) for one in self.arguments)
+        if ways > LARGEST:
+            raise UsageError(f"arguments of {self.key} have {ways:.3g} bytes: a cost cannot be above 1e18")
+        return Cost(self.operations.cost(sizes), ways)
+
+    def table(self) -> dict[str, Any]:
+        """As TOML or JSON have it; `interface_of` reads it."""
+        table: dict[str, Any] = {"name": self.name, "version": self.version, "arguments": [str(one) for one in self.arguments]}
+        table |= {"operations": self.operations.text, "idempotent": self.idempotent}
+        return table | ({} if self.bytes is None else {"bytes": self.bytes.text})
+
+    @property
+    def digest(self) -> str:
+        """The same for the same interface, however it is spaced. Two of one name and version that differ are odd: they are not mixed."""
+        return hashlib.sha256(repr(sorted(self.table().items())).encode()).hexdigest()
+
+
+class Cost(NamedTuple):
+    """Of one call: operations, and bytes both ways."""
+
+    operations: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """What a server runs. call: "module:callable". time_us, memory_bytes: 0 = no limit of its own. users: () = all."""
+
+    interface: Interface
+    call: str
+    time_us: int = 0
+    memory_bytes: int = 0
+    users: tuple[str, ...] = ()
+
+
+def read_functions(text: str, file: str) -> tuple[Function, ...]:
+    """The functions of a TOML text. Raises: ConfigError naming file, line, column, and what is expected. Cost: O(length)."""
+    try:
+        document = tomllib.loads(text)
+    except UNREADABLE_TEXT as error:
+        raise ConfigError(f"{file} is no TOML: {error}") from error
+    tables = document.pop("function", [])
+    if document:
+        raise ConfigError(f"{file}: nothing is called {next(iter(document))!r:.80} here", hint="it has [[function]] tables alone")
+    if not isinstance(tables, list) or not tables or len(tables) > MOST_FUNCTIONS:
+        raise ConfigError(f"{file} has no [[function]] tables, or more than {MOST_FUNCTIONS}")
+    functions: list[Function] = []
+    for number, table in enumerate(tables):
+        try:
+            functions.append(_function(table))
+            twice = next((one for one in functions[:-1] if one.interface.key == functions[-1].interface.key), None)
+            if twice is not None:
+                raise _Wrong("version", f"{twice.interface.key} is there twice")
+        except _Wrong as wrong:
+            line, column = _place(text, number, wrong)
+            raise ConfigError(f"{file}, line {line}, column {column}: {wrong.message}", hint=wrong.hint) from None
+    return tuple(functions)
+
+
+def interface_of(table: object, where: str) -> Interface:
+    """The interface of a table that a peer sent. Raises: ConfigError, which begins with `where`."""
+    try:
+        return _interface(table, _SENT)
+    except _Wrong as wrong:
+        raise ConfigError(f"{where}: {wrong.message}", hint=wrong.hint) from None
+
+
+def named(name: str, known: Iterable[Interface]) -> Interface:
+    """`linsolve`: its highest version; `linsolve@1`. Raises: NotFound, with the nearest name."""
+    by_name: dict[str, Interface] = {}
+    for one in sorted(known, key=lambda one: (one.version, one.digest)):
+        by_name[one.key] = by_name[one.name] = one
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name[:64], by_name, 1)
+    names = sorted({one.name for one in by_name.values()})
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise NotFound(f"no server offers a function {name[:80]!r}{meant}", hint=f"rmgr functions; known: {', '.join(names) or 'none'}")
+
+
+def function_line(interface: Interface, servers: Sequence[str]) -> str:
+    """As `rmgr functions` prints it."""
+    idempotent = "  idempotent" if interface.idempotent else ""
+    cost = f"{interface.operations.text} operations{idempotent}"
+    return f"{interface.name} {interface.version}  {', '.join(map(str, interface.arguments))}  {cost}  {' '.join(servers)}".rstrip()
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------------------
+
+_SENT = ("name", "version", "arguments", "operations", "bytes", "idempotent")
+_OWN = ("call", "time", "memory", "users")
+
+
+class _Wrong(Exception):
+    """key: of the table. text, offset: the value that is wrong, and where in it."""
+
+    def __init__(self, key: str, message: str, *, hint: str = "", text: str = "", offset: int = 0) -> None:
+        super().__init__(message)
+        self.key, self.message, self.hint, self.text, self.offset = key, message, hint, text, offset
+
+
+def _function(table: object) -> Function:
+    interface = _interface(table, (*_SENT, *_OWN))
+    assert isinstance(table, dict)
+    call, users = _text(table, "call", ""), table.get("users", [])
+    if not _CALL.fullmatch(call):
+        raise _Wrong("call", f"call is {call!r:.80}", hint='call = "module:callable" is needed', text=call)
+    if not isinstance(users, list) or not all(isinstance(user, str) and user for user in users):
+        raise _Wrong("users", "users is a list of names")
+    time_us, memory_bytes = (_measured(table, key, read) for key, read in (("time", parse_duration_us), ("memory", parse_size)))
+    return Function(interface=interface, call=call, time_us=time_us, memory_bytes=memory_bytes, users=tuple(users))
+
+
+def _measured(table: Mapping[str, Any], key: str, read: Any) -> int:
+    text = _text(table, key, "0")
+    try:
+        return int(read(text))
+    except RmgrError as error:
+        raise _Wrong(key, error.message, hint=error.hint, text=text) from None
+
+
+def _interface(table: object, keys: Sequence[str]) -> Interface:
+    if not isinstance(table, dict):
+        raise _Wrong("", "a table is expected")
+    strange = next((str(key) for key in table if key not in keys), None)
+    if strange is not None:
+        near = difflib.get_close_matches(strange[:64], keys, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
+        raise _Wrong(strange, f"a function has no {strange!r:.80}", hint=hint)
+    name, version, idempotent = _text(table, "name", ""), table.get("version", 1), table.get("idempotent", False)
+    if not _NAME.fullmatch(name):
+        raise _Wrong("name", f"{name!r:.80} cannot be the name of a function", hint="at most 64 letters, digits and '_'", text=name)
+    if type(version) is not int or not 1 <= version <= 1_000_000:
+        raise _Wrong("version", f"version is {version!r:.40}", hint="a whole number from 1 on is expected")
+    if not isinstance(idempotent, bool):
+        raise _Wrong("idempotent", f"idempotent is {idempotent!r:.40}", hint="true or false")
+    written = table.get("arguments", [])
+    if not isinstance(written, list) or len(written) > MOST_ARGUMENTS or not all(isinstance(one, str) for one in written):
+        raise _Wrong("arguments", f"arguments is a list of at most {MOST_ARGUMENTS} texts", hint=_HOW)
+    arguments = tuple(_argument(one) for one in written)
+    twice = next((one.name for at, one in enumerate(arguments) if one.name in {other.name for other in arguments[:at]}), None)
+    if twice is not None:
+        raise _Wrong("arguments", f"two arguments are called {twice}")
+    operations = _expression(table, "operations", "0")
+    size = _expression(table, "bytes", "0") if "bytes" in table else None
+    interface = Interface(
+        name=name, version=version, arguments=arguments, operations=operations, bytes=size, idempotent=idempotent
+    )
+    bound = set(interface.sizes)
+    for one, text in zip(arguments, written, strict=True):
+        for dimension in one.shape or ():
+            _check_bound(dimension, bound, "arguments", text)
+    _check_bound(operations, bound, "operations", _text(table, "operations", ""))
+    if size is not None:
+        _check_bound(size, bound, "bytes", _text(table, "bytes", ""))
+    return interface
+
+
+def _argument(text: str) -> Argument:
+    found = _ARGUMENT.fullmatch(text.strip())
+    if found is None:
+        raise _Wrong("arguments", f"{text!r:.80} is no argument", hint=_HOW, text=text)
+    direction, name, kind, inside = found.groups()
+    at = text.index(text.strip())
+    if inside is None and kind in SCALARS:
+        return Argument(direction, name, kind, None)  # type: ignore[arg-type]  # the pattern has these three
+    if kind not in ITEM_BYTES:
+        types = ", ".join((*SCALARS, *ITEM_BYTES))
+        raise _Wrong("arguments", f"{kind} is no type of {name}", hint=types, text=text, offset=at + found.start(3))
+    if inside is None:
+        hint = f"{kind}[n], or {kind}[] of one element"
+        raise _Wrong("arguments", f"{kind} is no array without its shape", hint=hint, text=text, offset=at + found.start(3))
+    shape: list[Expression] = []
+    offset = at + found.start(4)
+    for part in inside.split(",") if inside.strip() else ():
+        try:
+            shape.append(parse(part))
+        except ExpressionError as error:
+            raise _Wrong("arguments", error.message, hint=error.hint, text=text, offset=offset + error.column - 1) from None
+        offset += len(part) + 1
+    if len(shape) > MOST_DIMENSIONS:
+        raise _Wrong("arguments", f"{name} has more than {MOST_DIMENSIONS} dimensions", text=text)
+    return Argument(direction, name, kind, tuple(shape))  # type: ignore[arg-type]
+
+
+def _bound_by(argument: Argument) -> tuple[str, ...]:
+    """Sizes that a value of it tells."""
+    if argument.shape is None:
+        return (argument.name,) if argument.type in ("int", "float") else ()
+    return tuple(dimension.text for dimension in argument.shape if (dimension.text,) == dimension.names)
+
+
+def _check_bound(expression: Expression, bound: set[str], key: str, text: str) -> None:
+    free = next((name for name in expression.names if name not in bound), None)
+    if free is not None:
+        raise _Wrong(
+            key, f"nothing binds the size {free}", hint="a dimension or scalar of an input must: in A float64[n,n], in n int",
+            text=text, offset=max(text.find(free, text.find("[") + 1), 0),
+        )  # fmt: skip
+
+
+def _expression(table: Mapping[str, Any], key: str, default: str) -> Expression:
+    text = _text(table, key, default)
+    try:
+        return parse(text)
+    except ExpressionError as error:
+        raise _Wrong(key, f"{key}: {error.message}", hint=error.hint, text=text, offset=error.column - 1) from None
+
+
+def _text(table: Mapping[str, Any], key: str, default: str) -> str:
+    """A text, or a whole number as one."""
+    value = table.get(key, default)
+    if type(value) is int and key not in ("name", "call") and abs(value) < 10**MOST_CHARACTERS:
+        return str(value)
+    if not isinstance(value, str):
+        raise _Wrong(key, f"{key} is {value!r:.40}, a text is expected")
+    return value
+
+
+def _place(text: str, number: int, wrong: _Wrong) -> tuple[int, int]:
+    """Line and column of what is wrong in the table of this number, as near as its text can be found."""
+    lines = text.splitlines()
+    heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*[\"']?function[\"']?\s*\]\]", line)]
+    first = heads[number] if number < len(heads) else 0
+    end = heads[number + 1] if number + 1 < len(heads) else len(lines)
+    key = next((at for at in range(first, end) if re.match(rf"\s*[\"']?{re.escape(wrong.key)}[\"']?\s*=", lines[at])), first)
+    for at in range(key, end) if wrong.text else ():
+        begin = lines[key].find("=") + 1 if at == key else 0
+        column = lines[at].find(wrong.text, begin)
+        if column >= 0:
+            return at + 1, column + wrong.offset + 1
+    return key + 1, len(lines[key]) - len(lines[key].lstrip()) + 1 if lines else 1
