@@ -93,8 +93,8 @@ def test_a_function_that_raises_is_told_with_its_traceback(caller: Caller) -> No
 def test_a_call_ends_at_its_deadline_and_its_server_is_free_again(caller: Caller) -> None:
     began_s = time.monotonic()
     with pytest.raises(CallTimeout):
-        caller.call("nap", 60.0, timeout=3)
-    assert time.monotonic() - began_s < 30
+        caller.call("nap", 60.0, timeout=8)
+    assert time.monotonic() - began_s < 40
     assert caller.call("nap", 0.0, timeout=60) == 0.0
 
 
@@ -137,7 +137,7 @@ def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path
         (("call", "nap", "1", "2"), 2, "does not take 2"),
         (("call", "linsolve", "none.npy", "none.npy"), 2, "none.npy"),
         (("call", "fail", "luck"), 1, "no luck here"),
-        (("call", "nap", "60", "--timeout", "2s"), 6, "in time"),
+        (("call", "nap", "60", "--timeout", "8s"), 6, "in time"),
         (("servers", "s7"), 3, "s1, s2"),
     ],
 )
