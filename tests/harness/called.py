@@ -84,6 +84,13 @@ operations = "n"
 idempotent = true
 
 [[function]]
+name = "alices"
+call = "solvers:nap"
+arguments = ["in seconds float", "out slept float"]
+operations = "1"
+users = ["alice"]
+
+[[function]]
 name = "fail"
 call = "solvers:fail"
 arguments = ["in text str", "out n int"]
@@ -110,6 +117,7 @@ class Called:
         gateways: int = 1,
         servers: int = 2,
         gateway: Mapping[str, str] | None = None,
+        secured: bool = False,
     ) -> None:
         self.directory = directory
         self.executions_file = directory / "executions"
@@ -117,7 +125,7 @@ class Called:
         self.functions = directory / "functions.toml"
         self.functions.write_text(FUNCTIONS)
         self.gateway_variables = {"RMGR_SUBMITTER_REFRESH": "1s", **(gateway or {})}
-        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, heap_mb=128, secured=False, guest_of=zookeeper)
+        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, heap_mb=128, secured=secured, guest_of=zookeeper)
         self.cluster.start()
         for number in range(1, gateways + 1):
             self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
@@ -131,8 +139,12 @@ class Called:
         return self.cluster.start_server(name, options=options, environment={"EXECUTIONS": str(self.executions_file), **variables})
 
     @contextmanager
-    def caller(self) -> Iterator[Caller]:
-        made = Caller(load({"cluster": {"zk": self.cluster.state.zookeeper, "gateway": self.cluster.state.gateway}}, env={"HOME": "/"}))
+    def caller(self, bundle: Path | None = None) -> Iterator[Caller]:
+        """Who runs the cluster, or whose bundle it is."""
+        state, security = self.cluster.state, self.cluster.security
+        where = str(bundle or (security.owner if security is not None else ""))
+        sections = {"cluster": {"zk": state.zookeeper, "gateway": state.gateway}, "security": {"dir": where}}
+        made = Caller(load(sections, env={"HOME": "/"}))
         try:
             yield made
         finally:
