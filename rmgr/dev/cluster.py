@@ -87,6 +87,7 @@ class DevCluster:
         self.security = DevSecurity(self.directory / "security") if is_secured else None
         self._counts = (nodes, cores, watchdogs)
         self._servers = servers
+        self._gateways: dict[str, str] = {}
         self._starter_options = tuple(starter_options)
         self._environment = dict(environment or {})
         tick_ms = int(min(1000, session_timeout_s * 1000 / 4))
@@ -220,10 +221,11 @@ class DevCluster:
         return self._spawn("starter", name, [*arguments, *self._starter_options, *options], environment or {})
 
     def start_gateway(self, name: str = "g1", *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
-        """Starts a gateway, at the place where clients look for it; returns its pid."""
-        if not self.state.gateway:
-            self.state = replace(self.state, gateway=f"127.0.0.1:{free_port()}")
-        return self._spawn("submitter", name, ["--listen", self.state.gateway, *options], environment or {})
+        """Starts a gateway, at a place of its own where clients and servers look for it; returns its pid."""
+        if name not in self._gateways:
+            self._gateways[name] = f"127.0.0.1:{free_port()}"
+            self.state = replace(self.state, gateway=",".join(self._gateways.values()))
+        return self._spawn("submitter", name, ["--listen", self._gateways[name], *options], environment or {})
 
     def start_server(self, name: str, *, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> int:
         """Starts a server of calls that offers the shipped functions; returns its pid. It dials until the gateway is there."""

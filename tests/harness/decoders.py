@@ -38,6 +38,7 @@ from rmgr.daemons.starter.jobs import ranks as starter_ranks
 from rmgr.dev import keeper, record
 from rmgr.errors import ConfigError, DataLost, NotFound, PermissionDenied, UsageError, WrongCluster
 from rmgr.errors import Unavailable as Unreachable
+from rmgr.model.calls import arrays, interface
 from rmgr.model.cluster.node import Drain, InboxOrder, Meta, NodeRecord, StarterEntry, SubmitterEntry
 from rmgr.model.cluster.queue import ClusterSettings, PipelineSpec
 from rmgr.model.tasks.block import BlockData, KeyedPayload
@@ -408,6 +409,22 @@ DECODERS = (
             ("how a call ended", served.answer_of, served.Answer),
             ("which functions can be called", served.found_of, served.Found),
         )
+    ),
+    Decoder(
+        name="functions of a server",
+        module="model/calls/interface.py",
+        decode=_text(lambda text: interface.read_functions(text, "f.toml")),
+        raises=(ConfigError,),
+        form=Form.TOML,
+        sample=b'[[function]]\nname = "f"\ncall = "m:f"\narguments = ["in A float64[n,2*n]"]\noperations = "2/3*n**3 + log2(n)"\n',
+    ),
+    Decoder(
+        name="values of a call",
+        module="model/calls/arrays.py",
+        decode=arrays.decode,
+        raises=(arrays.ArraysError, UsageError),  # the latter where numpy is not installed
+        form=Form.BYTES,
+        sample=b"".join(arrays.encode([7, 2.5, "text", b"bytes"])),
     ),
     Decoder(
         name="scenario",

@@ -54,6 +54,7 @@ class Wanted:
     function: str
     operations: int
     bytes: int
+    took_s: float = 0.0  #: to understand it
 
 
 class Choosing(Protocol):

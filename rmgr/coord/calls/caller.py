@@ -28,7 +28,7 @@ from rmgr.errors import CallFailed, CallLost, CallTimeout, NoServer, RmgrError
 NONE_US = 10_000_000
 #: Between two looks for a free server; and between two gateways, doubled each time, after the first which is at once.
 PAUSE_US, FIRST_RETRY_US, LAST_RETRY_US = 500_000, 100_000, 1_000_000
-#: What a life gets less of: a tenth, at most so much.
+#: What a life gets less of: a quarter, at most so much.
 MARGIN_US = 2_000_000
 
 
@@ -303,7 +303,7 @@ def _ask(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:
     left_us = call.deadline_us - now_us
     asked = replace(call, stage=Stage.ASKED, attempt=call.attempt + 1)
     without = () if call.bound else (*call.refused, *call.full)
-    return asked, (Ask(asked.attempt, call.bound, without, left_us - min(MARGIN_US, left_us // 10)),)
+    return asked, (Ask(asked.attempt, call.bound, without, left_us - min(MARGIN_US, left_us // 4)),)
 
 
 def _again(call: Calling, now_us: int) -> tuple[Calling, tuple[Step, ...]]:

@@ -85,7 +85,7 @@ class Calls:
         self._leader: MetaserverClient | None = None
         self.is_degraded = False  #: no leader answers
         self._shunned_s = -math.inf  # when the leader did not answer
-        self._looked_s = 0.0  # how long the last look took
+        self._looked_s = self._linked_s = 0.0  # how long the last look at loads took, and at links
         self._interfaces: dict[bytes, Interface | str] = {}  # by canonical JSON; a text: why it is none
         self._stop = threading.Event()
         self._told: frozenset[tuple[str, int, str]] = frozenset()  # servers of the last report, with their states
@@ -108,6 +108,7 @@ class Calls:
 
     def understood(self, caller: Caller, ask: Any) -> Wanted | Any:
         """See `relay.Choosing`."""
+        began_s = machine.perf_counter()
         failpoint("calls.request")
         interface = self._find(ask.function, ask.function_version)
         if interface is None:
@@ -115,7 +116,7 @@ class Calls:
         if ask.interface and ask.interface.hex() != interface.digest:
             why = f"{interface.key} has another interface now"
             return pb.NoneNow(kind=pb.NoneNow.CHANGED, reason=why)
-        return self._wanted(caller, interface, ask.sizes)
+        return replace(self._wanted(caller, interface, ask.sizes), took_s=machine.perf_counter() - began_s)
 
     def _wanted(self, caller: Caller, interface: Interface, sizes: str) -> Wanted:
         allowed = self._users(interface.key)
@@ -271,11 +272,10 @@ class Calls:
         predicted = f"{found.computing_s:.3f} s + {found.transfer_s:.3f} s predicted"
         chosen = f"{found.policy}: {found.server}, {predicted}" if found.server else found.why
         took_us = round(took_s * 1e6)
-        measured_s = max((link.link.round_trip_s for link in links), default=0.0)
         steps = (
             ("monitor", self._looked_s * 1e6, f"load of {counted(len(links), 'server')}, {age_s:.1f} s old"),
-            ("links", measured_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
-            ("request", 0, f"{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
+            ("links", self._linked_s * 1e6, f"{rates or 'not measured'}, {link_age_s:.1f} s old"),
+            ("request", wanted.took_s * 1e6, f"{wanted.operations:,} operations, {wanted.bytes:,} bytes"),
             ("proxy", max(0, took_us - found.took_us), who),
             ("scheduler", found.took_us, chosen),
         )
@@ -334,13 +334,16 @@ class Calls:
         links = self.relay.links.all()
         for link in links:
             link.ask()
-            failpoint("calls.links")
-            link.probe(self._refresh_s)
+        failpoint("calls.monitor")
         while any(link.loaded_s < began_s and not link.ended for link in links) and machine.monotonic() - began_s < _LOAD_S:
             self._stop.wait(_POLL_S)
-        failpoint("calls.monitor")
-        self._report()
         self._looked_s = machine.monotonic() - began_s
+        failpoint("calls.links")
+        for link in links:
+            link.probe(self._refresh_s)
+        known_s = max((link.link.round_trip_s for link in links), default=0.0)
+        self._linked_s = machine.monotonic() - began_s - self._looked_s + known_s
+        self._report()
         for link in links:
             self._metrics.server(link.name, link.load, link.link.bytes_per_s, machine.monotonic() - link.loaded_s)
 

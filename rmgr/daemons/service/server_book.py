@@ -73,9 +73,10 @@ class _Word:
 class Life:
     """One process of a server.
 
-    Attributes: about: what was reported of it last. measured_us: when its newest load was. words: by gateway. sent_us: calls sent since
-    `measured_us`; sent_before: of those, the ones sent before that load came. odd: functions that it is not sent. unfit: what its report
-    has that nothing can be computed with. offered: functions that it is sent. stream, over, leaving: as the gateways say.
+    Attributes: about: what was reported of it last. measured_us: when its newest load was; refresh_us: of who measured that. words: by
+    gateway. sent_us: calls sent since `measured_us`; sent_before: of those, the ones sent before that load came. odd: functions that it is
+    not sent. unfit: what its report has that nothing can be computed with. offered: functions that it is sent. stream, over, leaving: as
+    the gateways say.
     """
 
     name: str
@@ -232,7 +233,7 @@ class ServerBook:
         one = lives.get(server.life)
         if one is None:
             one = lives[server.life] = Life(server.name, server.life, now_us, now_us, server)
-        one.refresh_us = report.refresh_us or REFRESH_US
+        refresh_us = report.refresh_us or REFRESH_US
         one.unfit = _unfit(server)
         if one.unfit:  # nothing of it gets into a formula, a log or a view
             server = replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
@@ -242,12 +243,12 @@ class ServerBook:
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it
             rate, round_trip_s, link_us = before.bytes_per_s, before.round_trip_s, before.link_us
         heard_us = now_us - server.heard_ago_us
-        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us, one.refresh_us)
+        one.words[report.gateway] = _Word(now_us, server.state, report.site, rate, round_trip_s, link_us, heard_us, refresh_us)
         if server.state in _STREAMS:
             one.seen_us = now_us
         measured_us = now_us - server.measured_ago_us
         if server.load is not None and (one.load is None or measured_us > one.measured_us):
-            one.load, one.measured_us = server.load, measured_us
+            one.load, one.measured_us, one.refresh_us = server.load, measured_us, refresh_us
             while one.sent_us and one.sent_us[0] <= measured_us:
                 one.sent_us.popleft()
             one.sent_before = len(one.sent_us)

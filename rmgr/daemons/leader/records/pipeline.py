@@ -62,6 +62,8 @@ def _served(settings: ClusterSettings, partition: str, *, find: Find | None = No
     spec = pipeline_of(settings, partition)
     try:
         document = spec.tables()
+        if partition == CALLS:
+            return Configuration(stages=(stage_for_calls(document, CALLS),), policies=(spec.name,))
         found = served(document, partition, find=find, make=make)
     except ConfigError as error:
         raise ConfigError(f"partition {partition}, policy {spec.name}: {error.message}", hint=error.hint) from error
@@ -76,9 +78,9 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
 
     Raises: ConfigError also for what the leader would not obey.
     """
-    spec = pipeline_of(settings, partition)
     if partition == CALLS:
-        return _checked_for_calls(spec)
+        return _served(settings, CALLS)
+    spec = pipeline_of(settings, partition)
     places = {queue.name: name for name, queues in settings.placed().items() for queue in queues}
     try:
         refuse_unobeyed(spec.tables(), partition, places)
@@ -111,14 +113,6 @@ def checked(settings: ClusterSettings, partition: str) -> Configuration:
                 hint=f"half_life = {shown(Kind.DURATION, its)}",
             )
     return found
-
-
-def _checked_for_calls(spec: PipelineSpec) -> Configuration:
-    try:
-        stage = stage_for_calls(spec.tables(), CALLS)
-    except ConfigError as error:
-        raise ConfigError(f"partition {CALLS}, policy {spec.name}: {error.message}", hint=error.hint) from error
-    return Configuration(stages=(stage,), policies=(spec.name,))
 
 
 def shares_time(policy: object) -> bool:

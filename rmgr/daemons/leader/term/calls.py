@@ -24,6 +24,7 @@ from rmgr.model.cluster.queue import ClusterSettings
 from rmgr.model.cluster.servers import CALLS, GatewayReport, Pick, PickRequest, ReportAnswer, ServersView
 from rmgr.model.views import FaultView, Level, PartView, PolicyView, StatusView
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 
 #: A leader that has just begun knows its settings after so long at most; until then nothing is picked.
 BEGINS_S = 0.8
@@ -124,6 +125,7 @@ class CallAnswering:
         """See `MetaserverAnswers`."""
         metaserver = self._metaserver()
         began_s = machine.perf_counter()
+        failpoint("calls.scheduler")
         found = metaserver.pick(asked)
         took_s = machine.perf_counter() - began_s
         if not asked.explain:

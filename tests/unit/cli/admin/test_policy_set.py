@@ -151,3 +151,60 @@ def test_a_class_with_the_name_of_a_queue_is_refused(cluster: Cluster, capsys: C
     assert run(["policy", "set", "easy"]) == 0
     cluster.settings = ClusterSettings(queues=(*Cluster().settings.queues, QueueSpec(name="d33")))
     assert run(["policy", "set", "connection_reservation"]) == 0
+
+
+# -- the partition of calls -------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_for_calls_is_set_shown_and_checked_in_the_partition_of_calls(cluster: Cluster, capsys: Captured) -> None:
+    assert run(["policy", "show", "--partition", "calls"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1] == ["(calls)", "calls", "call", "loth+l"]
+    assert run(["policy", "set", "loth+lt", "--partition", "calls", "--param", "performance=learnt"]) == 0
+    assert capsys.readouterr().out == "partition calls: loth+lt (performance=learnt) picks servers for calls\n"
+    assert [(found.partition, found.name) for found in cluster.settings.pipelines] == [("calls", "loth+lt")]
+    assert run(["policy", "set", "loth+lt", "--partition", "calls", "--param", "performance=learnt"]) == 0
+    assert (capsys.readouterr().out.endswith("already\n"), cluster.writes) == (True, 1)
+    assert run(["policy", "show", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["calls"] == {"policy": "loth+lt", "parameters": {"performance": "learnt"}}
+    assert list(told["queues"]) == ["default", "batch"]
+    assert run(["policy", "check"]) == 0
+    assert capsys.readouterr().out == "default: fifo\nbatch: easy\n(calls): loth+lt\n"
+    assert run(["policy", "set", "fcfs"]) == 0  # of the place queues, as before
+    assert cluster.settings.pipeline("default") is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["easy", "--partition", "calls"], ["easy places jobs, it chooses no servers for calls", "for calls: rr, load, load+l, loth"]),
+        (["loth+l"], ["loth+l chooses servers for calls, it places no jobs", "rmgr policy set NAME --partition calls"]),
+        (["./mine.py", "--partition", "calls"], ["./mine.py", "files and plug-ins are for rmgr sim calls SCENARIO --policy ./mine.py"]),
+        (["classes.toml", "--partition", "calls"], ["classes.toml", "live calls have only rmgr's own"]),
+        (["my_plugin", "--partition", "calls"], ["my_plugin", "live calls have only rmgr's own"]),
+        (["loth+k", "--partition", "calls"], ["loth+k", "did you mean"]),
+        (["rr", "--partition", "calls", "--param", "add_load=true"], ["add_load"]),
+        (["load", "--partition", "call"], ["no partition", "did you mean 'calls'?"]),
+    ],
+)
+def test_what_cannot_pick_servers_is_refused_with_what_to_type(
+    cluster: Cluster, capsys: Captured, words: list[str], told: list[str]
+) -> None:
+    assert run(["policy", "set", *words]) in {2, 3}
+    error = capsys.readouterr().err
+    assert [word for word in told if word not in error] == [], error
+    assert cluster.writes == 0
+
+
+def test_a_queue_in_the_partition_of_calls_is_refused(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[queues.default]\n[queues.mine]\npartition = "calls"\n')
+    assert run(["config", "check", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}:2: partition calls is for calls of functions on servers" in error
+    assert 'partition = "default"' in error
+    file.write_text('[queues.default]\n[pipelines.calls]\npolicy = "loth"\n')
+    assert run(["config", "check", str(file)]) == 0
+    file.write_text('[queues.default]\n[pipelines.calls]\npolicy = "easy"\n')
+    assert run(["config", "check", str(file)]) == 2
+    assert "easy places jobs, it chooses no servers for calls" in capsys.readouterr().err

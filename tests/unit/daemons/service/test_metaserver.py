@@ -308,6 +308,36 @@ def test_a_report_that_nothing_can_be_computed_with_makes_its_server_odd(field_:
     assert field_ in world.server("s1").why
 
 
+# -- lives, for gateways ----------------------------------------------------------------------------------------------------------
+
+
+def heard(world: World, *servers: ServerReport, gateway: str = G) -> list[tuple[str, float, bool]]:
+    """What the answer to a report tells of the lives that it names: name, seconds since it was heard, whether it is over."""
+    report = GatewayReport(gateway=gateway, servers=servers, refresh_us=10 * S)
+    return [(life.name, life.heard_ago_us / S, life.over) for life in world.meta.report(report).lives]
+
+
+def test_a_gateway_is_told_how_others_hear_the_servers_that_it_has_lost() -> None:
+    world = World()
+    assert heard(world, server("s1")) == []
+    assert heard(world, server("s1", state="away", heard_ago_us=5 * S), gateway=H) == [("s1", 0.0, False)]
+    world.wait(11)  # G has not told that its stream broke, and its next report is not late yet
+    assert heard(world, server("s1", state="away", heard_ago_us=16 * S), gateway=H) == [("s1", 0.0, False)]
+    world.wait(5)  # now it is
+    assert heard(world, server("s1", state="away", heard_ago_us=21 * S), gateway=H) == [("s1", 16.0, False)]
+
+
+def test_a_life_is_over_when_one_gateway_says_so_or_none_has_heard_it_for_a_minute() -> None:
+    world = World()
+    heard(world, server("s1"), server("s2"))
+    assert heard(world, server("s1", state="closed"), gateway=H) == [("s1", 0.0, True)]
+    assert heard(world, server("s1"), server("s2"))[0] == ("s1", 0.0, True)  # whoever hears it all the same
+    world.wait(100)
+    assert heard(world, server("s2", state="away", heard_ago_us=100 * S), gateway=H) == [("s2", 100.0, False)]  # G may hear it
+    assert ("s2", 100.0, True) in heard(world, server("s2", state="away", heard_ago_us=99 * S))
+    assert world.server("s2").state == "closed"
+
+
 # -- the seven policies on random tables ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,172 @@
+"""A cluster with a gateway and servers of calls, whose functions note each execution in a file outside of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rmgr.client.calls import Caller
+from rmgr.config import load
+from rmgr.dev.cluster import DevCluster
+from rmgr.dev.zookeeper import ZooKeeperServer
+from tests.harness.waiting import eventually
+
+#: What the servers run. `note` writes a line an execution: the function, the call, the life.
+SOLVERS = '''
+import os, time
+
+def note(name):
+    fd = os.open(os.environ["EXECUTIONS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{name} {os.environ['RMGR_CALL_ID']} {os.environ['RMGR_SERVER_LIFE']}\\n".encode())
+    os.close(fd)
+
+def nap(seconds):
+    note("nap")
+    time.sleep(seconds)
+    return seconds
+
+def again(seconds):
+    note("again")
+    time.sleep(seconds)
+    return seconds
+
+def wait_for(path):
+    note("wait_for")
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return 1
+
+def twice(x):
+    x *= 2
+    return x
+
+def both(x):
+    return x + 1, float(x.sum())
+
+def fail(text):
+    raise ValueError(f"no {text} here")
+'''
+FUNCTIONS = """
+[[function]]
+name = "nap"
+call = "solvers:nap"
+arguments = ["in seconds float", "out slept float"]
+operations = "1000000"
+
+[[function]]
+name = "again"
+call = "solvers:again"
+arguments = ["in seconds float", "out slept float"]
+operations = "1000000"
+idempotent = true
+
+[[function]]
+name = "wait_for"
+call = "solvers:wait_for"
+arguments = ["in path str", "out n int"]
+operations = "1000000"
+
+[[function]]
+name = "twice"
+call = "solvers:twice"
+arguments = ["inout x float64[n]"]
+operations = "n"
+
+[[function]]
+name = "both"
+call = "solvers:both"
+arguments = ["in x float64[n]", "out y float64[n]", "out total float"]
+operations = "n"
+idempotent = true
+
+[[function]]
+name = "alices"
+call = "solvers:nap"
+arguments = ["in seconds float", "out slept float"]
+operations = "1"
+users = ["alice"]
+
+[[function]]
+name = "fail"
+call = "solvers:fail"
+arguments = ["in text str", "out n int"]
+operations = "1"
+
+[[function]]
+name = "linsolve"
+call = "rmgr.runner.python.shipped:linsolve"
+arguments = ["in A float64[n,n]", "in b float64[n]", "out x float64[n]"]
+operations = "2/3*n**3 + 2*n**2"
+idempotent = true
+"""
+
+
+class Called:
+    """A cluster for calls: WatchDogs, gateways g1.., servers s1.. of two slots; no Starter."""
+
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: ZooKeeperServer | None,
+        *,
+        watchdogs: int = 1,
+        gateways: int = 1,
+        servers: int = 2,
+        gateway: Mapping[str, str] | None = None,
+        secured: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.executions_file = directory / "executions"
+        (directory / "solvers.py").write_text(SOLVERS)
+        self.functions = directory / "functions.toml"
+        self.functions.write_text(FUNCTIONS)
+        self.gateway_variables = {"RMGR_SUBMITTER_REFRESH": "1s", **(gateway or {})}
+        self.cluster = DevCluster(directory / "cluster", nodes=0, watchdogs=watchdogs, heap_mb=128, secured=secured, guest_of=zookeeper)
+        self.cluster.start()
+        for number in range(1, gateways + 1):
+            self.cluster.start_gateway(f"g{number}", environment=self.gateway_variables)
+        for number in range(1, servers + 1):
+            self.start_server(f"s{number}")
+        with self.caller() as caller:
+            eventually(lambda: self.open_servers(caller) == servers, "all servers are known and open")
+
+    def start_server(self, name: str, **variables: str) -> int:
+        options = ["--functions", str(self.functions), "--slots", "2", "--speed", "100"]
+        return self.cluster.start_server(name, options=options, environment={"EXECUTIONS": str(self.executions_file), **variables})
+
+    @contextmanager
+    def caller(self, bundle: Path | None = None) -> Iterator[Caller]:
+        """Who runs the cluster, or whose bundle it is."""
+        state, security = self.cluster.state, self.cluster.security
+        where = str(bundle or (security.owner if security is not None else ""))
+        sections = {"cluster": {"zk": state.zookeeper, "gateway": state.gateway}, "security": {"dir": where}}
+        made = Caller(load(sections, env={"HOME": "/"}))
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @staticmethod
+    def open_servers(caller: Caller) -> int:
+        try:
+            return sum(server.state == "open" for server in caller.asked(lambda client: client.servers("")).servers)
+        except Exception:  # the gateway is starting
+            return -1
+
+    def executions(self, name: str = "") -> Counter[str]:
+        """How often each call was executed, by its id; of one function."""
+        if not self.executions_file.exists():
+            return Counter()
+        lines = [line.split() for line in self.executions_file.read_text().splitlines()]
+        return Counter(call for function, call, _ in lines if name in ("", function))
+
+    def environment(self) -> dict[str, Any]:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("RMGR_")}
+        return plain | self.cluster.environment()
+
+    def close(self) -> None:
+        self.cluster.stop(at_once=True)

@@ -1,0 +1,155 @@
+"""Calls from programs and from the shell: gateway, leader and two servers are real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rmgr.client.calls import Caller
+from rmgr.dev.zookeeper import ZooKeeperServer
+from rmgr.errors import CallFailed, CallTimeout, NotFound, UsageError
+from tests.harness.called import Called
+from tests.harness.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Called]:
+    made = Called(tmp_path_factory.mktemp("called"), zookeeper)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def caller(world: Called) -> Iterator[Caller]:
+    with world.caller() as made:
+        yield made
+
+
+def shell(world: Called, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rmgr.cli.main", *words]
+    return subprocess.run(command, env=world.environment(), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_arrays_go_to_a_server_and_its_answer_is_that_of_numpy(caller: Caller) -> None:
+    rng = np.random.default_rng(1)
+    matrix, right = rng.random((60, 60)), rng.random(60)
+    future = caller.call_async("linsolve", matrix, right)
+    assert np.allclose(future.result(120), np.linalg.solve(matrix, right))
+    assert future.server in {"s1", "s2"}
+    assert 0 < future.timing.ran <= future.timing.total
+    assert [step for step, *_ in future.timing.trace] == [1, 2, 3, 4, 5, 6]
+
+
+def test_several_outputs_are_a_tuple_and_inout_is_a_new_array(caller: Caller) -> None:
+    values = np.arange(4.0)
+    moved, total = caller.call("both", values)
+    assert (moved.tolist(), total) == ([1.0, 2.0, 3.0, 4.0], 6.0)
+    assert caller.call("twice", np.asfortranarray(values)).tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert values.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert caller.call("twice", [1, 2]).tolist() == [2.0, 4.0]  # cast safely
+
+
+def test_many_calls_at_once_run_once_each(world: Called, caller: Caller) -> None:
+    before = world.executions("nap")
+    futures = [caller.call_async("nap", 0.01) for _ in range(40)]
+    assert [future.result(120) for future in futures] == [0.01] * 40
+    counts = world.executions("nap") - before
+    assert (len(counts), set(counts.values())) == (40, {1})
+    assert {future.server for future in futures} == {"s1", "s2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("linsolv", (), "linsolve"),
+        ("linsolve", (np.eye(3),), "takes 2"),
+        ("linsolve", (np.eye(3), np.ones(4)), "n"),
+        ("linsolve", (np.eye(3), np.ones(3, dtype=complex)), "b"),
+        ("linsolve", (np.ones(3), np.ones(3)), "A"),
+        ("linsolve", (np.array([[object()]]), np.ones(1)), "A"),
+        ("nap", ("soon",), "seconds"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_sent(caller: Caller, name: str, arguments: tuple[object, ...], words: str) -> None:
+    with pytest.raises((UsageError, NotFound)) as refused:
+        caller.call(name, *arguments)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_a_function_that_raises_is_told_with_its_traceback(caller: Caller) -> None:
+    with pytest.raises(CallFailed, match="no luck here") as failed:
+        caller.call("fail", "luck")
+    assert "solvers.py" in str(failed.value)
+
+
+def test_a_call_ends_at_its_deadline_and_its_server_is_free_again(caller: Caller) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(CallTimeout):
+        caller.call("nap", 60.0, timeout=8)
+    assert time.monotonic() - began_s < 40
+    assert caller.call("nap", 0.0, timeout=60) == 0.0
+
+
+def test_a_cancelled_call_is_killed_on_its_server(world: Called, caller: Caller) -> None:
+    before = world.executions("wait_for")
+    future = caller.call_async("wait_for", str(world.directory / "never"))
+    eventually(lambda: world.executions("wait_for") - before, "it runs")
+    assert future.cancel()
+    with pytest.raises(CancelledError):
+        future.result(10)
+    eventually(lambda: all(s.running == 0 for s in caller.asked(lambda client: client.servers("")).servers), "nothing runs there any more")
+
+
+def test_the_shell_lists_calls_traces_and_explains(world: Called, tmp_path: Path) -> None:
+    np.save(tmp_path / "A.npy", np.diag([1.0, 2.0, 4.0]))
+    np.save(tmp_path / "b.npy", np.ones(3))
+    listed = shell(world, "functions", "linsolve")
+    assert listed.stdout.startswith("linsolve 1  in A float64[n,n], in b float64[n], out x float64[n]")
+    assert listed.stdout.rstrip().endswith("idempotent  s1 s2")
+    called = shell(world, "call", "linsolve", "A.npy", "b.npy", "-o", "x.npy", "--trace", cwd=tmp_path)
+    assert (called.returncode, called.stdout) == (0, ""), called.stderr
+    assert np.load(tmp_path / "x.npy").tolist() == [1.0, 0.5, 0.25]
+    names = [line.split()[:2] for line in called.stderr.splitlines()]
+    wanted = ["monitor", "links", "request", "proxy", "scheduler", "forward"]
+    assert names == [[str(at), name] for at, name in enumerate(wanted, 1)]
+    shown = json.loads(shell(world, "call", "nap", "0.5", "--json").stdout)
+    assert (shown["function"], shown["outputs"], len(shown["trace"])) == ("nap@1", {"slept": 0.5}, 6)
+    explained = json.loads(shell(world, "call", "--explain", "linsolve", "--n", "600", "--json").stdout)
+    assert [term["server"] for term in explained["terms"]] == ["s1", "s2"]
+    servers = json.loads(shell(world, "servers", "--json").stdout)
+    assert [(one["name"], one["state"], one["slots"]) for one in servers["servers"]] == [("s1", "open", 2), ("s2", "open", 2)]
+    assert servers["policy"] == "loth+l"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("call", "linsolv"), 3, "linsolve"),
+        (("call", "nap"), 2, "seconds"),
+        (("call", "nap", "1", "2"), 2, "does not take 2"),
+        (("call", "linsolve", "none.npy", "none.npy"), 2, "none.npy"),
+        (("call", "fail", "luck"), 1, "no luck here"),
+        (("call", "nap", "60", "--timeout", "8s"), 6, "in time"),
+        (("servers", "s7"), 3, "s1, s2"),
+    ],
+)
+def test_the_shell_says_what_is_wrong(world: Called, words: tuple[str, ...], code: int, told: str) -> None:
+    ended = shell(world, *words)
+    assert ended.returncode == code, ended.stderr
+    assert told in ended.stderr
+
+
+def test_a_policy_that_is_swapped_in_a_burst_loses_nothing(world: Called, caller: Caller) -> None:
+    futures = []
+    for policy in ("rr", "load+l", "loth", "adaptive", "loth+l"):
+        futures += [caller.call_async("nap", 0.0) for _ in range(8)]
+        assert shell(world, "policy", "set", policy, "--partition", "calls").returncode == 0
+    assert [future.result(120) for future in futures] == [0.0] * 40

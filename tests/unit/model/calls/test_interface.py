@@ -1,0 +1,141 @@
+"""Interfaces of functions: what a file says, where it is wrong, what a call costs, which of several is meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from rmgr.errors import ConfigError, NotFound, UsageError
+from rmgr.model.calls.interface import Interface, function_line, interface_of, named, read_functions
+
+SOLVERS = """\
+[[function]]
+name = "linsolve"
+call = "solvers:linsolve"
+arguments = ["in A float64[n,n]", "in b float64[n]", "out x float64[n]"]
+operations = "2/3*n**3 + 2*n**2"
+idempotent = true
+time = "10m"
+memory = "2G"
+users = ["ana"]
+
+[[function]]
+name = "scale"
+version = 3
+call = "pkg.mod:scale"
+arguments = [
+    "in k int", "inout b float32[2*k, m]",
+    "in text str", "out y complex128[]"]
+operations = 7
+bytes = "8*k"
+"""
+
+
+def changed(old: str, new: str) -> str:
+    assert SOLVERS.count(old) >= 1
+    return SOLVERS.replace(old, new, 1)
+
+
+def table(**fields: object) -> dict[str, object]:
+    return {"name": "f", "arguments": ["in A float64[n]"], "operations": "n", **fields}
+
+
+def test_a_file_of_functions() -> None:
+    linsolve, scale = read_functions(SOLVERS, "solvers.toml")
+    assert (linsolve.call, linsolve.time_us, linsolve.memory_bytes, linsolve.users) == ("solvers:linsolve", 600_000_000, 2 << 30, ("ana",))
+    assert (linsolve.interface.key, scale.interface.key, scale.interface.idempotent, scale.users) == ("linsolve@1", "scale@3", False, ())
+    assert [str(one) for one in scale.interface.outputs] == ["inout b float32[2*k,m]", "out y complex128[]"]
+    assert (linsolve.interface.sizes, scale.interface.sizes) == (("n",), ("k", "m"))
+
+
+def test_the_line_of_a_function() -> None:
+    (linsolve, _) = read_functions(SOLVERS, "f")
+    assert function_line(linsolve.interface, ["s1", "s2"]) == (
+        "linsolve 1  in A float64[n,n], in b float64[n], out x float64[n]  2/3*n**3 + 2*n**2 operations  idempotent  s1 s2"
+    )
+
+
+def test_costs_come_from_formulas_and_shapes() -> None:
+    linsolve, scale = (one.interface for one in read_functions(SOLVERS, "f"))
+    assert linsolve.cost({"n": 600}) == (144_720_000, 8 * (600 * 600 + 600 + 600))
+    assert scale.cost({"k": 5, "m": 2}, lengths=100) == (7, 40)
+    inout = interface_of(table(arguments=["inout b float32[n]", "in s str", "in k int"]), "x")
+    assert inout.cost({"n": 3, "k": 9}, lengths=5) == (3, 2 * 12 + 5 + 8)
+    with pytest.raises(UsageError, match="linsolve@1 needs the size n"):
+        linsolve.cost({})
+    with pytest.raises(UsageError, match="a cost cannot be above 1e18"):
+        interface_of(table(arguments=["in A float64[n,n]"]), "x").cost({"n": 10**17})
+
+
+def test_a_table_travels_and_its_digest_is_that_of_its_meaning() -> None:
+    linsolve, scale = (one.interface for one in read_functions(SOLVERS, "f"))
+    for one in (linsolve, scale):
+        assert interface_of(one.table(), "server s1") == one
+    spaced = read_functions(changed("2/3*n**3 + 2*n**2", " 2/3 * n ** 3+2*n**2"), "f")[0].interface
+    odd = read_functions(changed("in b float64[n]", "in b float32[n]"), "f")[0].interface
+    assert (spaced.digest == linsolve.digest, odd.digest == linsolve.digest, odd.key) == (True, False, linsolve.key)
+
+
+def test_the_highest_version_counts_unless_one_is_named() -> None:
+    old, new = (interface_of(table(version=version), "x") for version in (2, 10))
+    known = [new, old]
+    assert (named("f", known), named("f@2", known), named("f@10", known)) == (new, old, new)
+    for wrong, meant in (("f@3", "did you mean f@2"), ("linsovle", "did you mean linsolve"), ("zzz", "'zzz'")):
+        with pytest.raises(NotFound, match=meant):
+            named(wrong, [*known, read_functions(SOLVERS, "f")[0].interface])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "column", "why"),
+    [
+        ("out x float64[n]", "out x float64[q]", 4, 69, "nothing binds the size q"),
+        ("2/3*n**3", "2/3*p**3", 5, 19, "nothing binds the size p"),
+        ("2/3*n**3", "2/3*n.n", 5, 19, "n.n is not allowed"),
+        ("in b float64[n]", "in b float65[n]", 4, 41, "float65 is no type of b"),
+        ("in b float64[n]", "b float64[n]", 4, 36, "'b float64[n]' is no argument"),
+        ("in b float64[n]", "in A float64[n]", 4, 1, "two arguments are called A"),
+        ('name = "linsolve"', 'name = "lin solve"', 2, 9, "cannot be the name of a function"),
+        ('call = "solvers:linsolve"', 'call = "solvers.linsolve"', 3, 9, "call is 'solvers.linsolve'"),
+        ("idempotent = true", "idempotent = 1", 6, 1, "idempotent is 1"),
+        ("idempotent = true", "idempotentt = true", 6, 1, "a function has no 'idempotentt'"),
+        ('time = "10m"', 'time = "10x"', 7, 9, "'10x' is not a duration"),
+        ('memory = "2G"', "memory = true", 8, 1, "memory is True"),
+        ("version = 3", "version = 0", 13, 1, "version is 0"),
+        ('"in k int", "inout b float32[2*k, m]"', '"in k int", "inout b float32[2*k, k.m]"', 16, 39, "k.m is not allowed"),
+        ('name = "scale"', 'name = "linsolve"', 13, 1, ""),
+        ('"out y complex128[]"', '"out y complex128"', 17, 27, "complex128 is no array without its shape"),
+    ],
+)
+def test_what_is_wrong_is_told_with_file_line_and_column(old: str, new: str, line: int, column: int, why: str) -> None:
+    text = changed(old, new)
+    if not why:
+        text = text.replace("version = 3", "version = 1")
+        why = "linsolve@1 is there twice"
+    with pytest.raises(ConfigError) as caught:
+        read_functions(text, "solvers.toml")
+    assert caught.value.message.startswith(f"solvers.toml, line {line}, column {column}: ")
+    assert why in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = [", "is no TOML: "),
+        ("", "has no \\[\\[function\\]\\] tables"),
+        ("function = 3", "has no \\[\\[function\\]\\] tables"),
+        ("function = [3]", "line 1, column 1: a table is expected"),
+        ("[function]\nname='f'", "has no \\[\\[function\\]\\] tables"),
+        ("[[functions]]", "nothing is called 'functions' here"),
+        ("[[function]]\nname='f'\narguments=3", "line 3, column 1: arguments is a list"),
+        ("[[function]]\nname='f'\narguments=['in A float64[" + ",".join("n" * 9) + "]']", "more than 8 dimensions"),
+    ],
+)
+def test_what_is_no_file_of_functions(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        read_functions(text, "f.toml")
+
+
+def test_a_peer_sends_no_more_than_an_interface() -> None:
+    for wrong in (table(call="os:system"), table(arguments=["in A float64[n]"] * 65), [], table(operations="1" * 300), table(version=True)):
+        with pytest.raises(ConfigError, match=r"^server s1: "):
+            interface_of(wrong, "server s1")
+    assert isinstance(interface_of({"name": "f"}, "x"), Interface)
