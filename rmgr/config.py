@@ -134,6 +134,26 @@ class SubmitterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """A server of calls (section [server])."""
+
+    name: str = ""  #: default: the host name
+    site: str = ""  #: the network that it stands in
+    functions: str = ""  #: TOML of what it offers; empty = the shipped functions
+    slots: int = 0  #: calls that run at once; 0 = one for each processor
+    dial: str = ""  #: HOST:PORT[,HOST:PORT...] of gateways; empty = `[cluster] gateway`
+    speed: float = 0.0  #: million operations a second of one slot; 0 = measured once at the start
+    spool: str = ""  #: directory for arguments and answers; default: a directory of the user's cache
+    spool_cap_bytes: int = 4 * 1024 * 1024 * 1024  #: arguments and answers there
+    max_bytes: int = 1024 * 1024 * 1024  #: arguments, or answer, of one call
+    most_waiting: int = 100  #: calls that have no slot yet
+    per_user: int = 50  #: of one user
+    python: str = ""  #: interpreter of workers; default: this one
+    metrics: str = "127.0.0.1"  #: as a Starter's; 9740
+    stop_grace_s: float = 30.0  #: SIGTERM: how long calls that it has may take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
     """Identity of this process, and rights that daemons grant (section [security])."""
 
@@ -163,6 +183,7 @@ class Config:
     starter: StarterConfig = StarterConfig()
     watchdog: WatchdogConfig = WatchdogConfig()
     submitter: SubmitterConfig = SubmitterConfig()
+    server: ServerConfig = ServerConfig()
     security: SecurityConfig = SecurityConfig()
     log: LogConfig = LogConfig()
     source: str = ""  #: the file that was read, for `rmgr config show`
@@ -173,10 +194,13 @@ _SECTIONS: dict[str, type[Any]] = {
     "starter": StarterConfig,
     "watchdog": WatchdogConfig,
     "submitter": SubmitterConfig,
+    "server": ServerConfig,
     "security": SecurityConfig,
     "log": LogConfig,
 }
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+#: What a server of calls tells its functions.
+_NO_SETTING = "RMGR_SERVER_LIFE"
 _SHORT = {"RMGR_ZK": ("cluster", "zk"), "RMGR_STORE": ("cluster", "store"), "RMGR_GATEWAY": ("cluster", "gateway")}
 
 
@@ -305,7 +329,7 @@ def line_of(text: str, key: str, section: str) -> int:
 def _variable(name: str) -> tuple[str, str] | None:
     """RMGR_STARTER_CORES -> ("starter", "cores"); None for variables that are not settings (RMGR_JOB_ID, ...)."""
     match = re.match(r"^RMGR_([A-Z]+)_([A-Z_]+)$", name)
-    if match is None or match[1].lower() not in _SECTIONS:
+    if match is None or match[1].lower() not in _SECTIONS or name == _NO_SETTING:
         return None
     section, key = match[1].lower(), match[2].lower()
     known = {field.name for field in dataclasses.fields(_SECTIONS[section])}

@@ -1,4 +1,4 @@
-"""`rmgr starter`, `rmgr watchdog`, `rmgr submitter`: the daemons; options are the keys of their section of the configuration."""
+"""`rmgr starter`, `watchdog`, `submitter`, `server`: the daemons; options are the keys of their section of the configuration."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ def _log_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--log-level", type=one_of("level", levels), metavar="LEVEL", help="debug, info, warning or error")(function)
 
 
-def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def _metrics_option(function: Callable[..., Any]) -> Callable[..., Any]:
     told = "Prometheus metrics and /healthz; an address alone: the daemon's own port (rmgr nodes -o +metrics)  [127.0.0.1]"
-    function = click.option("--metrics", metavar="HOST[:PORT]", help=told)(function)
+    return click.option("--metrics", metavar="HOST[:PORT]", help=told)(function)
+
+
+def _listen_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    function = _metrics_option(function)
     return click.option("--listen", metavar="HOST:PORT", help="gRPC; port 0 = any free one  [127.0.0.1:0]")(function)
 
 
@@ -47,6 +51,7 @@ _MODULES = {
     "starter": "rmgr.daemons.starter.main",
     "watchdog": "rmgr.daemons.leader.watchdog",
     "submitter": "rmgr.daemons.gateway.main",
+    "server": "rmgr.daemons.server.main",
 }
 
 
@@ -131,3 +136,36 @@ def watchdog(session: Session, **values: Any) -> None:
 def submitter(session: Session, **values: Any) -> None:
     """A gateway for clients that cannot reach ZooKeeper: the same operations over gRPC."""
     _run(session, "submitter", values)
+
+
+@command(
+    "server",
+    examples="""\
+    rmgr server --name j90 --site etl --functions solvers.toml --slots 4 --dial g1:7071,g2:7071
+    rmgr server --speed 400                       # no measurement at the start: 400 million operations a second of one slot
+    rmgr server --spool /var/tmp/calls --spool-cap 20G""",
+    exits=_EXITS.replace(", 5 ZooKeeper or store cannot be reached at the start", ""),
+)
+@click.option("--name", metavar="NAME", help="name of the server, unlike all others  [host name]")
+@click.option("--site", metavar="NAME", help="the network that it stands in")
+@click.option("--functions", metavar="FILE", help="TOML of what it offers  [the shipped functions]")
+@click.option("--slots", type=click.IntRange(0), metavar="K", help="calls that run at once  [0 = one for each processor]")
+@click.option("--dial", metavar="HOST:PORT,...", help="gateways, to each of which it keeps a stream  [[cluster] gateway]")
+@click.option("--speed", type=float, metavar="MOPS", help="million operations a second of one slot  [0 = measured at the start]")
+@click.option("--spool", metavar="DIR", help="arguments and answers, exclusively its own")
+@click.option("--spool-cap", "spool_cap_bytes", type=SIZE, metavar="SIZE", help="disk for arguments and answers  [4G]")
+@click.option("--max-bytes", "max_bytes", type=SIZE, metavar="SIZE", help="arguments, or answer, of one call  [1G]")
+@click.option("--most-waiting", type=click.IntRange(1), metavar="N", help="calls that have no slot yet  [100]")
+@click.option("--per-user", type=click.IntRange(1), metavar="N", help="calls of one user that have no slot yet  [50]")
+@click.option("--python", metavar="PATH", help="interpreter of workers  [this one]")
+@click.option("--stop-grace", "stop_grace_s", type=DURATION, metavar="DURATION", help="SIGTERM: how long its calls may take  [30s]")
+@_metrics_option
+@_security_options
+@_log_options
+def server(session: Session, **values: Any) -> None:
+    """Runs named functions for calls that come through gateways.
+
+    It needs no ZooKeeper, no store and no open port: it dials the gateways, and dials again when one is lost. SIGTERM: calls that it
+    has may end within the grace, nothing new is taken.
+    """
+    _run(session, "server", values)

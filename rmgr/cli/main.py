@@ -66,6 +66,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "starter": ("daemons:starter", "Run work on this machine"),
         "watchdog": ("daemons:watchdog", "Watch over nodes and work"),
         "submitter": ("daemons:submitter", "Gateway for clients that cannot reach ZooKeeper"),
+        "server": ("daemons:server", "Run named functions for calls through gateways"),
     },
     "This machine": {
         "dev": ("dev:dev", "A whole cluster on this machine"),

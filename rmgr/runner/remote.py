@@ -14,7 +14,7 @@ from rmgr.errors import PickleFailed, RemoteError, RemoteTraceback
 from rmgr.runner import program
 
 #: Frames of the runner itself, left out of tracebacks.
-_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py")
+_OWN_FILES = ("rmgr/runner/python/worker.py", "rmgr/runner/python/calls.py", "rmgr/runner/python/served.py")
 #: Exceptions of a chain that travel: more is told by the traceback's text.
 _CHAIN = 50
 #: A class that has one of these says itself how it is pickled.

@@ -47,6 +47,7 @@ from rmgr.model.tasks.submission import Paged, Submission, Tail
 from rmgr.model.views import JobView
 from rmgr.model.wire import frames, line, turns
 from rmgr.model.wire.stream import FrameError, FrameReader
+from rmgr.runner.python import served
 from rmgr.runner.ranks import ranks
 from rmgr.sched.state import event_log
 from rmgr.sim.calls import scenario
@@ -401,6 +402,13 @@ DECODERS = (
         raises=(event_log.LogError,),
         form=Form.JSON,
         sample=_LOG,
+    ),
+    *(
+        Decoder(name=name, module="runner/python/served.py", decode=decode, raises=(ValueError,), form=Form.JSON, kind=kind)
+        for name, decode, kind in (
+            ("how a call ended", served.answer_of, served.Answer),
+            ("which functions can be called", served.found_of, served.Found),
+        )
     ),
     Decoder(
         name="functions of a server",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rmgr.adapters.identity.trust import Trust
 
 #: First port of a role where the place names none; the next ones are for more daemons of the role on the same machine.
-PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730}
+PORTS = {Role.WATCHDOG: 9710, Role.STARTER: 9720, Role.SUBMITTER: 9730, Role.SERVER: 9740}
 _DAEMONS_HERE = 10
 #: How long one connection may take in all (s), handshake included; how many are open at once, a thread each.
 CONNECTION_S, MOST = 5.0, 16

@@ -18,6 +18,7 @@ class Role(StrEnum):
     WATCHDOG = "watchdog"
     STARTER = "starter"
     SUBMITTER = "submitter"  #: a gateway: it speaks for its users
+    SERVER = "server"  #: runs named functions for clients that come through gateways
     OPERATOR = "operator"  #: a user who may act on everybody's work
     USER = "user"
     JOIN = "join"  #: a machine that is about to become something

@@ -1,0 +1,535 @@
+"""A server of calls at its gateways: to each a stream that is dialled again for ever, and bulk on a channel beside it.
+
+    owner  <-- Joined, Offered, Taken, ... --  GatewayLine  --Serve-->       gateway
+           --  load, verdict, take, give  -->               --Take, Give-->
+
+Events come on threads of the lines; whoever gets them only enqueues. What a line is told goes into a queue that its stream empties.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+
+from rmgr.adapters.access.auth import open_channel
+from rmgr.adapters.access.errors import rebuild
+from rmgr.adapters.calls.links import BEAT_S, PIECE_BYTES, SILENT_S, VERSION
+from rmgr.adapters.identity.credentials import Credentials
+from rmgr.adapters.rpc.server import OPTIONS
+from rmgr.coord.calls.ledger import CallId
+from rmgr.model.cluster.identity import Role
+from rmgr.runner.host.writing import write_whole
+from rmgr.v1 import calls_pb2 as pb
+from rmgr.v1 import calls_pb2_grpc
+
+#: Bulk without a piece for so long is ended.
+STALLED_S = 30.0
+#: Between two tries to reach a gateway, at most.
+_SLOWEST_S = 0.7
+_FIRST_S = 0.05
+#: How often it is looked whether anything has fallen silent.
+_LOOK_S = 1.0
+#: A connection that fails is begun anew soon, as the tries are; bulk and beats have connections of their own.
+_OPTIONS = (
+    *(option for option in OPTIONS if option[0] != "grpc.max_reconnect_backoff_ms"),
+    ("grpc.max_reconnect_backoff_ms", 300),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+#: Threads for answers, probes among them. Arguments have as many as there can be calls without theirs.
+_GIVERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a server says of itself at each gateway; see `calls.proto`. functions: canonical JSON of each interface."""
+
+    name: str
+    site: str
+    life: int
+    slots: int
+    mops: float
+    mops_declared: bool
+    functions: tuple[bytes, ...]
+    most_waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadNow:
+    """As `Load` of `calls.proto`."""
+
+    running: int
+    waiting: int
+    other: float
+    mean_load: float
+    arrivals_per_s: float
+    service_s: float
+    service_cv: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """How a call ended, as `CallOutcome` of `calls.proto`. kind: its names."""
+
+    kind: str
+    error: str = ""
+    traceback: str = ""
+    bytes: int = 0
+    waited_us: int = 0
+    ran_us: int = 0
+
+
+# -- what a line tells -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The gateway has welcomed this server."""
+
+    line: GatewayLine
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """No stream leads there any more. was_up: one did; else another try came to nothing."""
+
+    line: GatewayLine
+    why: str
+    was_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The gateway wants to know the load."""
+
+    line: GatewayLine
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A call is offered. key: of this try at this gateway. attempt: of the client. lowest: its lowest open number. version: 0 = any."""
+
+    line: GatewayLine
+    key: bytes
+    id: CallId
+    attempt: int
+    lowest: int
+    function: str
+    version: int
+    size_bytes: int
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A call is not wanted any more."""
+
+    id: CallId
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """Its client is gone from that gateway."""
+
+    line: GatewayLine
+    id: CallId
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The client has the answers of all its calls below `lowest`, and of `numbers`."""
+
+    user: str
+    guid: str
+    lowest: int
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The arguments of try `key` are in their file; or `trouble`. is_ours: of this machine (its disk)."""
+
+    key: bytes
+    trouble: str = ""
+    is_ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer was passed on by try `key`. is_taken: the client has all of it."""
+
+    key: bytes
+    is_taken: bool
+    trouble: str = ""
+
+
+LineEvent: TypeAlias = Joined | Parted | Asked | Offered | Cancelled | Orphaned | Acknowledged | Taken | Given
+
+
+class _Transfer:
+    """Bulk under way. call: what ends it."""
+
+    __slots__ = ("call", "moved_s")
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.moved_s = time.monotonic()
+
+    def moved(self) -> None:
+        self.moved_s = time.monotonic()
+
+    def cancel(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+
+
+class Lines:
+    """The lines to all gateways of a server.
+
+    Args:
+        endpoints: HOST:PORT of each. credentials: who we are, None in an open cluster. tell: gets events. takes: transfers of arguments
+            at once, at most.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], hello: Hello, credentials: Credentials | None, tell: Callable[[LineEvent], None], *, takes: int
+    ) -> None:
+        self._takers = ThreadPoolExecutor(takes, thread_name_prefix="take")
+        self._givers = ThreadPoolExecutor(_GIVERS, thread_name_prefix="give")
+        self.lines = tuple(GatewayLine(endpoint, hello, credentials, tell, self._takers, self._givers) for endpoint in endpoints)
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._look, name="calls-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins to dial."""
+        for line in self.lines:
+            line.start()
+        self._watch.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Says goodbye: each stream ends in good order, within `timeout_s` in all. Idempotent."""
+        self._closing.set()
+        end_s = time.monotonic() + timeout_s
+        for line in self.lines:
+            line.hang_up()
+        for line in self.lines:
+            line.close(max(0.0, end_s - time.monotonic()))
+        self._takers.shutdown(wait=False, cancel_futures=True)
+        self._givers.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> None:
+        while not self._closing.wait(_LOOK_S):
+            for line in self.lines:
+                line.check()
+
+
+class GatewayLine:
+    """The way to one gateway; made by `Lines`. Methods may be called from any thread and never block, but `close`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        hello: Hello,
+        credentials: Credentials | None,
+        tell: Callable[[LineEvent], None],
+        takers: ThreadPoolExecutor,
+        givers: ThreadPoolExecutor,
+    ) -> None:
+        self.endpoint = endpoint
+        self._hello = hello
+        self._credentials = credentials
+        self._tell = tell
+        self._takers, self._givers = takers, givers
+        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call: Any = None
+        self._bulk: grpc.Channel | None = None
+        self._heard_s = math.inf
+        self._is_up = False
+        self._lock = threading.Lock()
+        self._transfers: dict[bytes, _Transfer] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"gateway {endpoint}", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"GatewayLine({self.endpoint})"
+
+    # -- what the owner orders
+
+    def load(self, ask: int, load: LoadNow) -> None:
+        """Answers `Asked`."""
+        now = {name: getattr(load, name) for name in LoadNow.__slots__}
+        self._out.put(pb.FromServer(load=pb.Load(ask=ask, **now)))
+
+    def verdict(self, key: bytes, kind: str, reason: str = "") -> None:
+        """Says what becomes of an offered call. kind: a name of `Verdict.Kind`."""
+        self._out.put(pb.FromServer(verdict=pb.Verdict(key=key, kind=kind, reason=reason)))
+
+    def leaving(self) -> None:
+        """Says that this server takes nothing new and will end."""
+        self._out.put(pb.FromServer(leaving=True))
+
+    def take(self, key: bytes, path: str, size_bytes: int) -> None:
+        """Fetches the arguments of try `key` into a new file; `Taken` follows."""
+        self._submit(self._takers, lambda: self._take(key, path, size_bytes), Taken(key, "this server ends"))
+
+    def give(self, key: bytes, end: CallEnd, path: str = "") -> None:
+        """Passes an answer on, with the bytes of the file `path` where it is OK; `Given` follows."""
+        self._submit(self._givers, lambda: self._give(key, end, path), Given(key, False, "this server ends"))
+
+    def drop(self, key: bytes) -> None:
+        """Ends a transfer, if it is under way; its event follows."""
+        with self._lock:
+            transfer = self._transfers.get(key)
+        if transfer is not None:
+            transfer.cancel()
+
+    # -- life
+
+    def start(self) -> None:
+        """Begins to dial."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Ends what has been silent for too long. Called about once a second."""
+        now_s = time.monotonic()
+        call = self._call
+        if call is not None and now_s - self._heard_s > SILENT_S:
+            call.cancel()
+        with self._lock:
+            stalled = [one for one in self._transfers.values() if now_s - one.moved_s > STALLED_S]
+        for one in stalled:
+            one.cancel()
+
+    def hang_up(self) -> None:
+        """Ends the stream from this side; the gateway ends it from its own."""
+        self._closing.set()
+        self._out.put(None)
+
+    def close(self, timeout_s: float) -> None:
+        """After `hang_up`: at the end of `timeout_s` the connection is cut. Idempotent."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._call is not None:
+            self._call.cancel()
+        with self._lock:
+            bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            bulk.close()
+
+    # -- the line's thread
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._closing.is_set():
+            why = "the gateway has ended the stream"
+            try:
+                why = self._streamed() or why
+            except grpc.RpcError as error:
+                is_silent = error.code() is grpc.StatusCode.CANCELLED
+                why = f"it has said nothing for {SILENT_S:.0f} s" if is_silent else rebuild(error, self.endpoint).message
+            except Exception as error:  # noqa: BLE001 - loop boundary: what cannot be read of one gateway must not end the line
+                why = f"what it says cannot be read: {error!r}"
+            tries = 0 if self._is_up else tries + 1
+            self._part(why)
+            self._closing.wait(min(_SLOWEST_S, _FIRST_S * 2 ** min(tries, 5)) * random.uniform(0.5, 1.0))
+
+    def _streamed(self) -> str:
+        """One stream from its hello to its end; why the gateway ended it, if it said so. Raises: grpc.RpcError."""
+        out = self._out = queue.SimpleQueue()
+        if self._closing.is_set():
+            return ""
+        self._heard_s = time.monotonic()
+        channel = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
+        try:
+            call = self._call = calls_pb2_grpc.CallsStub(channel).Serve(self._said(out))
+            try:
+                for message in call:
+                    self._heard_s = time.monotonic()
+                    refused = self._on_message(message)
+                    if refused:
+                        return refused
+            finally:
+                self._call = None
+                out.put(None)
+                call.cancel()
+        finally:
+            channel.close()
+        return ""
+
+    def _said(self, out: queue.SimpleQueue[Any]) -> Iterator[Any]:
+        """What goes into the stream; gRPC takes it on a thread of its own."""
+        hello = {name: getattr(self._hello, name) for name in Hello.__slots__}
+        yield pb.FromServer(hello=pb.ServerHello(version=VERSION, **hello))
+        while True:
+            try:
+                message = out.get(timeout=BEAT_S)
+            except queue.Empty:
+                message = pb.FromServer(beat=True)
+            if message is None:
+                return
+            yield message
+
+    def _on_message(self, message: Any) -> str:
+        """Passes it on to the owner; why the gateway refuses this server, "" = it does not."""
+        match message.WhichOneof("what"):
+            case "welcome":
+                if message.welcome.refused:
+                    return f"it refuses this server: {message.welcome.refused}"
+                self._is_up = True
+                self._tell(Joined(self))
+            case "ask":
+                self._tell(Asked(self, message.ask))
+            case "offer":
+                offer = message.offer
+                self._tell(
+                    Offered(
+                        line=self,
+                        key=offer.key,
+                        id=_id(offer.id),
+                        attempt=offer.attempt,
+                        lowest=offer.lowest,
+                        function=offer.function,
+                        version=offer.function_version,
+                        size_bytes=offer.bytes,
+                        left_s=offer.left_ms / 1000,
+                    )
+                )
+            case "cancel":
+                self._tell(Cancelled(_id(message.cancel)))
+            case "orphan":
+                self._tell(Orphaned(self, _id(message.orphan)))
+            case "closed":
+                closed = message.closed
+                self._tell(Acknowledged(closed.user, closed.guid.hex(), closed.lowest, tuple(closed.numbers)))
+            case "probe":
+                key, size = message.probe.key, message.probe.bytes
+                self._submit(self._givers, lambda: self._probe(key, size), None)
+        return ""
+
+    def _part(self, why: str) -> None:
+        was_up, self._is_up = self._is_up, False
+        with self._lock:
+            transfers = list(self._transfers.values())
+            bulk, self._bulk = self._bulk, None
+        for transfer in transfers:  # the gateway's tries end with the stream
+            transfer.cancel()
+        if bulk is not None:
+            bulk.close()
+        if not self._closing.is_set() or was_up:
+            self._tell(Parted(self, why, was_up))
+
+    # -- bulk
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], None], instead: LineEvent | None) -> None:
+        try:
+            pool.submit(work)
+        except RuntimeError:  # closed, or no thread can be started
+            if instead is not None:
+                self._tell(instead)
+
+    def _stub(self) -> Any:
+        with self._lock:
+            if self._bulk is None:
+                self._bulk = open_channel(self.endpoint, self._credentials, Role.SUBMITTER, _OPTIONS)
+            return calls_pb2_grpc.CallsStub(self._bulk)
+
+    def _begun(self, key: bytes) -> _Transfer:
+        transfer = _Transfer()
+        with self._lock:
+            self._transfers[key] = transfer
+        return transfer
+
+    def _over(self, key: bytes) -> None:
+        with self._lock:
+            self._transfers.pop(key, None)
+
+    def _take(self, key: bytes, path: str, size_bytes: int) -> None:
+        count, trouble, is_ours = 0, "", False
+        transfer = self._begun(key)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                transfer.call = call = self._stub().Take(pb.TakeRequest(key=key))
+                for piece in call:
+                    transfer.moved()
+                    count += len(piece.data)
+                    if count > size_bytes:
+                        call.cancel()
+                        break
+                    write_whole(fd, piece.data)
+            finally:
+                os.close(fd)
+        except grpc.RpcError as error:
+            trouble = rebuild(error, self.endpoint).message
+        except OSError as error:
+            trouble, is_ours = f"{path}: {error.strerror}", True
+            transfer.cancel()
+        except ValueError:  # the channel was closed meanwhile
+            trouble = "the line to the gateway is lost"
+        finally:
+            self._over(key)
+        if not trouble and count != size_bytes:
+            trouble = f"its arguments have {size_bytes:,} bytes, and {'more' if count > size_bytes else f'{count:,}'} came"
+        self._tell(Taken(key, trouble, is_ours))
+
+    def _give(self, key: bytes, end: CallEnd, path: str) -> None:
+        trouble, is_taken = "", False
+        transfer = self._begun(key)
+        try:
+            with open(path or os.devnull, "rb", buffering=0) as file:
+                told = {name: getattr(end, name) for name in CallEnd.__slots__}
+                first = pb.GivePart(key=key, outcome=pb.CallOutcome(**told))
+                method = self._stub().Give.future(_parts(first, file, transfer))
+                transfer.call = method
+                is_taken = bool(method.result().is_taken)
+        except grpc.RpcError as error:
+            trouble = rebuild(error, self.endpoint).message
+        except grpc.FutureCancelledError:
+            trouble = "it was broken off"
+        except OSError as error:
+            trouble = f"{path}: {error.strerror}"
+        except ValueError:
+            trouble = "the line to the gateway is lost"
+        finally:
+            self._over(key)
+        self._tell(Given(key, is_taken, trouble))
+
+    def _probe(self, key: bytes, size_bytes: int) -> None:
+        """Takes so many bytes, and gives them back."""
+        transfer = self._begun(key)
+        try:
+            with suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
+                transfer.call = call = self._stub().Take(pb.TakeRequest(key=key))
+                count = sum(len(piece.data) for piece in call)
+                if count == size_bytes:
+                    starts = range(0, max(1, count), PIECE_BYTES)
+                    parts = (pb.GivePart(key=key if not at else b"", data=bytes(min(PIECE_BYTES, count - at))) for at in starts)
+                    transfer.call = given = self._stub().Give.future(parts)
+                    given.result()
+        finally:
+            self._over(key)
+
+
+def _parts(first: Any, file: Any, transfer: _Transfer) -> Iterator[Any]:
+    """The messages of one answer. A small one is one message."""
+    first.data = file.read(PIECE_BYTES)
+    yield first
+    while data := file.read(PIECE_BYTES):
+        transfer.moved()
+        yield pb.GivePart(data=data)
+    transfer.moved()
+
+
+def _id(message: Any) -> CallId:
+    return CallId(message.user, message.guid.hex(), message.number)

@@ -1,0 +1,1 @@
+"""The server of calls: runs named functions for clients that come through gateways."""

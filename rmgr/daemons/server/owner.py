@@ -1,0 +1,498 @@
+"""The server's one thread: takes calls that gateways offer, runs them in its slots, keeps answers until they are acknowledged.
+
+    Offered -> ACCEPTED -> arguments into the spool (Taken) -> a free slot (STARTED) -> answer in the spool -> given to who asked last
+            -> JOINED      it is here already: its answer goes to who asks now
+            -> REFUSED     not this attempt; BARRED: nor a later one
+
+Which ids run, and how often, decides the ledger of this life (`coord/calls/ledger.py`); here are its files, its slots and its clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+from rmgr.adapters.calls.serving import (
+    Acknowledged,
+    Asked,
+    CallEnd,
+    Cancelled,
+    GatewayLine,
+    Given,
+    Joined,
+    LineEvent,
+    Offered,
+    Orphaned,
+    Parted,
+    Taken,
+)
+from rmgr.adapters.host.workevents import NodeEvent
+from rmgr.coord.calls import ledger as book
+from rmgr.coord.calls.ledger import CallId, Ending, Ledger, Refused
+from rmgr.daemons.server.load import LoadMeter
+from rmgr.daemons.server.metrics import ServerMetrics
+from rmgr.daemons.server.work import Ended, Run, Work
+from rmgr.model.base.units import format_size
+from rmgr.model.calls.interface import Function
+from rmgr.model.calls.sent import encode_interface
+from rmgr.runner.host.removal import remove_tree
+from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
+from rmgr.runtime.logger import Log
+from rmgr.runtime.mailbox import Mailbox
+
+#: How often the loop looks at what has become late.
+_LOOK_S = 1.0
+#: The longest text of an error or traceback that travels.
+_MOST_TEXT = 64 * 1024
+_KINDS = {
+    book.Outcome.RESULT: "OK",
+    book.Outcome.FAILED: "FAILED",
+    book.Outcome.TIMEOUT: "TIMEOUT",
+    book.Outcome.CANCELLED: "CANCELLED",
+    book.Outcome.LOST: "LOST",
+}
+_OUTCOMES = {kind: outcome for outcome, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """most_waiting, per_user: calls that have no slot yet, of all and of one user. spool_bytes: arguments and answers.
+    max_bytes: arguments, or answer, of one call. grace_s: SIGTERM: how long what it has may take."""
+
+    most_waiting: int = 100
+    per_user: int = 50
+    spool_bytes: int = 4 << 30
+    max_bytes: int = 1 << 30
+    grace_s: float = 30.0
+
+
+class Stage(StrEnum):
+    """Of a call that has files here. COMING: its arguments. WAITING: for a slot. ENDED: its answer may be asked for again."""
+
+    COMING = "coming"
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """line, key: of the try that asked last, None: its client is gone. coming: the try whose bytes are awaited."""
+
+    id: CallId
+    number: int
+    function: Function
+    size_bytes: int
+    deadline_us: int
+    directory: Path
+    attempt: int
+    stage: Stage = Stage.COMING
+    line: GatewayLine | None = None
+    key: bytes = b""
+    coming: bytes = b""
+    ready_s: float = 0.0
+    started_s: float = 0.0
+    end: CallEnd | None = None
+
+    @property
+    def arguments(self) -> Path:
+        return self.directory / "arguments"
+
+    @property
+    def answer(self) -> Path:
+        return self.directory / "answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """SIGTERM, SIGINT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Events of the slots."""
+
+    events: tuple[NodeEvent, ...]
+
+
+Message: TypeAlias = LineEvent | Stop | Worked
+
+
+class Server:
+    """The owner of everything: `runtime.loop.run` gives it turns.
+
+    Args:
+        functions: offered. spool: an empty directory of its own. life: of this process. progress: called at each turn.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        work: Work,
+        spool: Path,
+        limits: ServerLimits,
+        *,
+        life: int,
+        mailbox: Mailbox[Message],
+        load: LoadMeter,
+        metrics: ServerMetrics,
+        log: Log,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.mailbox = mailbox
+        kept_bytes = min(book.KEPT_BYTES, limits.spool_bytes)
+        self._ledger = Ledger(most_waiting=limits.most_waiting, per_user=limits.per_user, kept_bytes=kept_bytes)
+        ascending = sorted(functions, key=lambda function: function.interface.version)
+        self._functions = {function.interface.name: function for function in ascending}  #: by name alone: the highest version
+        self._functions |= {function.interface.key: function for function in ascending}
+        self._work = work
+        self._spool = spool
+        self._limits = limits
+        self._life = life
+        self._load = load
+        self._metrics = metrics
+        self._log = log
+        self._progress = progress
+        self._calls: dict[CallId, _Call] = {}
+        self._numbers: dict[int, _Call] = {}
+        self._coming: dict[bytes, _Call] = {}  #: by try: whose arguments are on their way
+        self._giving: dict[bytes, _Call] = {}  #: by try: whose answers are on their way
+        self._count = 0
+        self._used_bytes = 0
+        self._up: dict[GatewayLine, None] = {}
+        self._told: dict[str, str] = {}  #: by gateway: why it was away, when that was last said
+        self._looks_s = machine.monotonic()
+        self.leaves_s = math.inf  #: until then what is here may end
+
+    # -- what others look at
+
+    @property
+    def gateways(self) -> int:
+        """That have its stream."""
+        return len(self._up)
+
+    @property
+    def running(self) -> int:
+        """Calls in slots."""
+        return self._ledger.running
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have been taken and have no slot yet."""
+        return self._ledger.waiting
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the spool."""
+        return self._used_bytes
+
+    @property
+    def is_leaving(self) -> bool:
+        """It takes nothing new, and ends."""
+        return self.leaves_s < math.inf
+
+    # -- turns (`runtime.loop.LoopOwner`)
+
+    def wait_s(self) -> float:
+        """Seconds until something may be late."""
+        return max(0.0, min(self._looks_s + _LOOK_S, self.leaves_s) - machine.monotonic())
+
+    def turn(self, message: Message | None) -> bool:
+        """See `runtime.loop.LoopOwner`."""
+        self._progress()
+        now_s = machine.monotonic()
+        if message is not None:
+            self._take_in(message, now_s)
+        if now_s >= self._looks_s + _LOOK_S:
+            self._look(now_s)
+        self._begin(now_s)
+        self._load.changed(now_s, self.running + self.waiting)
+        return not (self.is_leaving and (now_s >= self.leaves_s or self._is_done()))
+
+    def _take_in(self, message: Message, now_s: float) -> None:
+        match message:
+            case Offered():
+                self._on_offered(message, now_s)
+            case Taken():
+                self._on_taken(message, now_s)
+            case Given():
+                self._on_given(message)
+            case Worked():
+                for event in message.events:
+                    for ended in self._work.take_in(event):
+                        self._on_ended(ended, now_s)
+            case Asked():
+                message.line.load(message.number, self._load.now(now_s, self.running, self.waiting, message.line))
+            case Cancelled():
+                self._ledger.cancelled(message.id, _us(now_s))
+            case Orphaned():
+                call = self._calls.get(message.id)
+                if call is not None and call.line is message.line:
+                    call.line, call.key = None, b""
+            case Acknowledged():
+                self._on_acknowledged(message, now_s)
+            case Joined():
+                self._up[message.line] = None
+                self._told.pop(message.line.endpoint, None)
+                self._log.info("gateway_joined", endpoint=message.line.endpoint)
+                if self.is_leaving:
+                    message.line.leaving()
+            case Parted():
+                self._on_parted(message)
+            case Stop():
+                self._on_stop(now_s)
+        self._obey()
+
+    def _look(self, now_s: float) -> None:
+        """What has become late, once a second."""
+        self._looks_s = now_s
+        self._work.look()
+        for call in self._calls.values():
+            if call.line is not None:
+                self._ledger.heard(call.id, _us(now_s))
+        self._ledger.due(_us(now_s))
+        self._obey()
+        never_ran = (call for call in self._calls.values() if call.stage in (Stage.COMING, Stage.WAITING))
+        for call in [call for call in never_ran if _us(now_s) >= call.deadline_us]:
+            where = "for a slot" if call.stage is Stage.WAITING else "for its arguments"
+            self._end(call, CallEnd(kind="TIMEOUT", error=f"it never ran: it waited {where} until its deadline"))
+
+    def _obey(self) -> None:
+        """What the ledger orders."""
+        for order in self._ledger.orders():
+            call = self._calls.get(order.call)
+            if call is None:
+                continue
+            if isinstance(order, book.Kill):
+                self._work.stop(call.number)
+            else:
+                self._forget(call)
+
+    # -- offers
+
+    def _on_offered(self, offer: Offered, now_s: float) -> None:
+        failpoint("server.offered")
+        verdict = self._ledger.offered(
+            offer.id,
+            attempt=offer.attempt,
+            lowest=offer.lowest,
+            left_us=round(offer.left_s * 1e6),
+            now_us=_us(now_s),
+            refusal=self._refusal(offer),
+        )
+        self._obey()
+        call = self._calls.get(offer.id)
+        match verdict:
+            case Refused():
+                kind = "REFUSED" if verdict.again else "BARRED"
+                self._metrics.count("offers", kind.lower())
+                self._log.debug("call_refused", what=str(offer.id), attempt=offer.attempt, kind=kind, reason=verdict.why)
+                offer.line.verdict(offer.key, kind, verdict.why)
+            case book.Fetch():
+                self._metrics.count("offers", "accepted")
+                if call is not None:  # the arguments of an older attempt were on their way
+                    self._forget(call)
+                self._fetch(self._made(offer, now_s), offer)
+            case book.Joined():
+                self._metrics.count("offers", "joined")
+                offer.line.verdict(offer.key, "JOINED")
+                if call is not None:
+                    call.line, call.key = offer.line, offer.key
+                    if call.stage is Stage.RUNNING:
+                        offer.line.verdict(offer.key, "STARTED")
+            case Ending():
+                self._metrics.count("offers", "joined")
+                offer.line.verdict(offer.key, "JOINED")
+                if call is not None and call.end is not None:
+                    call.line, call.key = offer.line, offer.key
+                    self._give(call)
+                else:
+                    offer.line.give(offer.key, CallEnd(kind=_KINDS[verdict.outcome], error=verdict.why))
+
+    def _refusal(self, offer: Offered) -> Refused | None:
+        """Why it would not be taken if it were new."""
+        limits, free = self._limits, self._limits.spool_bytes - self._used_bytes
+        if self.is_leaving:
+            return Refused("it is leaving")
+        function = self._function(offer)
+        if function is None:
+            return Refused(f"it does not offer {offer.function}{f'@{offer.version}' if offer.version else ''}")
+        if function.users and offer.id.user not in function.users:
+            return Refused(f"{function.interface.key} is not for {offer.id.user}", again=False)
+        if not 0 < offer.size_bytes <= limits.max_bytes:
+            why = f"its arguments have {offer.size_bytes:,} bytes, and 1 to {limits.max_bytes:,} are taken"
+            return Refused(why, again=False)
+        if offer.size_bytes > free:
+            return Refused(f"its spool is full: {format_size(max(0, free))} of {format_size(limits.spool_bytes)} are free")
+        return None
+
+    def _function(self, offer: Offered) -> Function | None:
+        return self._functions.get(f"{offer.function}@{offer.version}" if offer.version else offer.function)
+
+    def _made(self, offer: Offered, now_s: float) -> _Call:
+        function = self._function(offer)
+        assert function is not None
+        self._count += 1
+        directory = self._spool / f"c{self._count}"
+        with suppress(OSError):  # whoever writes there says so
+            directory.mkdir(mode=0o700)
+        deadline_us = _us(now_s) + round(offer.left_s * 1e6)
+        call = _Call(offer.id, self._count, function, offer.size_bytes, deadline_us, directory, offer.attempt)
+        self._calls[call.id] = self._numbers[call.number] = call
+        self._used_bytes += call.size_bytes
+        self._load.arrived()
+        return call
+
+    def _fetch(self, call: _Call, offer: Offered) -> None:
+        call.line, call.key, call.coming = offer.line, offer.key, offer.key
+        self._coming[offer.key] = call
+        offer.line.verdict(offer.key, "ACCEPTED")
+        offer.line.take(offer.key, str(call.directory / offer.key.hex()), call.size_bytes)
+
+    def _on_taken(self, taken: Taken, now_s: float) -> None:
+        call = self._coming.pop(taken.key, None)
+        if call is None:
+            return  # of a try that was left
+        call.coming, trouble = b"", taken.trouble
+        if not trouble:
+            path = call.directory / taken.key.hex()
+            try:
+                path.rename(call.arguments)
+            except OSError as error:
+                trouble = f"{path}: {error.strerror}"
+        if trouble:
+            self._log.info("call_without_arguments", what=str(call.id), attempt=call.attempt, why=trouble)
+            self._ledger.fetch_failed(call.id, call.attempt)
+            if call.line is not None:
+                call.line.verdict(call.key, "REFUSED", f"its arguments did not arrive: {trouble}")
+        elif self._ledger.fetched(call.id, call.attempt):
+            failpoint("server.accepted")
+            call.stage, call.ready_s = Stage.WAITING, now_s
+
+    # -- running
+
+    def _begin(self, now_s: float) -> None:
+        while self._work.free and (chosen := self._ledger.start(_us(now_s))) is not None:
+            self._run(self._calls[chosen], now_s)
+        self._obey()
+
+    def _run(self, call: _Call, now_s: float) -> None:
+        function = call.function
+        left_s, most_s = call.deadline_us / 1e6 - now_s, function.time_us / 1e6 or math.inf
+        most_bytes = min(self._limits.max_bytes, max(0, self._limits.spool_bytes - self._used_bytes) + call.size_bytes)
+        call.stage, call.started_s = Stage.RUNNING, now_s
+        run = Run(
+            number=call.number,
+            name=function.interface.key,
+            order=(function.call, encode_interface(function.interface), str(call.arguments), str(call.answer), most_bytes),
+            environ={"RMGR_CALL_ID": str(call.id), "RMGR_SERVER_LIFE": f"{self._life:016x}"},
+            limit_s=min(left_s, most_s),
+            limits=f"its time limit is {most_s:g} s" if most_s <= left_s else "its deadline has passed",
+            memory_bytes=function.memory_bytes,
+        )
+        self._work.start(run)
+        if call.line is not None:
+            call.line.verdict(call.key, "STARTED")
+        failpoint("server.running")
+
+    def _on_ended(self, ended: Ended, now_s: float) -> None:
+        call = self._numbers.get(ended.number)
+        if call is None:
+            return
+        self._load.served(ended.ran_us / 1e6)
+        if ended.kind == "OK" and (not call.answer.is_file() or call.answer.stat().st_size != ended.bytes):
+            ended = replace(ended, kind="FAILED", error=f"{call.function.interface.key} has spoilt the file of its answer")
+        own = Ending(_OUTCOMES[ended.kind], ended.error)
+        size_bytes = ended.bytes if ended.kind == "OK" else 0
+        ending = self._ledger.ended(call.id, own, now_us=_us(now_s), size_bytes=size_bytes)
+        if ending is None:
+            self._obey()  # nobody wants it
+            return
+        is_own = ending is own
+        end = CallEnd(
+            kind=_KINDS[ending.outcome],
+            error=ending.why[:_MOST_TEXT],
+            traceback=ended.traceback[-_MOST_TEXT:] if is_own else "",
+            bytes=size_bytes,
+            waited_us=round((call.started_s - call.ready_s) * 1e6),
+            ran_us=ended.ran_us,
+        )
+        self._end(call, end)
+
+    def _end(self, call: _Call, end: CallEnd) -> None:
+        """It has its outcome; who waits for it gets it."""
+        failpoint("server.ended")
+        self._metrics.count("calls", end.kind.lower())
+        tell = self._log.debug if end.kind == "OK" else self._log.info
+        name, elapsed_s = call.function.interface.key, round(end.ran_us / 1e6, 3)
+        tell("call_ended", what=str(call.id), target=name, kind=end.kind, elapsed_s=elapsed_s, reason=end.error)
+        if call.coming and call.line is not None:
+            call.line.drop(call.coming)
+        self._coming.pop(call.coming, None)
+        self._used_bytes += end.bytes - call.size_bytes
+        call.stage, call.end, call.coming = Stage.ENDED, end, b""
+        call.arguments.unlink(missing_ok=True)
+        if end.kind != "OK":
+            call.answer.unlink(missing_ok=True)
+        if call.line is not None:
+            self._give(call)
+
+    def _give(self, call: _Call) -> None:
+        assert call.line is not None
+        assert call.end is not None
+        self._giving[call.key] = call
+        call.line.give(call.key, call.end, str(call.answer) if call.end.kind == "OK" else "")
+
+    def _on_given(self, given: Given) -> None:
+        call = self._giving.pop(given.key, None)
+        if call is not None and given.trouble:
+            self._log.info("answer_not_given", what=str(call.id), why=given.trouble)
+
+    # -- clients and gateways that go
+
+    def _on_acknowledged(self, message: Acknowledged, now_s: float) -> None:
+        mine = [one for one in self._calls if (one.user, one.guid) == (message.user, message.guid) and one.number < message.lowest]
+        for one in [*mine, *(CallId(message.user, message.guid, number) for number in message.numbers)]:
+            self._ledger.acknowledged(one, _us(now_s))
+
+    def _on_parted(self, parted: Parted) -> None:
+        line = parted.line
+        self._up.pop(line, None)
+        if parted.was_up or self._told.get(line.endpoint) != parted.why:
+            self._told[line.endpoint] = parted.why
+            self._log.warning("gateway_away", endpoint=line.endpoint, why=parted.why)
+        for call in self._calls.values():
+            if call.line is line:
+                call.line, call.key = None, b""
+
+    def _on_stop(self, now_s: float) -> None:
+        if self.is_leaving:
+            return
+        self.leaves_s = now_s + self._limits.grace_s
+        self._log.info("server_leaving", running=self.running, pending=self.waiting, timeout_s=self._limits.grace_s)
+        for line in self._up:
+            line.leaving()
+
+    def _forget(self, call: _Call) -> None:
+        """Its files go."""
+        self._calls.pop(call.id, None)
+        self._numbers.pop(call.number, None)
+        if call.coming and call.line is not None:
+            call.line.drop(call.coming)
+        self._coming.pop(call.coming, None)
+        self._used_bytes -= call.end.bytes if call.end is not None else call.size_bytes
+        remove_tree(call.directory)
+
+    def _is_done(self) -> bool:
+        """Nothing runs or waits, and no answer is on its way to who waits for it."""
+        return not self._giving and not self.running and not self.waiting
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

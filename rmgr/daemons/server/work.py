@@ -1,0 +1,324 @@
+"""The slots of a server: each a spawner with one Python worker, as on a node, which runs one call at a time.
+
+A worker is kept from call to call as long as the next one has the same limit of memory: its modules are loaded. What a call leaves behind
+(processes, threads) ends it before the next one. A call that has not begun when its worker ends is begun again in another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rmgr.adapters.host.process import NodeRunner, Slot, Worker, WorkerSpec
+from rmgr.adapters.host.workevents import (
+    NodeEvent,
+    SlotLost,
+    SlotUp,
+    Surprised,
+    TasksEnded,
+    TasksReturned,
+    WorkerEnded,
+    WorkerFailed,
+    WorkerUnblocking,
+)
+from rmgr.model.base.states import Reason
+from rmgr.model.base.units import format_size
+from rmgr.model.wire.frames import NO_OUTPUT, BatchShape, Output, TaskBatch, TaskEnd, TaskItem
+from rmgr.runner.host.contain import processor_seconds
+from rmgr.runner.python import served
+from rmgr.runtime import machine
+from rmgr.runtime.logger import Log
+
+#: Between SIGTERM and SIGKILL: a function in Python gives way at once, and its worker lives on.
+GRACE_US = 1_000_000
+#: A call that comes back unbegun so often cannot be begun here.
+_TRIES = 3
+#: A slot that is lost is opened again after so long, and after longer each time that it is lost before it was up.
+_REOPEN_S, _REOPEN_MOST_S = 0.5, 10.0
+#: What a function wrote to stderr before it died, at most so much of its end.
+_SHOWN_BYTES = 4096
+#: Kept of what one call writes to stdout or stderr.
+_OUTPUT_CAP = 1 << 20
+_FUNCTION = pickle.dumps(served.call, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A call to be run. number: of this server, grows. limit_s: what is left of its time; limits: who set it, for the message.
+
+    order: what the worker is told (`served.call`). environ: for its functions.
+    """
+
+    number: int
+    name: str
+    order: tuple[object, ...]
+    environ: dict[str, str]
+    limit_s: float
+    limits: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a run ended. kind: OK, FAILED, TIMEOUT, CANCELLED. bytes: of the answer's file."""
+
+    number: int
+    kind: str
+    error: str = ""
+    traceback: str = ""
+    bytes: int = 0
+    ran_us: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A place for one call. slot: None while none can be opened."""
+
+    number: int
+    slot: Slot | None = None
+    worker: Worker | None = None
+    run: Run | None = None
+    seq: int = 0
+    tries: int = 0
+    cancelled: bool = False
+    losses: int = 0
+    opens_s: float = field(default=0.0)
+
+
+class Work:
+    """All slots of a server. One thread uses it.
+
+    Args:
+        runner: whose slots they are; its events go to `take_in`. count: of slots. environ: of workers. sys_path: where functions are.
+        python: interpreter of workers, "" = this one.
+    """
+
+    def __init__(
+        self, runner: NodeRunner, count: int, *, environ: Mapping[str, str], sys_path: Sequence[str], log: Log, python: str = ""
+    ) -> None:
+        self._runner = runner
+        self._environ = dict(environ)
+        self._sys_path = tuple(sys_path)
+        self._log = log
+        self._python = python
+        self._seats = [_Seat(number) for number in range(count)]
+        for seat in self._seats:
+            self._open(seat)
+
+    @property
+    def count(self) -> int:
+        """Slots."""
+        return len(self._seats)
+
+    @property
+    def free(self) -> int:
+        """Slots that could begin a call now."""
+        return sum(seat.run is None and seat.slot is not None for seat in self._seats)
+
+    def processor_s(self) -> float:
+        """Processor time of all slots so far; grows, but when a slot is lost."""
+        return sum(processor_seconds(seat.slot.pid)[0] for seat in self._seats if seat.slot is not None)
+
+    def start(self, run: Run) -> None:
+        """Begins a call in a free slot: ask `free` first. `take_in` tells its end."""
+        seat = next(seat for seat in self._seats if seat.run is None and seat.slot is not None)
+        seat.run, seat.tries, seat.cancelled = run, 0, False
+        self._send(seat)
+
+    def stop(self, number: int) -> None:
+        """Cancels a run; its end follows."""
+        for seat in self._seats:
+            if seat.run is not None and seat.run.number == number:
+                seat.cancelled = True
+                if seat.worker is not None:
+                    seat.worker.stop(seat.seq, reason=Reason.USER_CANCEL, grace_us=GRACE_US)
+
+    def take_in(self, event: NodeEvent) -> list[Ended]:
+        """What an event of the runner means for runs."""
+        match event:
+            case TasksEnded():
+                return [ended for end in event.ends for ended in self._on_end(end)]
+            case WorkerEnded():
+                return self._on_worker_ended(event)
+            case WorkerFailed():
+                seat = self._seat_of(event.worker)
+                self._log.warning("worker_failed", slot=event.slot.name, error=event.summary)
+                if seat is not None and seat.run is not None:
+                    seat.tries = _TRIES  # the next worker would fail, too
+            case TasksReturned():
+                seat = next((seat for seat in self._seats if seat.seq in event.seqs), None)
+                if seat is not None and seat.run is not None:
+                    return self._again(seat, "it was stopped before it began")
+            case WorkerUnblocking():
+                event.worker.grant(event.seq)
+            case SlotUp():
+                seat = next((seat for seat in self._seats if seat.slot is event.slot), None)
+                if seat is not None:
+                    seat.losses = 0
+            case SlotLost():
+                return self._on_slot_lost(event)
+            case Surprised():
+                self._log.warning("slot_surprised", slot=event.slot.name, what=event.what, detail=event.detail)
+        return []
+
+    def look(self) -> None:
+        """Opens slots that were lost. Called about once a second."""
+        now_s = machine.monotonic()
+        for seat in self._seats:
+            if seat.slot is None and now_s >= seat.opens_s:
+                self._open(seat)
+
+    def close(self) -> None:
+        """Ends all that runs. Cost: some tenths of a second."""
+        self._runner.close(timeout_s=5.0)
+
+    # -- inside
+
+    def _open(self, seat: _Seat) -> None:
+        try:
+            seat.slot = self._runner.open_slot(seat.number, python=self._python)
+        except OSError as error:
+            self._lost(seat, str(error))
+
+    def _lost(self, seat: _Seat, why: str) -> None:
+        seat.slot = seat.worker = None
+        seat.opens_s = machine.monotonic() + min(_REOPEN_MOST_S, _REOPEN_S * 2**seat.losses)
+        seat.losses = min(seat.losses + 1, 10)
+        self._log.warning("slot_lost", slot=f"s{seat.number}", why=why)
+
+    def _seat_of(self, worker: Worker) -> _Seat | None:
+        return next((seat for seat in self._seats if seat.worker is worker), None)
+
+    def _send(self, seat: _Seat) -> None:
+        run, slot = seat.run, seat.slot
+        assert run is not None
+        assert slot is not None
+        spec = WorkerSpec(environ=self._environ, sys_path=self._sys_path, memory_bytes=run.memory_bytes)
+        worker = seat.worker
+        if worker is None or worker.is_leaving or worker.spec != spec:
+            if worker is not None and not worker.is_leaving:
+                worker.stop(grace_us=0)
+            worker = seat.worker = slot.start_worker(spec)
+        seat.seq = self._runner.next_seq()
+        shape = BatchShape(
+            submission=run.number,
+            limit_us=max(1, round(run.limit_s * 1e6)),
+            grace_us=GRACE_US,
+            memory_bytes=run.memory_bytes,
+            output_cap=_OUTPUT_CAP,
+            environ=run.environ,
+        )
+        item = TaskItem(seat.seq, 0, payload=pickle.dumps((run.order, {}), 5))
+        if not worker.send(TaskBatch(shape=shape, function="served.call", blob=_FUNCTION, items=(item,))):
+            seat.worker = None  # it has ended just now: what it says of that is not of this run
+            self._send(seat)
+
+    def _again(self, seat: _Seat, why: str) -> list[Ended]:
+        """Its call has not begun: another worker gets it."""
+        run = seat.run
+        assert run is not None
+        seat.tries += 1
+        if seat.cancelled:
+            return self._done(seat, Ended(number=run.number, kind="CANCELLED", error="cancelled before it began"))
+        if seat.tries >= _TRIES:
+            error = f"{run.name} could not be begun: {why}"
+            return self._done(seat, Ended(number=run.number, kind="FAILED", error=error))
+        if seat.slot is None:
+            return self._done(seat, Ended(number=run.number, kind="FAILED", error=f"{run.name} could not be begun: its slot was lost"))
+        self._send(seat)
+        return []
+
+    def _done(self, seat: _Seat, ended: Ended) -> list[Ended]:
+        seat.run, seat.seq = None, 0
+        return [ended]
+
+    def _on_end(self, end: TaskEnd) -> list[Ended]:
+        extra = end.extra
+        shown = _shown(extra.out if extra is not None else NO_OUTPUT, extra.err if extra is not None else NO_OUTPUT)
+        seat = next((seat for seat in self._seats if seat.seq == end.seq), None)
+        if seat is None or seat.run is None:
+            return []
+        run = seat.run
+        number, ran_us = run.number, end.elapsed_us
+        if extra is None or not extra.reason:
+            try:
+                told = served.answer_of(end.data)
+            except ValueError as spoilt:
+                told = served.Answer(kind="FAILED", error=f"{run.name} has spoilt its worker, and what that says of it: {spoilt}")
+                if seat.worker is not None:
+                    seat.worker.stop(grace_us=0)
+            ended = Ended(
+                number=number, kind=told.kind, error=told.error, traceback=told.traceback, bytes=told.bytes, ran_us=ran_us
+            )
+            return self._done(seat, ended)
+        kind, error = _meaning(run, extra.reason, extra.summary, ran_us)
+        return self._done(seat, Ended(number=number, kind=kind, error=error, traceback=shown, ran_us=ran_us))
+
+    def _on_worker_ended(self, event: WorkerEnded) -> list[Ended]:
+        shown = _shown(event.out, event.err)
+        seat = self._seat_of(event.worker)
+        if seat is not None:
+            seat.worker = None
+        seat = next((seat for seat in self._seats if seat.seq and seat.seq in (event.seq, *event.unstarted)), None)
+        if seat is None or seat.run is None:
+            return []
+        if seat.seq != event.seq:
+            return self._again(seat, f"its worker ended ({event.detail or event.reason or 'for no known reason'})")
+        run = seat.run
+        detail = event.detail
+        match event.reason:
+            case Reason.EXIT_CODE:
+                detail = f"it ended its process with exit code {event.exit_code}"
+            case Reason.SIGNAL:
+                detail = f"it crashed: {event.detail.removeprefix('the task ')}"
+            case Reason.WORKER_LOST:
+                detail = event.detail or "its process was lost"
+        kind, error = _meaning(run, event.reason, detail, event.elapsed_us)
+        return self._done(seat, Ended(number=run.number, kind=kind, error=error, traceback=shown, ran_us=event.elapsed_us))
+
+    def _on_slot_lost(self, event: SlotLost) -> list[Ended]:
+        seat = next((seat for seat in self._seats if seat.slot is event.slot), None)
+        if seat is None:
+            return []
+        if not event.expected:
+            self._lost(seat, event.why)
+        if seat.run is None:
+            return []
+        error = f"{seat.run.name} was ended: its slot was lost ({event.why})"
+        return self._done(seat, Ended(number=seat.run.number, kind="FAILED", error=error))
+
+
+def _meaning(run: Run, reason: Reason, detail: str, ran_us: int) -> tuple[str, str]:
+    """(kind, one line) of an end that the function did not choose, or chose by ending its process."""
+    ran = f"{ran_us / 1e6:.3g} s"
+    match reason:
+        case Reason.TIME_LIMIT:
+            return "TIMEOUT", f"{run.name} was killed after {ran}: {run.limits}"
+        case Reason.USER_CANCEL:
+            return "CANCELLED", f"{run.name} was cancelled after {ran}"
+        case Reason.OUT_OF_MEMORY:
+            limit = f"more memory than its {format_size(run.memory_bytes)}" if run.memory_bytes else "more memory than there is"
+            return "FAILED", f"{run.name} was killed after {ran}: it used {limit}"
+        case Reason.START_FAILED:
+            return "FAILED", f"{run.name} could not be begun: {detail}"
+        case _:
+            return "FAILED", f"{run.name} failed after {ran}: {detail or reason}"
+
+
+def _shown(*outputs: Output) -> str:
+    """The end of what was written last, for the traceback; files of outputs are removed."""
+    text = b""
+    for output in outputs:
+        data = output.data
+        if output.path:
+            with contextlib.suppress(OSError):
+                with open(output.path, "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
+                    data = file.read()
+                os.unlink(output.path)
+        text = data or text
+    return text[-_SHOWN_BYTES:].decode("utf-8", "replace")
+
