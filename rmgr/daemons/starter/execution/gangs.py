@@ -142,6 +142,8 @@ class Gangs:
 
     def seat(self, gang: str, part: str, info: Info) -> Slot | None:
         """The slot in which the part stands still until its first turn; None: not yet. Raises: OSError when no slot can be opened."""
+        if any(other.gang != gang for other in self._parts.values()):
+            return None  # of a partition that the node was in before: two trees would give a core to two jobs
         found = self._gang(gang)
         if found.table is None or (cores := found.table.cores_of(part)) is None:
             return None  # the record that names it is on its way

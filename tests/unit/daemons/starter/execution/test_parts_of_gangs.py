@@ -278,6 +278,21 @@ def test_slots_are_counted_as_before_until_another_reference_has_been_read(here:
     assert here.lanes.turner.times == times, "it is as far ahead as it was"
 
 
+def test_the_gang_of_one_partition_has_the_node_until_its_last_part_has_left(here: Here) -> None:
+    here.publish(record(here, 12, (ONE,)), 0)
+    here.publish(record(here, 12, (TWO,)), 0, "other")
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART)
+    here.take(TWO_PART, partition="other")
+    assert here.lanes.turner.parts == [ONE_PART]
+    assert {parts for _, parts in here.rows()} == {(ONE_PART,)}
+    here.take()
+    assert here.lanes.turner.parts == []
+    here.take(TWO_PART, partition="other")
+    assert here.lanes.turner.parts == [TWO_PART]
+    assert {parts for _, parts in here.rows()} == {(TWO_PART,)}
+
+
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
     here.publish(record(here, 12), 0)
     here.clock.reading = ClockReading(1_000_000_000, 40, 0)
