@@ -162,7 +162,7 @@ class GangKeeper:
         data = encode_gang(gang, self._names, attempts, kept.clock, kept.record)
         if len(data) > MAX_GANGS_BYTES:
             raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
-        before, kept.version = kept.version, 0 if kept.version is None else kept.version + 1
+        before, kept.version = kept.version, self.next_generation(partition)
         kept.data, kept.written_us, kept.is_due = data, machine.wall_us(), False
         kept.record = validity.decode(data, GangRecord, paths.gangs(partition))
         return partition, data, before
@@ -171,6 +171,11 @@ class GangKeeper:
         """The version of its record."""
         kept = self._kept.get(partition)
         return kept.version if kept is not None else None
+
+    def next_generation(self, partition: str) -> int:
+        """What the version of the next one will be."""
+        version = self.generation(partition)
+        return 0 if version is None else version + 1
 
     # -- what is shown -------------------------------------------------------------------------------------------------------
 

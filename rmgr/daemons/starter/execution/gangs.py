@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rmgr.daemons.starter.core.records import Info
     from rmgr.daemons.starter.execution.lanes import Lanes
     from rmgr.model.tasks.block import BlockKey
+    from rmgr.model.tasks.placing import Allocation, NodeHold
     from rmgr.runtime.logger import Log
 
 #: The turner knows the rows of so long at least, and of so many slots: it goes on while its Starter stands still.
@@ -140,13 +141,14 @@ class Gangs:
 
     # -- what jobs ask -----------------------------------------------------------------------------------------------------
 
-    def seat(self, gang: str, part: str, info: Info) -> Slot | None:
+    def seat(self, placed: Allocation | NodeHold, part: str, info: Info) -> Slot | None:
         """The slot in which the part stands still until its first turn; None: not yet. Raises: OSError when no slot can be opened."""
+        gang = placed.gang
         if any(other.gang != gang for other in self._parts.values()):
             return None  # of a partition that the node was in before: two trees would give a core to two jobs
         found = self._gang(gang)
-        if found.table is None or (cores := found.table.cores_of(part)) is None:
-            return None  # the record that names it is on its way
+        if found.table is None or found.version < placed.generation or (cores := found.table.cores_of(part)) is None:
+            return None  # the record that has placed it is on its way; one before, whose other starts came through, may say other cores
         lanes = self._node.lanes
         if not lanes.keep(_OURS, lanes.cores, 0):
             return None  # what was pulled ends first

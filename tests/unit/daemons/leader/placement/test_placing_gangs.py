@@ -162,7 +162,11 @@ def test_the_record_and_the_starts_are_one_commit_and_say_who_has_which_slots() 
     assert running[second][2].czxid == stat.mzxid  # one commit
     hold = cluster.bench.outside.get(paths.hold_of("n2", first, 0, 1)).result(60)
     assert hold is not None
-    assert decode_record(hold.data, NodeHold).gang == "default"
+    held = decode_record(hold.data, NodeHold)
+    assert (held.gang, held.generation) == ("default", 0)
+    allocation = running[second][1].allocation
+    assert allocation is not None
+    assert allocation.generation == stat.version == 1
 
 
 def test_a_first_slot_begins_after_its_readers_have_learned_of_it() -> None:

@@ -18,7 +18,7 @@ from rmgr.daemons.starter.execution.gangs import AHEAD_US, Gangs
 from rmgr.model.base.resources import Capacity
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.cluster.node import NodeRecord, NodeState
-from rmgr.model.tasks.placing import job_id, run_label
+from rmgr.model.tasks.placing import NodeHold, job_id, run_label
 from rmgr.runtime import machine
 from rmgr.runtime.gang_clock import ClockReading
 
@@ -141,10 +141,11 @@ class Here:
         for watch in watches:
             watch()
 
-    def take(self, *parts: str, partition: str = "default") -> None:
+    def take(self, *parts: str, partition: str = "default", generation: int = 0) -> None:
         self.held = [one for one in self.held if one[1] != partition] + [(part, partition) for part in parts]
         for part in parts:
-            self.gangs.seat(partition, part, None)  # type: ignore[arg-type]
+            placed = NodeHold(head="n1", key="k", cores=1, gang=partition, generation=generation)
+            self.gangs.seat(placed, part, None)  # type: ignore[arg-type]
         self.settle()
 
     def settle(self) -> None:
@@ -212,6 +213,16 @@ def test_a_part_is_not_seated_before_its_record_is_there_or_while_pulled_work_en
     assert not here.gangs.has_begun(ONE_PART)
     here.gangs.take(PartBegan(ONE_PART))
     assert here.gangs.has_begun(ONE_PART)
+
+
+def test_a_part_waits_for_the_generation_that_has_placed_it(here: Here) -> None:
+    here.publish(record(here, 12), 3)
+    here.clock.reading = ClockReading(1_000_000_000, 40, 0)
+    here.take(ONE_PART, generation=4)
+    assert here.lanes.turner.parts == [], "the one that is here may have it on other cores"
+    here.publish(record(here, 14), 5)
+    here.take(ONE_PART, generation=4)
+    assert here.lanes.turner.parts == [ONE_PART]
 
 
 def test_a_generation_holds_from_its_first_slot_on(here: Here) -> None:
