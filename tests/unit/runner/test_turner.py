@@ -287,6 +287,13 @@ def test_who_sleeps_too_deeply_is_left_and_stopped_when_he_wakes(bench: Bench) -
         bench.runner.turner.rows(((now_ns(), ("b",)),))
         eventually(lambda: PartStubborn("a", killed=False) in bench.take())
         eventually(bench.has_run("b", times=1))
+        bench.turns("a", "b", count=2000)
+        turns = bench.served().get("b", (0, 0))[1]
+        eventually(lambda: bench.served().get("b", (0, 0))[1] > turns + 5)
+        assert bench.take().count(PartStubborn("a", killed=False)) == 1, "a second is given to it once"
+        bench.runner.turner.rows(((now_ns(), ("b",)),))
+        before = bench.stretches("b")[-1].end
+        eventually(lambda: bench.stretches("b")[-1].end > before + 300 * MS)
         (place / "freezer.state").write_text("THAWED")
         stopped(bench, "a")
         assert bench.processes("a")
