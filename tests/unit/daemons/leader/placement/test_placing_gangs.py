@@ -19,7 +19,7 @@ from rmgr.coord.protocol.records import decode_block, decode_record, encode_reco
 from rmgr.coord.views import answers
 from rmgr.coord.views.placing import on_the_move
 from rmgr.coord.views.snapshot import ClusterSnapshot
-from rmgr.daemons.leader.placement.building import _fitting
+from rmgr.daemons.leader.placement.building import _fitting, _gangs
 from rmgr.model.base.resources import Request
 from rmgr.model.cluster.gang import LEAD_US, GangRecord
 from rmgr.model.cluster.node import InboxOrder, OrderKind
@@ -30,6 +30,7 @@ from rmgr.model.tasks.request import StopKind, StopRequest
 from rmgr.model.views import GangSummary
 from rmgr.procedures.snapshot import claimed_blocks
 from rmgr.runtime import machine
+from rmgr.sched.capacity.carousel import Carousel
 from rmgr.sched.capacity.timetable import Timetable
 from rmgr.sched.job import Job, Node, Running
 from rmgr.sched.records import Gang
@@ -466,6 +467,14 @@ def test_a_job_beside_a_gang_on_a_node_is_crowded_and_members_are_not() -> None:
     beside = Running(Job(id=3, submit_us=0), 5, 9, ((0, 0, 1),))
     elsewhere = Running(Job(id=4, submit_us=0), 5, 9, ((1, 1, 1),))
     assert _fitting([beside, elsewhere], [], machine, members) == ([elsewhere], [beside])
+
+
+def test_members_that_no_record_has_share_a_tree_though_no_node_of_their_partition_is_there() -> None:
+    members = [Running(Job(id=at, submit_us=0, processes=2), 0, 9, ((0, 1, 1),)) for at in (1, 2)]
+    for nodes in ([], [Node(id=5, cores=3, partition="other")], [Node(id=at, cores=1) for at in (0, 1)]):
+        (gang,) = _gangs({}, members, nodes)
+        assert gang.leaves == ((0, 1, 1),)
+        assert set(Carousel(gang).weights) == {1, 2}
 
 
 def test_a_job_cannot_go_on_where_a_gang_stands_whose_member_is_about_to_leave() -> None:
