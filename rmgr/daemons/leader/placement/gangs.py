@@ -2,7 +2,7 @@
 
 Nodes turn without a leader. All that it adds is the next generation of the record, by which jobs come and go, and another reference for
 the clock when the Starter that had it is gone. Gang time goes on over that: it is this leader's own estimate, or (of a leader that has
-none) what has passed since the record was written.
+none) when the record was written, and what has passed since.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class GangKeeper:
         kept = self._kept.setdefault(partition, _Kept())
         if kept.clock is None:
             raise RuntimeError(f"the gang of partition {partition} has no clock")
-        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record)
+        data = encode_gang(gang, self._names, attempts, kept.clock, kept.record, self.gang_now_us(partition))
         if len(data) > MAX_GANGS_BYTES:
             raise LimitReached(f"the record of the gang of partition {partition} has {len(data)} bytes, at most {MAX_GANGS_BYTES} are read")
         before, kept.version = kept.version, self.next_generation(partition)
@@ -303,7 +303,8 @@ class GangKeeper:
         gang_us = self.gang_now_us(partition)
         if gang_us is None and kept.record is not None:
             record = kept.record
-            gang_us = record.origin_us + record.slot * record.slot_us + max(0, machine.wall_us() - kept.written_us)
+            least_us = record.origin_us + (record.slot - 1) * record.slot_us - LEAD_US
+            gang_us = max(record.set_us, least_us) + max(0, machine.wall_us() - kept.written_us)
         if gang_us is None:
             return
         offset_us = gang_us - machine.boottime_ns() // 1000 - reading.offset_us

@@ -23,8 +23,13 @@ from rmgr.sched.records import Gang
 _JOB, _LEAF, _REST = 80, 40, 2048
 
 
-def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None) -> bytes:
-    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces."""
+def encode_gang(
+    gang: Gang, names: Names, attempts: Mapping[int, int], clock: GangClock, before: GangRecord | None, set_us: int | None = None
+) -> bytes:
+    """attempts: of its jobs. One that has none yet, or no more, has empty slots. before: the record that this one replaces.
+
+    set_us: gang time now, None = nobody knows.
+    """
     served = served_until(before, gang.slot) if before is not None and before.origin_us == gang.origin_us else {}
     return encode_record(
         GangRecord(
@@ -40,6 +45,7 @@ def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: Ga
             late=gang.late,
             next_round=gang.next_round,
             attempts=tuple((job, attempts[job], served.get((job, attempts[job]), 0)) for job in gang.jobs if job in attempts),
+            set_us=set_us or 0,
         )
     )
 
