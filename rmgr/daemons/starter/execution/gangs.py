@@ -136,6 +136,7 @@ class Gangs:
         self._log = log
         self._parts: dict[str, _Part] = {}
         self._gangs: dict[str, _Gang] = {}
+        self._suspended: set[str] = set()  # parts, also while they have no slot
         self.switches = self.late_switches = 0
         self._told = (0, 0, 0)  # switches, late ones, ns out of turn
 
@@ -160,6 +161,8 @@ class Gangs:
             if known is not None:
                 lanes.runner.turner.drop(part)
             lanes.runner.turner.add(part, slot)
+            if part in self._suspended:
+                lanes.runner.turner.hold(part, on=True)
             self._parts[part] = _Part(name=part, gang=gang, slot=slot)
             found.is_due = True
             self._tree.wake()
@@ -183,6 +186,7 @@ class Gangs:
 
     def hold(self, part: str, *, on: bool) -> None:
         """Somebody has suspended it: its turns pass idle until he resumes it."""
+        (self._suspended.add if on else self._suspended.discard)(part)
         if part in self._parts:
             self._node.lanes.runner.turner.hold(part, on)
 
@@ -242,6 +246,7 @@ class Gangs:
                 del self._parts[name]
                 lanes.runner.turner.drop(name)
                 lanes.unseat(name)
+        self._suspended &= wanted.keys() | self._parts.keys()
         if not self._parts:
             lanes.keep(_OURS, 0, 0)
         for name, block in heads.items():

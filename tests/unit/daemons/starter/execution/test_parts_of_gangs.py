@@ -30,6 +30,7 @@ ONE_PART, TWO_PART = run_label(1, 0, 1), run_label(2, 0, 3)
 class Turner:
     def __init__(self) -> None:
         self.parts: list[str] = []
+        self.held: dict[str, bool] = {}
         self.told: tuple[tuple[int, tuple[str, ...]], ...] = ()
         self.times = 0
 
@@ -38,6 +39,11 @@ class Turner:
 
     def drop(self, part: str) -> None:
         self.parts.remove(part)
+        self.held.pop(part, None)
+
+    def hold(self, part: str, on: bool) -> None:
+        assert part in self.parts
+        self.held[part] = on
 
     def rows(self, rows: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
         self.told, self.times = rows, self.times + 1
@@ -53,6 +59,7 @@ class Lanes:
         self.turner = Turner()
         self.kept = 0
         self.is_free = True
+        self.slots: dict[str, str] = {}
 
     def keep(self, _whose: str, cores: int, _memory_mib: int) -> bool:
         self.kept = cores
@@ -60,7 +67,7 @@ class Lanes:
 
     def seat(self, part: str, _info: object, first: int, cores: int) -> str:
         assert (first, cores) == (0, 1)
-        return f"slot of {part}"
+        return self.slots.setdefault(part, f"slot of {part}")
 
     def unseat(self, part: str) -> None:
         assert part
@@ -302,6 +309,24 @@ def test_the_gang_of_one_partition_has_the_node_until_its_last_part_has_left(her
     here.take(TWO_PART, partition="other")
     assert here.lanes.turner.parts == [TWO_PART]
     assert {parts for _, parts in here.rows()} == {(TWO_PART,)}
+
+
+def test_a_part_that_gets_another_slot_stays_suspended_until_it_is_resumed(here: Here) -> None:
+    here.publish(record(here, 12), 0)
+    here.take(ONE_PART)
+    here.gangs.hold(ONE_PART, on=True)
+    here.lanes.slots[ONE_PART] = "another slot, for the first one was lost"
+    here.take(ONE_PART)
+    assert here.lanes.turner.held == {ONE_PART: True}
+    here.gangs.hold(ONE_PART, on=False)
+    here.lanes.slots[ONE_PART] = "a third one"
+    here.take(ONE_PART)
+    assert here.lanes.turner.held == {}
+    here.held = [(TWO_PART, "default")]
+    here.settle()
+    here.gangs.hold(TWO_PART, on=True)
+    here.take(TWO_PART)
+    assert here.lanes.turner.held == {TWO_PART: True}, "also when it is suspended before it has a slot"
 
 
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
