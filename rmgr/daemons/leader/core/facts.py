@@ -168,10 +168,11 @@ def allocation_of(
     nodes: Mapping[str, NodeRecord] | None = None,
     *,
     gang: str = "",
+    generation: int = 0,
 ) -> Allocation:
     """Nodes and ranks of a job that starts now; the first node is its head.
 
-    nodes: what they have, for one that gets all of it. gang: the partition in whose slots it runs, "" = in none.
+    nodes: what they have, for one that gets all of it. gang: the partition in whose slots it runs, "" = in none; generation: of its record.
     """
     request, rigid = submission.request, submission.rigid or _PLAIN
     counts = [(names.name(node), processes) for first, last, processes in placement for node in range(first, last + 1)]
@@ -186,6 +187,7 @@ def allocation_of(
         planned_us=request.time_limit_us,
         whole=tuple(nodes[name].capacity.cores for name, _ in counts) if rigid.exclusive and nodes is not None else (),
         gang=gang,
+        generation=generation,
     )
 
 

@@ -345,7 +345,10 @@ class PlanExecution:
         fences = tuple((name, version) for name in names if (version := self._nodes.version_of(name)) is not None)
         if len(fences) < len(names) or not all(name in self._nodes.records for name in names):
             return None
-        allocation = allocation_of(submission, start.placement, self._names, now_us, self._nodes.records, gang=gang)
+        generation = self._gangs.next_generation(gang) if gang else 0
+        allocation = allocation_of(
+            submission, start.placement, self._names, now_us, self._nodes.records, gang=gang, generation=generation
+        )
         running = place_ops.running_key(waiting.key, allocation)
         name = waiting.name if running is waiting.key else paths.block_name(running)
         return _Chosen(waiting, data, found.version, allocation, fences, self._nodes.records[allocation.head].incarnation, name)

@@ -282,7 +282,7 @@ class HeldParts:
         self._reservations.make_room(hold.submission, hold.index)
         if part:
             cores = 0
-            if self._gangs.seat(record.gang, part, info) is None:
+            if self._gangs.seat(record, part, info) is None:
                 return False
         lane = lanes.open_for(info, None, cores, memory_mib, needs, part=part)
         if lane is not None and not lane.slot.has_home:  # the others begin at once, and could not wait for another one

@@ -414,7 +414,7 @@ class Jobs:
             self._node.return_unstarted(block)
             return False
         part = self.gangs.label(block)
-        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation.gang, part, block.info) is None:
+        if part and allocation is not None and not block.is_revoked and self.gangs.seat(allocation, part, block.info) is None:
             return False
         if not self.checkpoints.restores.is_here(block) or not self.barriers.may_start(block) or (part and not self.gangs.has_begun(part)):
             return False
