@@ -116,6 +116,7 @@ class Gang(NamedTuple):
     width: of the tree. leaves: its leaves from the left, cores of nodes. queues: (tree node, (job, adjacent entries) in order of service).
     front: (tree node, entries still to be served in this round, has completed a round in this phase) of every node that runs.
     late: (job, tree node, entries) that wait for the root's next round. next_round: newcomers to an empty queue do so.
+    memory_share: a job that asks for no memory counts as 1/so much of what its cores have of their node's; 0: it is not counted.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Gang(NamedTuple):
     next_round: bool = False
     policy: str = ""
     partition: str = "default"
+    memory_share: int = 0
 
     @property
     def homes(self) -> dict[int, int]:

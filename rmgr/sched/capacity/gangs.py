@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import Protocol
 
 from rmgr.sched.capacity.carousel import Carousel
-from rmgr.sched.job import Job, Placement, Running, nodes_of
+from rmgr.sched.job import Job, Node, Placement, Running, nodes_of
 from rmgr.sched.records import Gang
 
 #: Stands for a gang in a pool: a node that it has is nobody else's.
 OWNER = Job(id=0, submit_us=0, exclusive=True)
+
+
+def memory_on(job: Job, node: Node, count: int, share: int) -> int:
+    """Bytes of the node's memory that so many processes of the job count as: what they ask for, or its `share_of_memory`."""
+    if job.memory_bytes or not share:
+        return count * job.memory_bytes
+    return share_of_memory(node.memory_bytes, node.cores, node.cores if job.exclusive else count * job.threads, share)
+
+
+def share_of_memory(memory_bytes: int, cores: int, used: int, share: int) -> int:
+    """What a job that says nothing of memory has of a node's, on so many of its cores: 1/share (`Gang.memory_share`) of their part.
+
+    So jobs that say nothing have memory wherever they have cores.
+    """
+    return memory_bytes * used // (cores * share)
 
 
 class _Pool(Protocol):

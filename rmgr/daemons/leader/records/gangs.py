@@ -38,6 +38,7 @@ def encode_gang(gang: Gang, names: Names, attempts: Mapping[int, int], clock: Ga
             front=gang.front,
             late=gang.late,
             next_round=gang.next_round,
+            memory_share=gang.memory_share,
             attempts=tuple((job, attempts[job], served.get((job, attempts[job]), 0)) for job in gang.jobs if job in attempts),
         )
     )
@@ -66,6 +67,7 @@ def gang_of(record: GangRecord, partition: str, names: Names) -> Gang:
         next_round=record.next_round,
         policy=record.policy,
         partition=partition,
+        memory_share=record.memory_share,
     )
 
 
