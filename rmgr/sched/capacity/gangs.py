@@ -37,12 +37,13 @@ class _Pool(Protocol):
 class GangBook:
     """`job_id in book`: it stands in a gang."""
 
-    __slots__ = ("_carousels", "_owned", "by_name", "of")
+    __slots__ = ("_carousels", "_given", "_owned", "by_name", "of")
 
     def __init__(self) -> None:
         self.by_name: dict[str, Gang] = {}
         self.of: dict[int, str] = {}  #: job that runs, or is about to -> gang
         self._carousels: list[tuple[Gang, frozenset[int], Carousel]] = []  # derived, of the last records
+        self._given: tuple[Gang, int, dict[int, int]] | None = None  # derived, of the last question
         self._owned: dict[int, int] = {}  # node -> jobs of gangs that run there
 
     def __contains__(self, job_id: int) -> bool:
@@ -78,6 +79,14 @@ class GangBook:
     def remember(self, gang: Gang, closed: frozenset[int], carousel: Carousel) -> None:
         """This is what the record makes; nobody changes it from now on."""
         self._carousels = [*self._carousels[-1:], (gang, closed, carousel)]
+
+    def given(self, gang: Gang, slot: int) -> Mapping[int, int]:
+        """Job -> slots that the record gives it from its first one up to this. Cost: O(nodes of the tree), once a record and slot."""
+        if self._given is None or self._given[0] is not gang or self._given[1] != slot:
+            carousel = Carousel(gang)  # a remembered one may count from an earlier record
+            carousel.advance_to(slot)
+            self._given = gang, slot, carousel.given()
+        return self._given[2]
 
     def enter(self, pool: _Pool, run: Running) -> None:
         """One of its jobs runs: nodes that no gang had are taken."""

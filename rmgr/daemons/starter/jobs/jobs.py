@@ -119,7 +119,7 @@ class Jobs:
         self.barriers = Barriers(node, self, tree, shared, log)
         self.verdicts = Verdicts(node, self, tree, shared, log)
         self.checkpoints = Checkpoints(
-            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go,
+            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go, served_us=self._served_us,
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
         self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
@@ -458,6 +458,10 @@ class Jobs:
         if part:
             self.gangs.let_go(part, for_us)
             self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
+
+    def _served_us(self, block: ClaimedBlock) -> int | None:
+        part = self.gangs.label(block)
+        return self.gangs.served_us(part)[0] if part else None
 
     def _held_parts(self) -> list[tuple[str, str]]:
         return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]
