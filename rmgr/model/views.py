@@ -110,7 +110,9 @@ class JobView:
     resources: dict[str, int] = field(default_factory=dict)  #: of one process, beside cores and memory
     account: str = ""
     moving: MovingView | None = None  #: of placed work that has not ended
-    run_us: int = 0  #: run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores
+    #: Run time of all attempts of its ended tasks (of pulled work without lost ones), each on `cores * processes` cores; of one that shared
+    #: them in time, for how long it had them.
+    run_us: int = 0
     lost: int = 0  #: attempts of its ended tasks that were lost: with their node, its lease, a worker or data
     route: str = ""  #: its queue class: that its user named, or that a policy chose (for its first job that has one; the leader knows it)
     asked: dict[str, Any] = field(default_factory=dict)  #: the rest of what was asked for, as in `show --json`, without what is usual

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
+from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
-from rmgr.model.base.units import counted, utc
+from rmgr.model.base.units import counted, format_size, utc
 from rmgr.model.cluster.node import NodeState
 from rmgr.model.cluster.queue import QueueSpec
 from rmgr.model.tasks.placing import Rigid, job_label
@@ -81,7 +82,9 @@ def stop_whys(blocks: Sequence[BlockOnNode], snapshot: ClusterSnapshot | None = 
         shown, where = job_label(block.key.submission, block.key.first), ", ".join(block.nodes)
         view = None if snapshot is None else snapshot.placing.jobs.get((block.key.submission, block.key.first))
         if view is not None and view.turns and block.allocation is not None and block.allocation.gang:
-            whys.append(WhyView(what="gang", id=shown, detail=view.turns))
+            memory = block.allocation.memory_mib * MIB
+            limited = f"; a process has {format_size(memory)}" if memory else ""
+            whys.append(WhyView(what="gang", id=shown, detail=view.turns + limited))
         if block.stopping:
             whys.append(WhyView(what="stopping", id=shown, detail=f"it saves its state and gives up {where}: {block.stopping}"))
         elif block.is_suspended and not (view is not None and view.turns):
@@ -178,7 +181,13 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
     ]
     if not placed:
         return view
-    return replace(view, slots=placed[0].slots, served_us=view.served_us + sum(one.served_us for one in placed))
+    memory = max(block.allocation.memory_mib * MIB for block in claimed if block.allocation is not None and block.allocation.gang)
+    return replace(
+        view,
+        slots=placed[0].slots,
+        served_us=view.served_us + sum(one.served_us for one in placed),
+        memory_bytes=view.memory_bytes or memory,  # who asked for none has a part of his nodes'
+    )
 
 
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:

@@ -22,12 +22,12 @@ class Carousel:
     Everybody who makes it from the same record gets the same slots. Cost: O(nodes of the tree).
     """
 
-    __slots__ = ("entries", "jobs", "leaves", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
+    __slots__ = ("entries", "jobs", "leaves", "memory_share", "next_round", "origin_us", "rotation", "slot_us", "tree", "weights", "width")
 
     def __init__(self, gang: Gang, closed: frozenset[int] = frozenset()) -> None:
         """closed: leaves on which nothing new is placed."""
         self.width, self.leaves, self.next_round = gang.width, gang.leaves, gang.next_round
-        self.slot_us, self.origin_us = gang.slot_us, gang.origin_us
+        self.slot_us, self.origin_us, self.memory_share = gang.slot_us, gang.origin_us, gang.memory_share
         count = sum(cores for _, cores in each_node(gang.leaves))
         self.tree = Tree(gang.width, count, closed)
         self.rotation = Rotation(self.tree, Newcomers.NEXT_ROUND if gang.next_round else Newcomers.THIS_ROUND)
@@ -51,7 +51,7 @@ class Carousel:
         """An equal one that shares nothing that changes."""
         new = object.__new__(Carousel)
         new.width, new.leaves, new.next_round = self.width, self.leaves, self.next_round
-        new.slot_us, new.origin_us, new.tree = self.slot_us, self.origin_us, self.tree
+        new.slot_us, new.origin_us, new.tree, new.memory_share = self.slot_us, self.origin_us, self.tree, self.memory_share
         new.rotation, new.weights = self.rotation.copy(), dict(self.weights)
         new.entries, new.jobs = self.entries.copy(), self.jobs.copy()
         return new
@@ -122,6 +122,7 @@ class Carousel:
             self.next_round,
             policy,
             partition,
+            self.memory_share,
         )
 
 

@@ -104,4 +104,5 @@ def numbered(record: GangRecord) -> Gang:
         front=record.front,
         late=record.late,
         next_round=record.next_round,
+        memory_share=record.memory_share,
     )

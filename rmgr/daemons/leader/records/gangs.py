@@ -44,6 +44,7 @@ def encode_gang(
             front=gang.front,
             late=gang.late,
             next_round=gang.next_round,
+            memory_share=gang.memory_share,
             attempts=tuple((job, attempts[job], served.get((job, attempts[job]), 0)) for job in gang.jobs if job in attempts),
             set_us=set_us or 0,
         )

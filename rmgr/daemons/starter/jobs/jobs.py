@@ -119,7 +119,7 @@ class Jobs:
         self.barriers = Barriers(node, self, tree, shared, log)
         self.verdicts = Verdicts(node, self, tree, shared, log)
         self.checkpoints = Checkpoints(
-            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go,
+            node, tree, saving, reread=reread, directory=directory, over=over, log=log, let_go=self.let_go, served_us=self._served_us,
             on_unstartable=lambda block, failure: on_unstartable(block, block.take_ready(), failure),
         )
         self.helped = HelperParts(self.holds, shared.io.store, node.name, saving.seals, saving.charge_of)
@@ -356,7 +356,7 @@ class Jobs:
                 hold=f"{key.submission}.{key.first}.{key.attempt}",
                 uid=account.uid if account is not None else -1,
                 on_starved=lambda: self._tree.post(partial(self._node.stop_tasks, block, None, Reason.OUT_OF_MEMORY, 0)),
-                takes_turns=bool(allocation.gang),
+                clock=(lambda: (self._served_us(block) or 0) / 1e6) if allocation.gang else machine.monotonic,
             )
         if account is not None:  # last: nothing is made where he could have put something else
             hand_over(place, account)
@@ -458,6 +458,10 @@ class Jobs:
         if part:
             self.gangs.let_go(part, for_us)
             self.suspend(block, resume=True, out_of_turn_us=max(1, for_us))
+
+    def _served_us(self, block: ClaimedBlock) -> int | None:
+        part = self.gangs.label(block)
+        return self.gangs.served_us(part)[0] if part else None
 
     def _held_parts(self) -> list[tuple[str, str]]:
         return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]

@@ -55,13 +55,13 @@ def settings(policy: str, **parameters: object) -> ClusterSettings:
 class Cluster:
     """Two nodes of two cores that can stop work between slots. The boot clock of a machine is no other's."""
 
-    def __init__(self, *, freezer: str = "v2", clock: bool = True) -> None:
-        self.bench = Bench(settings("dqt", quantum=QUANTUM_US / 1e6))
+    def __init__(self, *, freezer: str = "v2", clock: bool = True, memory_bytes: int = 0, **parameters: object) -> None:
+        self.bench = Bench(settings("dqt", quantum=QUANTUM_US / 1e6, **parameters))
         self.bench.tree._now_ms = lambda: round(self.bench.now_s * 1e3)
         self.bench.boot_us = {"n1": 7_000_000_000, "n2": -3_000_000} if clock else {}
         self.bench.lead()
-        self.nodes = self.bench.starter("n1", freezer=freezer)
-        self.others = self.bench.starter("n2", freezer=freezer)
+        self.nodes = self.bench.starter("n1", freezer=freezer, memory_bytes=memory_bytes)
+        self.others = self.bench.starter("n2", freezer=freezer, memory_bytes=memory_bytes)
         self.bench.advance(1)
 
     def starter_of(self, node: str) -> Starter:
@@ -524,3 +524,42 @@ def snapshot_of(cluster: Cluster) -> ClusterSnapshot:
     assert leader is not None
     facts = replace(leader.snapshot(), placing=leader.placer.view())
     return replace(facts, claimed=on_the_move(claimed_blocks(cluster.bench.outside, ["n1", "n2"], timeout_s=60), facts))
+
+
+def test_a_job_that_asks_for_no_memory_has_its_part_of_each_node_and_others_find_the_rest() -> None:
+    cluster = Cluster(memory_bytes=8 << 30, most_jobs=4)
+    wide, narrow = cluster.submit(), cluster.submit(1)
+    (_, block, _), (_, small, _) = cluster.running()[wide], cluster.running()[narrow]
+    assert block.allocation is not None
+    assert small.allocation is not None
+    assert (block.allocation.memory_mib, small.allocation.memory_mib) == (1024, 1024)  # of a process: 1/4 of a node's for two of them
+    key = next(key for key in cluster.bench.look.keys(paths.running_node(block.allocation.head)) if key.submission == wide)
+    assert key.memory_mib == 2048
+    hold = cluster.bench.outside.get(paths.hold_of("n2", wide, 0, 1)).result(60)
+    assert hold is not None
+    assert decode_record(hold.data, NodeHold).memory_mib == 2048
+    shown = {view.id: view.memory_bytes for view in answers.jobs(snapshot_of(cluster))}
+    assert shown == {wide: 1 << 30, narrow: 1 << 30}
+    assert "a process has 1.0G" in next(why.detail for why in answers.explain(snapshot_of(cluster), wide, None).why if why.what == "gang")
+    asks = cluster.submit(2, memory_bytes=7 << 29)
+    assert asks not in cluster.running()
+    assert "lack memory" in cluster.reason(asks)
+    cluster.end(wide)
+    assert asks in cluster.running()
+    cluster.another_leader()
+    late = cluster.submit(2)
+    assert cluster.record()[0].memory_share == 4
+    assert late in cluster.running()
+
+
+def test_jobs_that_ask_for_no_memory_never_lack_it() -> None:
+    cluster = Cluster(memory_bytes=1000 << 20, most_jobs=3)
+    numbers = [cluster.submit(1) for _ in range(12)]  # 3 jobs on each of 4 cores
+    assert set(cluster.running()) == set(numbers)
+    over = cluster.submit(1)
+    assert over not in cluster.running()
+    found: dict[str, int] = {}
+    for node, block, _ in cluster.running().values():
+        assert block.allocation is not None
+        found[node] = found.get(node, 0) + block.allocation.memory_mib
+    assert all(990 <= mib <= 1000 for mib in found.values())
