@@ -14,7 +14,7 @@ MAX_FRAME = 64 * 1024 * 1024
 HEADER = 4
 #: What decoders raise: other bytes, text that is no UTF-8, keys that cannot be keys, fields that nobody knows and that are nested
 #: thousands deep. The other end may be a user's, and an error of another kind ends the thread that reads, or its whole process.
-UNREADABLE = (*UNREADABLE_TEXT, OverflowError, TypeError)
+UNREADABLE = (*UNREADABLE_TEXT, TypeError)
 #: Characters of what they say.
 _TOLD = 300
 #: Values of one frame, counted in frames of more than so many bytes: each byte may be a struct of a hundred bytes once it is decoded.
