@@ -231,6 +231,8 @@ class Turner:
             time.sleep(_POLL_S if not used else 0.005)
         self._late += is_late or bool(used)
         computing = [part for part in waits if part.used_ns() - used[part.name] > _LITTLE_NS]
+        for part in waits:
+            self._send(Stubborn(part.name, part in computing))  # before its spawner can tell of its end
         while computing and time.clock_gettime_ns(CLOCK) - began < _STUBBORN_NS + _DYING_NS:
             for part in computing:
                 part.kill()
@@ -240,7 +242,6 @@ class Turner:
         for part in waits:
             self._has_stopped(part, time.clock_gettime_ns(CLOCK))
             part.is_awake = part.is_deep = part not in computing
-            self._send(Stubborn(part.name, not part.is_awake))
 
     @staticmethod
     def _has_stopped(part: _Part, now: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from breakable import RECOVERY_S, TICK, Chaos, T, eventually
 
 from rmgr.client.taskqueue import TaskQueue
+from rmgr.daemons.starter.execution.gangs import OVERRAN
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.runner.host.contain import state_of
@@ -191,6 +192,33 @@ def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning
     assert turning.chaos.rmgr("cancel", str(stubborn)).returncode == 0
     eventually("it is gone", lambda: turning.view(stubborn).state is State.CANCELLED, within=PATIENCE_S)
     turning.completed(wide)
+
+
+def test_who_computes_on_after_its_turn_is_killed_and_told_so(turning: Turning):
+    """Somebody outside continues it at once, again and again."""
+    chaos = turning.chaos
+    chaos.restart("n1", cores=1, RMGR_STARTER_FREEZER="signals")
+    spins = turning.command(1, "sh", "-c", "while :; do :; done", "spinning", options=("-t", "10m", "--nodelist", "n1"))
+    other = turning.submit(1, 0.5, "--nodelist", "n1")
+    turning.turned(other)
+    pids = [pid for pid in turning.pids_of("n1") if psutil.Process(pid).cmdline()[-1:] == ["spinning"]]
+    assert pids
+    helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, pids)], stderr=-3)
+    try:
+        eventually("it has begun", lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR, within=PATIENCE_S)
+        if turning.view(spins).state.is_final is False and helper.poll() is not None:
+            pytest.skip("no process may go before others here")
+        eventually("it is killed", lambda: turning.view(spins).state.is_final, within=PATIENCE_S)
+    finally:
+        helper.kill()
+        helper.wait(10)
+    view = turning.view(spins)
+    assert (view.state, view.reason, view.error) == (State.FAILED, "SIGNAL", OVERRAN)
+    for command in ("show", "explain"):
+        done = chaos.rmgr(command, str(spins))
+        assert OVERRAN in done.stdout, done
+    turning.completed(other)
+    chaos.restart("n1", cores=1)
 
 
 def test_limits_count_served_time(turning: Turning):

@@ -227,20 +227,6 @@ def test_who_is_let_go_or_held_stays_so_when_a_turner_dies(bench: Bench) -> None
     assert bench.stretches("c")[-1].end < since
 
 
-#: Continues processes as soon as somebody stops them, before all other work of the machine.
-CONTINUE = """
-import os, signal, sys, time
-os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
-while True:
-    for pid in map(int, sys.argv[1:]):
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            sys.exit()
-    time.sleep(0.00005)
-"""
-
-
 def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
     """Somebody outside continues him at once, again and again."""
     bench = Bench(tmp_path, Freezer.SIGNALS)
@@ -250,7 +236,7 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
         bench.add("b")
         bench.runner.turner.rows(((now_ns(), ("a",)),))
         eventually(bench.has_run("a", times=1))
-        helper = psutil.Popen([sys.executable, "-c", CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
+        helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, bench.processes("a"))], stderr=-3)
         eventually(lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR)
         if helper.poll() is not None:
             pytest.skip("no process may go before others here")
@@ -261,6 +247,8 @@ def test_who_computes_on_is_killed_and_the_next_goes_on(tmp_path: Path) -> None:
         eventually(bench.has_run("b", times=1))
         assert bench.slots["a"].is_up, "his spawner tells of his end"
         eventually(lambda: any(isinstance(event, CommandsEnded) and event.slot is bench.slots["a"] for event in bench.take()))
+        seen = [type(event) for event in bench.take() if not isinstance(event, CommandsEnded) or event.slot is bench.slots["a"]]
+        assert seen.index(PartStubborn) < seen.index(CommandsEnded), "who hears of the end knows why"
     finally:
         if helper is not None:
             helper.kill()

@@ -55,6 +55,8 @@ _DRIFT_US = 500
 _LOOK_S = 1.0
 #: A clock that could not be read for so long is told of.
 _SILENT_S = 3.0
+#: Why an attempt ended that the turner had to kill.
+OVERRAN = "it computed on for a second after the end of its turn, and was killed"
 #: Whose cores of a node all its gangs' are, in its lanes.
 _OURS = "gangs"
 
@@ -77,6 +79,7 @@ class _Part:
     slot: Slot
     has_begun: bool = False
     is_over_limit: bool = False  #: and was told so
+    was_killed: bool = False  #: by the turner
     served_us: int = 0
     turns: int = 0
 
@@ -112,7 +115,7 @@ class Gangs:
 
     Args:
         held: parts here of attempts whose script runs elsewhere, and their gangs. over_limit: is told of an attempt whose script runs here
-        and that was served for as long as it may be.
+        and that was served for as long as it may be. killed: of a part that the turner has killed.
         open_clock: makes what reads the clock of another machine.
     """
 
@@ -123,6 +126,7 @@ class Gangs:
         *,
         held: Callable[[], Iterable[tuple[str, str]]],
         over_limit: Callable[[ClaimedBlock], None],
+        killed: Callable[[str], None],
         open_clock: Callable[[Callable[[], None]], ClockReader],
         metrics: StarterMetrics,
         log: Log,
@@ -132,6 +136,7 @@ class Gangs:
         self._tree = tree
         self._held = held
         self._over_limit = over_limit
+        self._killed = killed
         self._open_clock = open_clock
         self._log = log
         self._parts: dict[str, _Part] = {}
@@ -178,6 +183,11 @@ class Gangs:
         found = self._parts.get(part)
         return (found.served_us, found.turns) if found is not None else (0, 0)
 
+    def was_killed(self, part: str) -> bool:
+        """It computed on after its turn."""
+        found = self._parts.get(part)
+        return found is not None and found.was_killed
+
     def let_go(self, part: str, for_us: int) -> None:
         """Runs out of its turn, because it is to end or to save its state; for a minute at most."""
         if part in self._parts:
@@ -215,7 +225,10 @@ class Gangs:
                     if (found := self._parts.get(part)) is not None:
                         found.served_us, found.turns = served_ns // 1000, turns
             case PartStubborn():
-                why = "it computed on at the end of its turn, and was killed" if event.killed else "it does not stop at the end of its turn"
+                why = OVERRAN if event.killed else "it waits in the kernel at the end of its turn: it is stopped when it wakes"
+                if event.killed and (found := self._parts.get(event.part)) is not None:
+                    found.was_killed = True
+                    self._killed(event.part)
                 self._log.warning("part_stubborn", name=event.part, why=why)
             case TurnerRestarted():
                 self._log.warning("turner_restarted", node=self._node.name)

@@ -25,7 +25,7 @@ from rmgr.daemons.starter.checkpoint.checkpoint import Checkpoints
 from rmgr.daemons.starter.checkpoint.helping import HelperParts
 from rmgr.daemons.starter.core.blocks import ClaimedBlock
 from rmgr.daemons.starter.core.fetch import FetchFailure
-from rmgr.daemons.starter.execution.gangs import Gangs
+from rmgr.daemons.starter.execution.gangs import OVERRAN, Gangs
 from rmgr.daemons.starter.execution.holds import HeldParts
 from rmgr.daemons.starter.execution.reservations import Reservations
 from rmgr.daemons.starter.jobs.barrier import Barriers
@@ -60,6 +60,8 @@ _SUSPEND_S = 10.0
 _SHAPES = 64
 #: Pause after a block could not be read.
 _PAUSE_S = 0.5
+#: How a spawner tells the end of what the turner has killed.
+_KILLED = frozenset({Reason.SIGNAL, Reason.WORKER_LOST})
 #: Ends that want of memory on another node of a job is the cause of, where there was such.
 _STARVING = frozenset({Reason.OUT_OF_MEMORY, Reason.EXIT_CODE, Reason.SIGNAL, Reason.EXCEPTION})
 
@@ -110,8 +112,9 @@ class Jobs:
         self._log = log
         self.reservations = Reservations(node, self, tree, log=log)
         self.gangs = Gangs(
-            node, tree, held=self._held_parts, over_limit=self._over_limit, open_clock=shared.open_clock, metrics=shared.metrics, log=log
-        )
+            node, tree, held=self._held_parts, over_limit=self._over_limit, killed=self._overran, open_clock=shared.open_clock,
+            metrics=shared.metrics, log=log,
+        )  # fmt: skip
         self.holds = HeldParts(
             node, tree, shared, accounts=accounts, directory=directory, log=log, reservations=self.reservations, on_missing=on_missing,
             gangs=self.gangs,
@@ -431,6 +434,8 @@ class Jobs:
         ending.max_rss_kib = max(ending.max_rss_kib, max_rss_kib)
         if part := self.gangs.label(block):
             ending.served_us, ending.turns = self.gangs.served_us(part)
+            if self.gangs.was_killed(part) and ending.reason in _KILLED:
+                ending.reason, ending.error = Reason.SIGNAL, OVERRAN
         place = self._places.get(block.key)
         if place is not None and ending.reason in _STARVING and not place.exists():
             ending.reason, ending.error = Reason.NODE_LOST, f"the job's directory was removed on node {self._node.name} ({ending.error})"
@@ -465,6 +470,10 @@ class Jobs:
 
     def _held_parts(self) -> list[tuple[str, str]]:
         return [(hold.name, hold.record.gang) for hold in self.holds if hold.record is not None and hold.record.gang]
+
+    def _overran(self, part: str) -> None:
+        if (hold := self.holds.get(part)) is not None:
+            hold.killed = OVERRAN
 
     def _over_limit(self, block: ClaimedBlock) -> None:
         self._node.stop_tasks(block, None, Reason.TIME_LIMIT, block.info.record.grace_us)

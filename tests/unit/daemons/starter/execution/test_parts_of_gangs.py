@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rmgr.adapters.host.workevents import PartBegan, PartsServed
+from rmgr.adapters.host.workevents import PartBegan, PartsServed, PartStubborn
 from rmgr.coord.protocol import paths
 from rmgr.coord.protocol.multi import Stamped, Stat
 from rmgr.coord.protocol.records import encode_record
@@ -105,12 +105,14 @@ class Here:
         self.watches: list[Callable[[], None]] = []
         self.held: list[tuple[str, str]] = []
         self.settled = 0
+        self.killed: list[str] = []
         self.log = Mock()
         self.gangs = Gangs(
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             held=lambda: self.held,
             over_limit=lambda _block: None,
+            killed=self.killed.append,
             open_clock=lambda _told: self.clock,  # type: ignore[arg-type,return-value]
             metrics=StarterMetrics(),
             log=self.log,
@@ -327,6 +329,15 @@ def test_a_part_that_gets_another_slot_stays_suspended_until_it_is_resumed(here:
     here.gangs.hold(TWO_PART, on=True)
     here.take(TWO_PART)
     assert here.lanes.turner.held == {TWO_PART: True}, "also when it is suspended before it has a slot"
+
+
+def test_who_was_killed_by_the_turner_is_known_and_who_sleeps_is_another(here: Here) -> None:
+    here.publish(record(here, 12), 0)
+    here.take(ONE_PART, TWO_PART)
+    here.gangs.take(PartStubborn(ONE_PART, killed=True))
+    here.gangs.take(PartStubborn(TWO_PART, killed=False))
+    assert (here.gangs.was_killed(ONE_PART), here.gangs.was_killed(TWO_PART)) == (True, False)
+    assert here.killed == [ONE_PART]
 
 
 def test_what_is_over_leaves_and_gives_the_cores_back(here: Here) -> None:
