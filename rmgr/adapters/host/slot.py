@@ -32,6 +32,7 @@ from rmgr.model.wire import frames, stream
 from rmgr.model.wire.frames import CommandBatch, CommandEnd, CommandStarted, WorkerGone
 from rmgr.runner.host import home
 from rmgr.runner.host.board import Board
+from rmgr.runner.host.contain import processor_seconds
 from rmgr.runner.host.kernel import OF_SPAWNERS
 from rmgr.runner.host.removal import remove_tree
 
@@ -190,6 +191,14 @@ class Slot:
     def freeze_file(self) -> str:
         """Stops its workers and isolated commands, "" = there is none."""
         return self._cgroup.freeze_file if self._cgroup is not None else ""
+
+    def processor_seconds(self, worker: Worker) -> tuple[float, float]:
+        """(processor time, time for which a processor was waited for) of a worker and of what it has started.
+
+        A control group counts also what is its child no more, and nobody's. Cost: as of the function of this name.
+        """
+        used_s, waited_s = processor_seconds(worker.pid)
+        return max(used_s, self._cgroup.processor_s(f"w{worker.number}") if self._cgroup is not None else 0.0), waited_s
 
     def start_worker(self, spec: WorkerSpec) -> Worker:
         """Forks a Python worker; tasks may be sent at once. `WorkerReady`, or `WorkerFailed` and `WorkerEnded`, follow."""

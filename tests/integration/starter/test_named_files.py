@@ -47,6 +47,16 @@ def test_the_loop_of_a_starter_looks_at_no_file_that_users_name(rig: Rig, tmp_pa
     assert looked == []
 
 
+def test_a_file_of_holes_is_as_large_as_it_says_also_where_work_has_the_starters_rights(rig: Rig) -> None:
+    rig.start(work_cap_user_bytes=30 << 20)
+    number = rig.submit(Command(argv=("truncate", "-s", "3600M", "a"), output_files=(("k", "a"),)))
+    outcome = rig.outcomes(number, 1)[0]
+    assert outcome.reason is Reason.BAD_OUTPUT
+    assert "bytes, holes counted), and one that is stored has at most 30M" in outcome.error
+    fits = rig.submit(Command(argv=("truncate", "-s", "20M", "a"), output_files=(("k2", "a"),)))
+    assert rig.outcomes(fits, 1)[0].state is State.COMPLETED
+
+
 def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
