@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import msgspec
+
 from rmgr.coord.views.snapshot import BlockOnNode, ClusterSnapshot
 from rmgr.model.base.resources import MIB
 from rmgr.model.base.states import Reason, State
@@ -182,7 +184,7 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
     if not placed:
         return view
     memory = max(block.allocation.memory_mib * MIB for block in claimed if block.allocation is not None and block.allocation.gang)
-    return replace(
+    return msgspec.structs.replace(
         view,
         slots=placed[0].slots,
         served_us=view.served_us + sum(one.served_us for one in placed),
@@ -192,10 +194,10 @@ def with_turns(view: JobView, claimed: Sequence[BlockOnNode], snapshot: ClusterS
 
 def with_shares(view: V, snapshot: ClusterSnapshot, submission: Submission) -> V:
     """With its priority and account; and what that and its user have used against their shares, where its policy orders by it now."""
-    view = replace(view, priority=submission.priority, account=submission.account)
+    view = msgspec.structs.replace(view, priority=submission.priority, account=submission.account)
     queue = snapshot.settings.queue(submission.queue) if snapshot.placing.shares and not view.state.is_final else None
     found = None if queue is None else snapshot.placing.shares.get((queue.partition, submission.account, submission.user))
-    return view if found is None else replace(view, account_share=found[0], share=found[1])
+    return view if found is None else msgspec.structs.replace(view, account_share=found[0], share=found[1])
 
 
 def failed_policies(snapshot: ClusterSnapshot) -> dict[str, str]:

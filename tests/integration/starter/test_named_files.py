@@ -81,9 +81,8 @@ def test_an_end_that_cannot_be_taken_in_is_its_tasks_alone_and_cancels_go_on(
     (tmp_path / "go").touch()
     assert rig.outcomes(waits, 1)[0].reason is Reason.EXIT_CODE, "what ran beside it was told"
     runs = rig.submit(Command(argv=("sleep", "600")), [b""] * 2, blocks=2)
-    blocks = eventually(lambda: [block for block in running.agent().blocks.values() if block.key.submission == runs and block.live])
-    eventually(lambda: sum(block.live for block in running.agent().blocks.values()) == 2, "both cores are free for them")
-    blocks = [block for block in running.agent().blocks.values() if block.key.submission == runs]
+    eventually(lambda: sum(block.live for block in list(running.agent().blocks.values())) == 2, "both cores are free for them")
+    blocks = [block for block in list(running.agent().blocks.values()) if block.key.submission == runs]
     for block in blocks:
         running.parts.starter.ask(lambda block=block: running.agent().cancel(block, None, "enough", 0))
     assert {outcome.state for outcome in rig.outcomes(runs, 2).values()} == {State.CANCELLED}
