@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from rmgr.adapters.access.auth import Caller
 from rmgr.adapters.access.limits import Bounds
 from rmgr.adapters.calls.links import ServerLink
@@ -216,7 +218,8 @@ class Calls:
         if interface is None:
             raise NotFound(f"no server offers {request.function}", hint="rmgr functions")
         wanted = self._wanted(caller, interface, request.sizes)
-        return pick_to_message(self._picked(replace(self._request(wanted, caller.user, self.relay.links.all()), explain=True)))
+        request = self._request(wanted, caller.user, self.relay.links.all())
+        return pick_to_message(self._picked(msgspec.structs.replace(request, explain=True)))
 
     def _request(self, wanted: Wanted, user: str, links: Sequence[ServerLink]) -> PickRequest:
         return PickRequest(
@@ -235,7 +238,7 @@ class Calls:
         if found is not None and found.unknown:  # a new leader, or a server that has just come
             self._report()
             found = self._asked(lambda leader: leader.pick(request))
-        return replace(self._own.pick(request), degraded=True) if found is None else found
+        return msgspec.structs.replace(self._own.pick(request), degraded=True) if found is None else found
 
     def _asked(self, question: Callable[[MetaserverClient], Any]) -> Any:
         """The leader's answer; None where there is none in time."""
@@ -314,7 +317,7 @@ class Calls:
     def servers(self, request: Any) -> Any:
         """See `relay.Choosing`."""
         found: ServersView | None = self._asked(lambda leader: leader.servers(request.name))
-        return servers_to_message(replace(self._own.servers(request.name), degraded=True) if found is None else found)
+        return servers_to_message(msgspec.structs.replace(self._own.servers(request.name), degraded=True) if found is None else found)
 
     def _run(self) -> None:
         looked_s = reported_s = -math.inf

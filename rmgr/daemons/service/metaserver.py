@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+import msgspec
+
 from rmgr.daemons.service.server_book import Life, ServerBook, is_rate
 from rmgr.model.cluster.queue import PipelineSpec
 from rmgr.model.cluster.servers import (
@@ -167,7 +169,7 @@ class Metaserver:
             if asked.explain:
                 return self._explained(asked, able, notes, found, now_us)
             if not able:
-                return replace(found, why=_none_able(asked, notes, unknown))
+                return msgspec.structs.replace(found, why=_none_able(asked, notes, unknown))
             for candidate in asked.servers:
                 if candidate.name in able:
                     self._tell_link(*able[candidate.name], asked, candidate, now_us)
@@ -183,10 +185,10 @@ class Metaserver:
             if sent is None or option is None:
                 self._tell("call_left", call.id, CALLS)
                 why = plan.left.get(call.id)
-                return replace(found, policy=self._policy_words(now_us), why=_said(why, plan))
+                return msgspec.structs.replace(found, policy=self._policy_words(now_us), why=_said(why, plan))
             one, _ = able[sent.to]
             one.sent_us.append(now_us)
-            return replace(
+            return msgspec.structs.replace(
                 found,
                 server=sent.to,
                 life=one.life,
@@ -264,7 +266,8 @@ class Metaserver:
         for one, rate in able.values():
             state.server_changed(one.record(asked.gateway, rate))
         if not able:
-            return replace(found, why=_none_able(asked, notes, found.unknown), terms=tuple(terms[name] for name in sorted(terms)))
+            why = _none_able(asked, notes, found.unknown)
+            return msgspec.structs.replace(found, why=why, terms=tuple(terms[name] for name in sorted(terms)))
         call = self._call(asked, state.partitions[CALLS].servers.keys() - able.keys(), now_us)
         state.call_submitted(call)
         plan = run_pass(state, frozenset({Cause.CALL_SUBMITTED}), now=now_us, seed=_SEED, pipeline=(self._picking(now_us),))
@@ -282,11 +285,11 @@ class Metaserver:
                 computing_s=option.forecast.computing_s,
                 transfer_s=option.forecast.transfer_s,
             )
-        found = replace(found, terms=tuple(terms[name] for name in sorted(terms)))
+        found = msgspec.structs.replace(found, terms=tuple(terms[name] for name in sorted(terms)))
         if sent is None:
-            return replace(found, why=_said(plan.left.get(call.id), plan))
+            return msgspec.structs.replace(found, why=_said(plan.left.get(call.id), plan))
         chosen = terms[sent.to]
-        return replace(
+        return msgspec.structs.replace(
             found,
             server=sent.to,
             life=able[sent.to][0].life,

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isfinite
 
+import msgspec
+
 from rmgr.coord.calls.lives import OVER_US
 from rmgr.errors import UNREADABLE_TEXT
 from rmgr.model.cluster.servers import (
@@ -236,8 +238,8 @@ class ServerBook:
         refresh_us = report.refresh_us or REFRESH_US
         one.unfit = _unfit(server)
         if one.unfit:  # nothing of it gets into a formula, a log or a view
-            server = replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
-        one.about = replace(server, answered=(), load=None)
+            server = msgspec.structs.replace(server, mops=0.0, bytes_per_s=0.0, round_trip_s=0.0, load=None)
+        one.about = msgspec.structs.replace(server, answered=(), load=None)
         rate, round_trip_s, link_us = server.bytes_per_s, server.round_trip_s, now_us - server.link_ago_us
         before = one.words.get(report.gateway)
         if before is not None and before.bytes_per_s > 0 and (before.link_us > link_us or not rate):  # a pick told it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 #: The partition of calls: it has servers and a policy, no nodes and no queues.
 CALLS = "calls"
@@ -15,8 +15,7 @@ REFRESH_US = 10_000_000
 # -- gateways report ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
+class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Load of a server at one moment. other: other work's busy cores beyond those that are no slots. mean_load: since the answer before.
 
     arrivals_per_s, service_s, service_cv: of its calls since it was started.
@@ -31,8 +30,7 @@ class ServerLoad:
     service_cv: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallReport:
+class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     """An answered call. function: `name@version`. took_us: from its submission to its answer."""
 
     function: str
@@ -44,8 +42,7 @@ class CallReport:
     predicted_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReport:
+class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     """A server as one gateway knows it.
 
     functions: interfaces as canonical JSON. mops: million operations/s of one slot. measured_ago_us, link_ago_us: how long before the
@@ -70,8 +67,7 @@ class ServerReport:
     heard_ago_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayReport:
+class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
     """All servers whose streams a gateway holds, and those that it lost in the last hour. refresh_us: how often it reports."""
 
     gateway: str
@@ -80,8 +76,7 @@ class GatewayReport:
     refresh_us: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LifeHeard:
+class LifeHeard(msgspec.Struct, frozen=True, kw_only=True):
     """A life of a server as other gateways know it. over: nothing of it runs any more."""
 
     name: str
@@ -90,8 +85,7 @@ class LifeHeard:
     over: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportAnswer:
+class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway picks by where no leader answers, and what others know of the servers that it has named.
 
     pipeline: JSON, as `PipelineSpec.document`.
@@ -106,8 +100,7 @@ class ReportAnswer:
 # -- picks ----------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A server that a call can go to, with what its gateway knows of the link now."""
 
     name: str
@@ -116,8 +109,7 @@ class Candidate:
     round_trip_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PickRequest:
+class PickRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that wants a server. function: `name@version`. bytes: both ways. explain: nothing is sent, all terms are told."""
 
     gateway: str
@@ -130,8 +122,7 @@ class PickRequest:
     explain: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TermView:
+class TermView(msgspec.Struct, frozen=True, kw_only=True):
     """One server in the formula: L and P as they count, T (0 = not measured), and what comes of them. note: why it cannot have the call."""
 
     server: str
@@ -143,8 +134,7 @@ class TermView:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Pick(msgspec.Struct, frozen=True, kw_only=True):
     """Where a call goes. server: "" = nowhere, because of `why`. unknown: candidates to be reported; then it is asked again."""
 
     server: str = ""
@@ -163,8 +153,7 @@ class Pick:
 # -- what is shown --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkView:
+class LinkView(msgspec.Struct, frozen=True, kw_only=True):
     """The network between a gateway and a server. age_s: of its measurement."""
 
     site: str
@@ -174,8 +163,7 @@ class LinkView:
     age_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerView:
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     """A server. state: open, stale, away, odd or closed; why: of the state. bytes_per_s: of its best link, 0 = not measured.
 
     age_s: of the last report of its load. assigned: calls sent there since.
@@ -198,8 +186,7 @@ class ServerView:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServersView:
+class ServersView(msgspec.Struct, frozen=True, kw_only=True):
     """All servers by name, and who picks. degraded: a gateway picks by itself."""
 
     servers: tuple[ServerView, ...] = ()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
+
+import msgspec
 
 from rmgr.coord.views.health import with_part
 from rmgr.daemons.leader.core.doors import LoopTimers, StoreCalls
@@ -80,7 +81,7 @@ class LeaderCalls:
                 servers=len(able),
                 age_s=max((server.age_s for server in able), default=0.0),
             )
-            view = replace(view, policies=(*view.policies, mine))
+            view = msgspec.structs.replace(view, policies=(*view.policies, mine))
         if not problem:
             return view
         fix = f"rmgr policy set NAME --partition {CALLS}"
@@ -132,7 +133,7 @@ class CallAnswering:
             outcome = "sent" if found.server else "unknown" if found.unknown else "none"
             self._metrics.call_picks.labels(outcome).inc()
             self._metrics.call_pick_seconds.observe(took_s)
-        return replace(found, took_us=round(took_s * 1e6))
+        return msgspec.structs.replace(found, took_us=round(took_s * 1e6))
 
     def servers(self, name: str) -> ServersView:
         """See `MetaserverAnswers`."""

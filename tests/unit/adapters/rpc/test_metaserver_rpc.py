@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from rmgr.adapters.rpc.convert import from_message, to_message
@@ -97,7 +97,7 @@ def test_questions_and_answers_arrive_whole(client: MetaserverClient) -> None:
 @pytest.mark.parametrize("kind", CARRIED)
 def test_every_field_has_its_field_in_the_message(kind: type[Any]) -> None:
     fields = {field.name for field in CARRIED[kind].DESCRIPTOR.fields} - {"ask"}  # between gateway and server alone
-    assert {field.name for field in dataclasses.fields(kind)} == fields
+    assert {field.name for field in msgspec.structs.fields(kind)} == fields
 
 
 @pytest.mark.parametrize("noun", [REPORT, ANSWER, ASKED, PICK, SHOWN], ids=lambda noun: type(noun).__name__)

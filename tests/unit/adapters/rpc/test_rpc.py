@@ -108,7 +108,7 @@ def test_a_view_survives_the_wire(view):
     assert view == from_message(kind, MESSAGES[kind].FromString(to_message(view).SerializeToString()))
 
 
-@pytest.mark.parametrize("kind", MESSAGES)
+@pytest.mark.parametrize("kind", [kind for kind in MESSAGES if kind.__module__ == JobView.__module__])
 def test_every_field_of_a_view_has_its_field_in_the_message(kind):
     fields = {f"{field.name}_json" if (kind, field.name) in JSON_FIELDS else field.name for field in msgspec.structs.fields(kind)}
     assert fields == {field.name for field in MESSAGES[kind].DESCRIPTOR.fields}

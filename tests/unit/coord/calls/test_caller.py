@@ -112,7 +112,7 @@ def test_the_deadline_tells_whether_it_may_have_run() -> None:
     assert ended(*SENT, late, timeout_us=3 * S) is Outcome.LOST
     assert ended(*SENT, LifeIs(A, Standing.OVER), late, idempotent=True, timeout_us=3 * S) is Outcome.LOST
     assert ended(*SENT, (4 * S, Answered(ID, A, RESULT)), timeout_us=3 * S) is Outcome.RESULT  # the clock stood, the answer is here
-    assert after(Begin(), timeout_us=3 * S)[1] == (Ask(1, None, (), 3 * S - 3 * S // 10),)
+    assert after(Begin(), timeout_us=3 * S)[1] == (Ask(1, None, (), 3 * S - 3 * S // 4),)
 
 
 def test_none_offers_it_for_ten_seconds() -> None:

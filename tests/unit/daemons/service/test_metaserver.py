@@ -6,9 +6,10 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from rmgr.daemons.service.metaserver import BENCH_US, Metaserver
@@ -303,7 +304,7 @@ def test_another_interface_under_the_same_version_is_odd() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_report_that_nothing_can_be_computed_with_makes_its_server_odd(field_: str, value: float) -> None:
     world = World()
-    world.report(replace(server("s1"), **{field_: value}), server("s2", 9))
+    world.report(msgspec.structs.replace(server("s1"), **{field_: value}), server("s2", 9))
     assert (world.server("s1").state, world.pick("s1", "s2").server) == ("odd", "s2")
     assert field_ in world.server("s1").why
 
@@ -396,7 +397,7 @@ def test_explain_tells_the_terms_and_changes_nothing() -> None:
     assert first.transfer_s == pytest.approx(BYTES / 5e5)
     assert (second.load, second.bytes_per_s, second.note) == (0.0, 3e6, "")
     assert third.note == "closed: it is leaving: it finishes what it has"
-    assert told == replace(world.pick("s1", "s2", "s3", rates={"s2": 3e6}), terms=told.terms)
+    assert told == msgspec.structs.replace(world.pick("s1", "s2", "s3", rates={"s2": 3e6}), terms=told.terms)
 
 
 # -- policies that change and fail ----------------------------------------------------------------------------------------------
