@@ -65,20 +65,20 @@ def to_message(view: Any) -> Any:
     """A view as its protobuf message."""
     kind = type(view)
     message = MESSAGES[kind]()
-    for field in msgspec.structs.fields(kind):
-        value = getattr(view, field.name)
+    for name in _HINTS[kind]:
+        value = getattr(view, name)
         if value is None:
             continue
-        if (kind, field.name) in JSON_FIELDS:
-            setattr(message, f"{field.name}_json", json.dumps(value, sort_keys=True))
+        if (kind, name) in JSON_FIELDS:
+            setattr(message, f"{name}_json", json.dumps(value, sort_keys=True))
         elif isinstance(value, tuple):
-            getattr(message, field.name).extend(to_message(item) if type(item) in MESSAGES else item for item in value)
+            getattr(message, name).extend(to_message(item) if type(item) in MESSAGES else item for item in value)
         elif isinstance(value, dict):
-            getattr(message, field.name).update(_strings(kind, field.name, value))
+            getattr(message, name).update(_strings(kind, name, value))
         elif type(value) in MESSAGES:
-            getattr(message, field.name).CopyFrom(to_message(value))
+            getattr(message, name).CopyFrom(to_message(value))
         else:
-            setattr(message, field.name, str(value) if isinstance(value, State | Reason) else value)
+            setattr(message, name, str(value) if isinstance(value, State | Reason) else value)
     return message
 
 
@@ -93,17 +93,16 @@ def from_message(kind: type[V], message: Any) -> V:
 
 def _view(kind: type[V], message: Any) -> V:
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        hint = _HINTS[kind][field.name]
-        if (kind, field.name) in JSON_FIELDS:
-            values[field.name] = json.loads(getattr(message, f"{field.name}_json") or "{}")
+    for name, hint in _HINTS[kind].items():
+        if (kind, name) in JSON_FIELDS:
+            values[name] = json.loads(getattr(message, f"{name}_json") or "{}")
         elif type(None) in get_args(hint):
             inner = next(part for part in get_args(hint) if part is not type(None))
-            present = message.HasField(field.name)
-            raw = getattr(message, field.name)
-            values[field.name] = (from_message(inner, raw) if inner in MESSAGES else raw) if present else None
+            present = message.HasField(name)
+            raw = getattr(message, name)
+            values[name] = (from_message(inner, raw) if inner in MESSAGES else raw) if present else None
         else:
-            values[field.name] = _plain(kind, field.name, hint, getattr(message, field.name))
+            values[name] = _plain(kind, name, hint, getattr(message, name))
     return kind(**values)
 
 
