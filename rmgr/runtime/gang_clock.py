@@ -11,6 +11,7 @@ from rmgr.adapters.identity.credentials import Credentials
 from rmgr.adapters.rpc.server import NodeClient
 from rmgr.errors import RmgrError
 from rmgr.runtime import machine
+from rmgr.runtime.failpoint import failpoint
 
 #: Questions of one reading: that with the shortest round trip counts.
 _ASKED = 8
@@ -110,6 +111,7 @@ class ClockReader:
                 for _ in range(_ASKED):
                     began_ns = machine.boottime_ns()
                     there_us, its_incarnation = client.clock(node)
+                    failpoint("gang_clock.answered")
                     ended_ns = machine.boottime_ns()
                     if its_incarnation != incarnation:
                         self.problem = "its Starter was started anew"

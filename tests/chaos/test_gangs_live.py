@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,19 @@ import psutil
 import pytest
 from breakable import RECOVERY_S, TICK, Chaos, T, eventually
 
+from rmgr.adapters.identity.credentials import from_config
 from rmgr.client.taskqueue import TaskQueue
 from rmgr.daemons.starter.execution.gangs import OVERRAN
+from rmgr.dev.server import free_port
 from rmgr.dev.zookeeper import ZooKeeperServer
 from rmgr.model.base.states import State
 from rmgr.runner.host.contain import state_of
 from rmgr.runtime import machine
-from tests.harness import gang_ledger
+from rmgr.runtime.gang_clock import ClockReader
+from tests.harness import gang_ledger, wall_clock
 from tests.harness.fair_time import PATIENCE_S
 from tests.harness.gang_ledger import Stretch
+from tests.harness.proxy import Proxy
 
 pytestmark = pytest.mark.chaos
 
@@ -96,6 +102,7 @@ class Turning:
 
     def in_step(self, *jobs: int, ahead_ns: Mapping[str, int] | None = None) -> None:
         """Every node gives these, which are all there are, the slots of the record. ahead_ns: of boot clocks of nodes, 0 where missing."""
+        self.turned(*jobs, times=1)
         (tree,) = self.trees(1000)
         since = machine.boottime_ns()
         for node in NODES:
@@ -115,6 +122,26 @@ class Turning:
         assert done.returncode == 0, done.stderr
         found: list[dict[str, Any]] = json.loads(done.stdout)["trees"]
         return found
+
+    def clock_errors_us(self, *nodes: str) -> dict[str, int]:
+        """By how much each node's slots may be beside those of others, as `rmgr nodes` shows it."""
+
+        def shown() -> dict[str, int]:
+            done = self.chaos.rmgr("nodes", "--json")
+            assert done.returncode == 0, done.stderr
+            found = {node["id"]: node["clock_error_us"] for node in json.loads(done.stdout)["nodes"] if node["id"] in nodes}
+            return found if None not in found.values() else {}
+
+        return eventually(f"{nodes} tell of their clocks", shown, within=PATIENCE_S)  # type: ignore[return-value]
+
+    @contextmanager
+    def another(self, node: str, **environment: str) -> Iterator[None]:
+        """A Starter with these variables has the node meanwhile."""
+        self.chaos.restart(node, cores=1, **environment)
+        try:
+            yield
+        finally:
+            self.chaos.restart(node, cores=1)
 
     def pids_of(self, node: str, module: str = "") -> list[int]:
         """Programs of a Starter whose command line names the module; all below it without."""
@@ -197,28 +224,31 @@ def test_a_stopped_job_that_ignores_sigterm_is_gone_when_it_is_cancelled(turning
 def test_who_computes_on_after_its_turn_is_killed_and_told_so(turning: Turning):
     """Somebody outside continues it at once, again and again."""
     chaos = turning.chaos
-    chaos.restart("n1", cores=1, RMGR_STARTER_FREEZER="signals")
-    spins = turning.command(1, "sh", "-c", "while :; do :; done", "spinning", options=("-t", "10m", "--nodelist", "n1"))
-    other = turning.submit(1, 0.5, "--nodelist", "n1")
-    turning.turned(other)
-    pids = [pid for pid in turning.pids_of("n1") if psutil.Process(pid).cmdline()[-1:] == ["spinning"]]
-    assert pids
-    helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, pids)], stderr=-3)
-    try:
-        eventually("it has begun", lambda: helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR, within=PATIENCE_S)
-        if turning.view(spins).state.is_final is False and helper.poll() is not None:
-            pytest.skip("no process may go before others here")
-        eventually("it is killed", lambda: turning.view(spins).state.is_final, within=PATIENCE_S)
-    finally:
-        helper.kill()
-        helper.wait(10)
-    view = turning.view(spins)
-    assert (view.state, view.reason, view.error) == (State.FAILED, "SIGNAL", OVERRAN)
-    for command in ("show", "explain"):
-        done = chaos.rmgr(command, str(spins))
-        assert OVERRAN in done.stdout, done
-    turning.completed(other)
-    chaos.restart("n1", cores=1)
+    with turning.another("n1", RMGR_STARTER_FREEZER="signals"):
+        spins = turning.command(1, "sh", "-c", "while :; do :; done", "spinning", options=("-t", "10m", "--nodelist", "n1"))
+        other = turning.submit(1, 0.5, "--nodelist", "n1")
+        turning.turned(other)
+        pids = [pid for pid in turning.pids_of("n1") if psutil.Process(pid).cmdline()[-1:] == ["spinning"]]
+        assert pids
+        helper = psutil.Popen([sys.executable, "-c", gang_ledger.CONTINUE, *map(str, pids)], stderr=-3)
+        try:
+
+            def is_quick() -> bool:
+                return helper.poll() is not None or os.sched_getscheduler(helper.pid) == os.SCHED_RR
+
+            eventually("it has begun", is_quick, within=PATIENCE_S)
+            if helper.poll() is not None and not turning.view(spins).state.is_final:
+                pytest.skip("no process may go before others here")
+            eventually("it is killed", lambda: turning.view(spins).state.is_final, within=PATIENCE_S)
+        finally:
+            helper.kill()
+            helper.wait(10)
+        view = turning.view(spins)
+        assert (view.state, view.reason, view.error) == (State.FAILED, "SIGNAL", OVERRAN)
+        for command in ("show", "explain"):
+            done = chaos.rmgr(command, str(spins))
+            assert OVERRAN in done.stdout, done
+        turning.completed(other)
 
 
 def test_limits_count_served_time(turning: Turning):
@@ -338,6 +368,76 @@ def test_clocks_of_machines_differ_and_slots_do_not(turning: Turning, tmp_path: 
     turning.completed(wide, other)
     turning.apart()
     chaos.restart("n4", cores=1)
+
+
+def test_answers_that_are_late_leave_the_true_difference_within_the_error_that_is_shown(turning: Turning):
+    """All machines here are one, so the true difference of their boot clocks is none."""
+    chaos, behind = turning.chaos, ("n1", "n2")
+    with ExitStack() as stack:
+        for node in behind:  # the first one that is up has the clock
+            at = f"127.0.0.1:{free_port()}"
+            proxy = stack.enter_context(Proxy(at, framed=False))
+            proxy.delay(0.05)
+            stack.enter_context(turning.another(node, RMGR_STARTER_LISTEN=at, RMGR_STARTER_ADVERTISE=proxy.hosts))
+        wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
+        turning.turned(wide, other)
+        reference = turning.trees()[0]["clock"]["node"]
+        assert reference in behind
+        errors = turning.clock_errors_us("n3", "n4")
+        assert min(errors.values()) >= 25_000, errors
+        told, record = threading.Event(), chaos.cluster.snapshot().nodes[reference]
+        reader = ClockReader(from_config(chaos.config().security), told.set)
+        reader.follow(reference, record.incarnation, record.endpoint)
+        assert told.wait(PATIENCE_S)
+        reader.close()
+        assert reader.reading is not None
+        assert abs(reader.reading.offset_us) <= reader.reading.error_us + 1
+        assert reader.reading.error_us >= 25_000
+        turning.in_step(wide, other)
+        turning.completed(wide, other)
+        turning.apart()
+
+
+def test_a_gang_clock_that_is_half_a_second_off_runs_no_two_jobs_on_a_core_and_is_seen(turning: Turning):
+    chaos = turning.chaos
+    late = ",".join(f"gang_clock.answered:{nth}=delay:1.0" for nth in range(1, 1_000))  # half of a second at each question, one way
+    with turning.another("n3", RMGR_FAILPOINT=late):
+        wide, other, small = turning.submit(4, 0.5), turning.submit(4, 0.5), turning.submit(1, 0.5, "--nodelist", "n3")
+        turning.turned(wide, other, small, times=6)
+        errors = turning.clock_errors_us(*NODES)
+        assert errors["n3"] >= 500_000 > max(errors[node] for node in ("n1", "n2", "n4")), errors
+        done = chaos.rmgr("nodes", "-o", "+clock")
+        assert f"{errors['n3'] / 1e3:.1f}ms" in done.stdout, done
+        turning.completed(wide, other, small)
+        turning.apart()
+
+
+@pytest.mark.long
+def test_wall_clocks_that_are_a_minute_apart_change_nobodys_turns(turning: Turning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A node is a minute ahead, and so is the leader; then one leads who is a minute behind."""
+    chaos = turning.chaos
+
+    def wrong(seconds: int) -> str:
+        wrapper = tmp_path / f"python{seconds}"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} {wall_clock.__file__} {seconds} "$@"\n')
+        wrapper.chmod(0o755)
+        return str(wrapper)
+
+    right, ahead, behind = sys.executable, wrong(60), wrong(-60)
+    monkeypatch.setattr(sys, "executable", ahead)
+    with turning.another("n2"):
+        chaos.succeed(**{f"w{time.monotonic_ns()}": {}})
+        monkeypatch.setattr(sys, "executable", right)
+        wide, other = turning.submit(4, 0.5), turning.submit(4, 0.5)
+        turning.in_step(wide, other)
+        monkeypatch.setattr(sys, "executable", behind)
+        chaos.succeed(**{f"w{time.monotonic_ns()}": {}})
+        monkeypatch.setattr(sys, "executable", right)
+        pair = turning.submit(2, 0.5)
+        turning.in_step(wide, other, pair)
+        turning.completed(wide, other, pair)
+        turning.apart()
+        chaos.succeed(**{f"w{time.monotonic_ns()}": {}, f"v{time.monotonic_ns()}": {}})
 
 
 def test_functions_take_turns_as_scripts_do(turning: Turning):

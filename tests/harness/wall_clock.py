@@ -1,0 +1,28 @@
+"""Runs a program of rmgr on a machine whose wall clock is wrong: `wall_clock.py SECONDS -m MODULE [ARGUMENT...]`.
+
+The clock that rmgr asks for (`runtime/machine.py`) is ahead by so many seconds, behind for a negative number. Libraries, and programs
+that it starts, have the right one: they compare it with the kernel's.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    sys.path[0] = str(Path(__file__).parents[2])
+    from rmgr.runtime import machine
+
+    ahead_s = float(sys.argv[1])
+    wall_s, wall_us = machine.wall_s, machine.wall_us
+    machine.wall_s = lambda: wall_s() + ahead_s
+    machine.wall_us = lambda: wall_us() + int(ahead_s * 1e6)  # type: ignore[assignment]
+    assert sys.argv[2] == "-m"
+    sys.argv = sys.argv[3:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
