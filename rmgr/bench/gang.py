@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from rmgr.adapters.host.cgroup import CgroupConfig, Cgroups
+from rmgr.bench.gang_model import model
 from rmgr.bench.jobs import AwaitedEnds
 from rmgr.bench.load import turns
 from rmgr.bench.load.live_workload import PARTITION, WorkloadStage, pipeline_with, send
@@ -52,8 +53,9 @@ _NODES = 8
 #: Nodes that the jobs of the switch have, and slots for each quantum (s) in which they are looked at.
 _SIZES = (2, 8)
 _SLOTS = {0.1: 30, 0.5: 8, 1.0: 6}
-#: The switch of this size and quantum goes on for so long (s), in which the requests are counted; and an idle cluster for so long.
-_COUNTED, _TURNING_S, _IDLE_S = (8, 0.5), 30.0, 8.0
+#: The switch of this size and quantum goes on for so long (s), in which the requests are counted; and an idle cluster as long: a Starter
+#: reads everything that it watches again every 20 s, its nodes at about the same time, so a shorter look finds none of that or all.
+_COUNTED, _TURNING_S, _IDLE_S = (8, 0.5), 60.0, 60.0
 #: For how long computing jobs and ping-pongs are looked at, alone and together (s).
 _ALONE_S, _TOGETHER_S = 1.0, 1.0
 #: Jobs that are timed to their first instruction, a repetition.
@@ -79,7 +81,7 @@ def gang(plan: MeasuringPlan) -> list[Row]:
         connected(cluster) as connection,
     ):
         bench = _Bench(plan, cluster, connection, Path(where))
-        rows = [*bench.switches(), *bench.work(), *bench.talk(), *bench.starts()]
+        rows = [*bench.switches(), *bench.work(), *bench.talk(), *bench.starts(), *bench.model()]
     return rows + reading(plan)
 
 
@@ -98,6 +100,10 @@ class _Bench:
         self._freezer = Freezer(self._record(paths.node(self._nodes[0]), NodeRecord).freezer or Freezer.SIGNALS)
         self._setup = f"{_NODES} Starters of 1 core on {os.cpu_count()} cores, freezer {self._freezer}"
         self._made = 0
+
+    def model(self) -> list[Row]:
+        """See `gang_model.py`."""
+        return model(self._plan, self._stage, _NODES, self._setup)
 
     # -- the switch --------------------------------------------------------------------------------------------------------
 

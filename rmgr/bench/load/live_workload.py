@@ -7,6 +7,7 @@ on with that. So both tell the same story: when each job started, ended, and how
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ while [ $left -gt 0 ]; do
     echo $left > new; mv new left; cp .rmgr/number .rmgr/saved; [ ! -e .rmgr/stop ] || exit 85
 done
 """
+#: Sleeps argv[1] times 10 ms.
+_NAPS = "import sys, time\nfor _ in range(int(sys.argv[1])): time.sleep(0.01)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +90,11 @@ class WorkloadStage:
         if not isinstance(answer, Committed):
             raise Unavailable(f"the settings of the cluster could not be changed: {answer}")
 
-    def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False) -> list[Played]:
+    def play(self, workload: Workload, *, patience_s: float = 300.0, checkpoints: bool = False, naps: bool = False) -> list[Played]:
         """Submits each job at its time (into the queue or queue class that it names) and waits for all; in the order of their numbers.
 
-        checkpoints: jobs can move (a shell more a job). Raises: Unavailable for one that has not ended so long after the last submission.
+        checkpoints: jobs can move (a shell more a job). naps: they sleep 10 ms at a time (a Python a job).
+        Raises: Unavailable for one that has not ended so long after the last submission.
         """
         self._engine.settings()
         ends = [_End(job.number) for job in workload.jobs]
@@ -99,7 +103,7 @@ class WorkloadStage:
             wait_s = began_s + job.submit_us / 1e6 - time.monotonic()
             if wait_s > 0:
                 time.sleep(wait_s)
-            end.submission = self._submit(job, checkpoints=checkpoints)
+            end.submission = self._submit(job, checkpoints=checkpoints, naps=naps)
             self._engine.attach(end.submission, end, own=False, timeout_s=30.0)
         until_s = time.monotonic() + patience_s
         for end in ends:
@@ -107,10 +111,14 @@ class WorkloadStage:
                 raise Unavailable(f"job {end.number} (submission {end.submission}) has not ended after {patience_s:g} s")
         return [end.played(began_ns // 1000) for end in ends]
 
-    def _submit(self, job: WorkloadJob, *, checkpoints: bool) -> int:
+    def _submit(self, job: WorkloadJob, *, checkpoints: bool, naps: bool) -> int:
         """One job in one commit, as `rmgr submit` does; its number."""
         seconds = job.run_us / 1e6
-        command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000))) if checkpoints else ("/bin/sleep", f"{seconds:.3f}")
+        command: tuple[str, ...] = ("/bin/sleep", f"{seconds:.3f}")
+        if checkpoints:
+            command = ("/bin/sh", "-c", _SLEEP, "sh", str(round(seconds * 1000)))
+        elif naps:
+            command = (sys.executable, "-ISc", _NAPS, str(job.run_us // 10_000))
         draft = replace(
             draft_of(
                 Options(queue=job.queue or self._queue, name=f"job-{job.number}"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rmgr.cli.display import gang_tree
 from rmgr.cli.display.render import Layout
+from rmgr.cli.listing import cluster
+from rmgr.cli.main import run
 from rmgr.client.queries.gangs import GangView
+from rmgr.errors import NotFound
 from rmgr.model.base.units import spanned
 from rmgr.model.cluster.gang import GangClock, GangRecord
 from rmgr.model.tasks.placing import job_id
@@ -81,3 +86,39 @@ def test_a_reader_of_its_json_can_compute_every_later_slot() -> None:
 )
 def test_names_that_are_numbered_are_a_span(names: list[str], told: str) -> None:
     assert spanned(names) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--matrix", "8"], "rmgr queues --tree --matrix 8"),
+        (["--tree", "batch"], "takes no names of queues"),
+        (["--tree", "--matrix", "0"], "1<=x<=1000"),
+        (["--tree", "--matrix", "1001"], "1<=x<=1000"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_with_what_to_type(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert run(["queues", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_where_nothing_shares_nodes_in_time_there_is_no_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    session: Any = Session()
+    with pytest.raises(NotFound, match="no partition shares its nodes in time") as caught:
+        cluster._draw_trees(session, Layout(), 8)
+    assert "rmgr policy set dqt" in caught.value.hint
+    session.json = True
+    cluster._draw_trees(session, Layout(), 8)
+    assert '"trees": []' in capsys.readouterr().out
+
+
+class Session:
+    """Of a cluster without gangs."""
+
+    json = False
+
+    def query(self) -> Session:
+        return self
+
+    def gangs(self) -> list[GangView]:
+        return []

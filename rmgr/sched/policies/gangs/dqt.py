@@ -31,7 +31,9 @@ from rmgr.sched.tree.queue import Newcomers
 
 SHARES = Why("dqt", "shares its cores in time")
 LEFT = Why("dqt", "what has ended leaves the tree")
-TOO_MANY = Why("dqt", "its cores have as many jobs as they may, lack memory for one more, or are taken, closed or planned for maintenance")
+AT_CAP = "its cores have {} jobs each, as many as they may; rmgr policy set dqt --param most_jobs=N lets more share them"
+LACKING = Why("dqt", "memory or other resources of its nodes do not do for one job more: all jobs there keep theirs; --mem asks for less")
+TAKEN = Why("dqt", "cores that it could have are other work's, closed, or planned for maintenance")
 FULL = Why("dqt", "the record of the gang has as many jobs as nodes read at once")
 BEHIND = Why("dqt", "waits behind a job that came earlier")
 NEVER = Why("dqt", "no partition of the tree can hold its processes")
@@ -127,7 +129,7 @@ class Dqt:
                 if room.never(job):
                     draft.reject(job.id, NEVER)
                     continue
-                draft.leave_pending(job.id, TOO_MANY)
+                draft.leave_pending(job.id, self._lacks(carousel, job, cursors, room))
                 draft.leave_rest(BEHIND)
                 break
             carousel.add(job.id, node, self.weight_of(job))
@@ -139,6 +141,14 @@ class Dqt:
         if room.is_plain(job):
             return choose(carousel.entries, job.cpus, self.allocation, cursors)
         return choose(carousel.entries, room.size_of(job), self.allocation, cursors, lambda node: room.has(job, node))
+
+    def _lacks(self, carousel: Carousel, job: Job, cursors: dict[int, int], room: _Room) -> Why:
+        """Without what there would be a tree node for it. Nobody is let in with this room any more."""
+        room.is_counted = False
+        if self._node(carousel, job, dict(cursors), room) is not None:
+            return LACKING
+        room.is_capped = False
+        return TAKEN if self._node(carousel, job, dict(cursors), room) is None else Why("dqt", AT_CAP, (self.most_jobs,))
 
     def _set(self, draft: Draft, carousel: Carousel, comes: list[Job]) -> None:
         """Sets the record; if something stands in the way, the last that came waits, and so on."""
@@ -180,10 +190,12 @@ def weights_of(text: str) -> tuple[tuple[int, int], ...]:
 
 
 class _Room:
-    """Which tree nodes may take a job: cores open and the gang's or free, jobs below the cap, memory and other resources."""
+    """Which tree nodes may take a job: cores open and the gang's or free; `is_capped`: jobs below the cap; `is_counted`: memory and
+    other resources."""
 
     def __init__(self, draft: Draft, carousel: Carousel, name: str, most_jobs: int) -> None:
         self._draft, self._carousel, self._name, self._most = draft, carousel, name, most_jobs
+        self.is_capped, self.is_counted = bool(most_jobs), True
         self._shut = sum(node.closed for node in draft.nodes.values())
         self._counts_memory = bool(carousel.memory_share) and any(node.memory_bytes for node in draft.nodes.values())
         self._shareable: frozenset[int] | None = None
@@ -198,7 +210,7 @@ class _Room:
 
     def is_plain(self, job: Job) -> bool:
         """Any partition of its size may take it."""
-        if self._most and self._carousel.jobs.longest[0] >= self._most:
+        if self.is_capped and self._carousel.jobs.longest[0] >= self._most:
             return False
         return self._fits_anywhere(job)
 
@@ -209,7 +221,7 @@ class _Room:
     def has(self, job: Job, node: int) -> bool:
         """The tree node may take it now."""
         draft, tree = self._draft, self._carousel.tree
-        if self._most:
+        if self.is_capped:
             loads = self._carousel.jobs
             above = sum(loads.lengths[at] for at in tree.path(node)[:-1])
             if above + loads.longest[node] >= self._most:
@@ -219,7 +231,7 @@ class _Room:
         placement = placed_in(job, self._carousel.leaves, tree.span(node), draft.nodes)
         if placement is None:
             return False
-        if job.memory_bytes or job.resources or self._counts_memory:
+        if self.is_counted and (job.memory_bytes or job.resources or self._counts_memory):
             self._count()
             assert self._memory is not None
             for first, last, count in placement:

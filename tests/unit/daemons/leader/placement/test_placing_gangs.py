@@ -543,7 +543,7 @@ def test_a_job_that_asks_for_no_memory_has_its_part_of_each_node_and_others_find
     assert "a process has 1.0G" in next(why.detail for why in answers.explain(snapshot_of(cluster), wide, None).why if why.what == "gang")
     asks = cluster.submit(2, memory_bytes=7 << 29)
     assert asks not in cluster.running()
-    assert "lack memory" in cluster.reason(asks)
+    assert "memory or other resources of its nodes do not do" in cluster.reason(asks)
     cluster.end(wide)
     assert asks in cluster.running()
     cluster.another_leader()
@@ -558,8 +558,18 @@ def test_jobs_that_ask_for_no_memory_never_lack_it() -> None:
     assert set(cluster.running()) == set(numbers)
     over = cluster.submit(1)
     assert over not in cluster.running()
+    assert cluster.reason(over).startswith("its cores have 3 jobs each, as many as they may; rmgr policy set dqt --param most_jobs=N")
     found: dict[str, int] = {}
     for node, block, _ in cluster.running().values():
         assert block.allocation is not None
         found[node] = found.get(node, 0) + block.allocation.memory_mib
     assert all(990 <= mib <= 1000 for mib in found.values())
+
+
+def test_who_asks_for_threads_or_memory_that_no_node_has_waits_and_holds_up_nobody() -> None:
+    cluster = Cluster(memory_bytes=8 << 30)
+    for fields in ({"cores": 3}, {"memory_bytes": 9 << 30}):
+        number = cluster.submit(1, **fields)
+        assert number not in cluster.running()
+        assert "more than partition default has" in cluster.reason(number)
+    assert cluster.submit(1) in cluster.running()
