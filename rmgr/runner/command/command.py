@@ -222,12 +222,15 @@ class Launcher:
         if (number := _failure(run.handshake)) and reason is Reason.EXIT_CODE:
             failed = StartFailed(*self._why(run.program, OSError(number, os.strerror(number))), number)
             reason, detail, code = failed.reason, failed.detail, failed.exit_code if failed.reason is Reason.START_FAILED else None
-        if reason in _OWN and not self._has_files(run):
+        is_bereft = reason in _OWN and not self._has_files(run)
+        if is_bereft:
             reason, detail = Reason.NODE_LOST, f"its files on node {self._node} were removed while it ran"
             self._batch = None
         cap = run.batch.shape.output_cap
         out = self._take(0, run.out_fd, run.out_path, run.item.seq, cap)
         err = NO_OUTPUT if run.err_path == run.out_path else self._take(1, run.err_fd, run.err_path, run.item.seq, cap)
+        if is_bereft:
+            self._reopen()
         keep = run.batch.keep or not run.owns_directory
         if keep:
             self._go_home()
@@ -305,8 +308,11 @@ class Launcher:
         return [found, *argv[1:]]
 
     def _has_files(self, run: RunningCommand) -> bool:
-        """What rmgr has made for a command is still there. Cost: up to four lstats."""
-        own = [path for path in (self._stdin, *self._script[-1:]) if path.startswith(self._directory)]
+        """What rmgr has made for a command is still there. Cost: up to six lstats.
+
+        Its output files, too: a cleaner that is not through yet has taken what is in the work directory, and not the directory itself.
+        """
+        own = [path for path in (self._stdin, *self._script[-1:], *self._paths) if path.startswith(self._directory)]
         return _identity(self._directory) == self._identity and all(map(os.path.lexists, (run.directory, *own)))
 
     def _go_home(self) -> None:
@@ -414,7 +420,17 @@ class Launcher:
                 self._fds[number] = open_output(path)
             return output
         except OSError as error:
+            self._reopen()
             return Output(data=f"[rmgr: the output is lost: {error}]\n".encode())
+
+    def _reopen(self) -> None:
+        """Makes output files again that were removed: their absence tells nothing of the next command."""
+        for number, path in enumerate(self._paths):
+            if not os.path.lexists(path):
+                with contextlib.suppress(OSError):  # the directory is gone: `check` will say so
+                    fd = open_output(path)
+                    os.close(self._fds[number])
+                    self._fds[number] = fd
 
     def tidy(self, now: int) -> None:
         """No command follows at present: if none does in a moment, no work directory stays."""

@@ -39,6 +39,20 @@ def test_a_command_ends_with_its_code_its_output_and_its_costs(node: WorkNode, s
     assert end.max_rss_kib > 0
 
 
+def test_a_command_that_fails_while_a_cleaner_is_at_work_has_not_failed(node: WorkNode, slot: Slot) -> None:
+    """`rm -rf` has taken the slot's output files and what is in the work directory, and not yet that itself."""
+    end = node.end_of(node.shell(slot, "echo made > file; rm file ../stderr ../stdout; cat file"))
+    assert (end.reason, end.detail) == (Reason.NODE_LOST, "its files on node n1 were removed while it ran")
+    end = node.end_of(node.shell(slot, "echo out; exit 3"))
+    assert (end.reason, end.out.data) == (Reason.EXIT_CODE, b"out\n"), "they are there again"
+
+
+def test_output_that_is_lost_is_not_the_next_commands(node: WorkNode, slot: Slot) -> None:
+    end = node.end_of(node.shell(slot, "rm ../stdout; head -c 1000000 /dev/zero"))
+    assert end.out.data.startswith(b"[rmgr: the output is lost")
+    assert node.end_of(node.shell(slot, "echo out")).out.data == b"out\n"
+
+
 def test_a_command_that_succeeds_has_no_reason(node: WorkNode, slot: Slot) -> None:
     end = node.end_of(node.run(slot, "true"))
     assert (end.reason, end.exit_code) == (Reason.NONE, 0)

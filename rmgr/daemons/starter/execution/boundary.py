@@ -25,10 +25,6 @@ class Boundary:
         self._node = node
         self._on_end = on_end
 
-    def attempt(self, do: Callable[[], object]) -> Exception | None:
-        """Does what concerns more than one attempt; returns what it raised, which is told."""
-        return self._aside.attempt(do)
-
     def run(self, block: ClaimedBlock, index: int, live: int, writing: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:
         """Handles the end of an attempt.
 

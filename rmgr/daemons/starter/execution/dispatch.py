@@ -10,7 +10,6 @@ import math
 import os
 from collections.abc import Callable, Container
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rmgr.coord.protocol import keys
@@ -20,7 +19,7 @@ from rmgr.daemons.starter.core.estimate import AHEAD_S, BATCH_TASKS, LOW_COMMAND
 from rmgr.daemons.starter.core.fetch import Fetcher, FetchFailure
 from rmgr.daemons.starter.core.records import Info
 from rmgr.daemons.starter.execution.lanes import Lanes, WorkerLane
-from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork, caught, os_text, with_own, words_of
+from rmgr.daemons.starter.execution.launch import LaunchSpec, PlacedWork, os_text, with_own, words_of
 from rmgr.daemons.starter.health.trust import Gate, refusal_of
 from rmgr.daemons.starter.staging.accounts import Accounts
 from rmgr.daemons.starter.staging.stage import Stager
@@ -196,10 +195,12 @@ class Dispatcher:
         launch = self._launches.get(block.key)
         if launch is not None:
             return launch
-        made = caught(partial(self._prepared, block))
-        if isinstance(made, OSError):
-            raise made  # of this node
-        return FetchFailure.of(made, f"the node cannot start it: {words_of(made)}") if isinstance(made, Exception) else made
+        try:
+            return self._prepared(block)
+        except OSError:
+            raise  # of this node
+        except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
+            return FetchFailure.of(error, f"the node cannot start it: {words_of(error)}")
 
     def _prepared(self, block: ClaimedBlock) -> LaunchSpec | FetchFailure | None:
         refusal = refusal_of(block, self._gate)
@@ -361,10 +362,11 @@ class Dispatcher:
     def _send(self, lane: WorkerLane, block: ClaimedBlock, launch: LaunchSpec, count: int, now_s: float) -> None:
         indices = block.hand_out(count)
         send = self._send_calls if launch.spec is not None else self._send_commands
-        sent = caught(partial(send, lane, block, launch, indices))
-        if isinstance(sent, Exception):
+        try:
+            sent = send(lane, block, launch, indices)
+        except Exception as error:  # noqa: BLE001 - as above
             self._take_back(lane, block, indices)
-            failure = FetchFailure.of(sent, f"the node cannot hand it to a worker: {words_of(sent)}")
+            failure = FetchFailure.of(error, f"the node cannot hand it to a worker: {words_of(error)}")
             self._on_unstartable(block, block.take_ready(indices), failure)
             return
         if not lane.tasks or lane.since_s == -math.inf or len(lane.tasks) == len(indices):

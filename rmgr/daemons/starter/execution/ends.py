@@ -129,6 +129,7 @@ class Ends:
         self._on_missing = on_missing
         self._spool = spool
         self._log = log
+        self._aside = aside
         self._boundary = Boundary(aside, lanes.runner.node, on_end)
         self._refused: dict[Worker, Ending] = {}
 
@@ -136,7 +137,7 @@ class Ends:
         """Takes in what the slots reported."""
         now_s = machine.monotonic()
         for event in events:
-            error = self._boundary.attempt(partial(self._take, event, now_s))  # those behind it are others'
+            error = self._aside.attempt(partial(self._take, event, now_s))  # those behind it are others'
             if error is not None:
                 self._give_up(event, error, now_s)
 
@@ -252,7 +253,7 @@ class Ends:
                     self._stager.done(block, outcome.index)
 
         block.live -= len(outcomes)
-        if (error := self._boundary.attempt(settle)) is not None:
+        if (error := self._aside.attempt(settle)) is not None:
             self._boundary.end(block, [outcome.index for outcome in outcomes], Reason.BAD_OUTPUT, error, now_s)
 
     def _contained(self, block: ClaimedBlock, index: int, reason: Reason, do: Callable[[], object], now_s: float) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -14,8 +13,6 @@ from rmgr.daemons.starter.core.fetch import Blob
 from rmgr.daemons.starter.execution.lanes import WorkerLane
 from rmgr.model.tasks.submission import Command
 from rmgr.model.wire.frames import BatchShape
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -65,14 +62,6 @@ def with_own(shape: BatchShape, lane: WorkerLane) -> BatchShape:
 def os_text(data: bytes) -> str:
     """Bytes as a variable's text, whatever they are."""
     return data.decode(errors="surrogateescape").replace("\0", "")
-
-
-def caught(what: Callable[[], _T]) -> _T | Exception:
-    """What it returns, or raises."""
-    try:
-        return what()
-    except Exception as error:  # noqa: BLE001 - the boundary of one block: whatever it is, it is this block's alone
-        return error
 
 
 def words_of(error: Exception) -> str:
